@@ -1,0 +1,55 @@
+"""Calendar and elapsed time behind one Protocol. The only module that reads the machine's clocks.
+
+Durations of waiting belong to the event loop (`asyncio.sleep`, `asyncio.timeout`); this is for stamps and measurements, so that the
+simulator can run everything in virtual time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now(self) -> float:
+        """Seconds since the epoch (calendar time, for stamps)."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start that never goes back (for measuring durations)."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to; for tests and the simulator."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        """The set time in seconds."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """The same set time in seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move forward. Raises ValueError on a negative step."""
+        if seconds < 0:
+            raise ValueError(f"a clock cannot go back ({seconds} s)")
+        self._now += seconds

@@ -1,0 +1,159 @@
+"""The error tree. Knows what went wrong and what to do next; knows nothing of gRPC codes (rpc/errors.py translates) or terminals.
+
+EdgeError                       one line for a person, `hint` says what to do next; exit code 1
+├── UsageError                  wrong command line or argument; exit code 2
+├── ConfigError                 bad configuration; carries file and line
+├── ModelFileError              missing, corrupt or unsupported model file
+├── AdapterError                an adapter that cannot be loaded or does not fit
+├── TaskFileError               a task file with a bad line
+├── StateError                  state folder locked, damaged or from another version
+└── CoordinatorError            a coordinator's refusal or failure; `retry_after_s` where known
+    ├── BudgetExhausted         which budget is gone (answer locally)
+    ├── RateLimited             too many requests now
+    ├── CoordinatorUnavailable  unreachable, overloaded, draining, breaker open, ledger unwritable, upstream failed
+    ├── OutcomeUnknown          cut after dispatch; may be charged; only a new key may retry
+    ├── KeyReused               same call key, other content
+    ├── CallInProgress          same call key is running elsewhere
+    ├── StepMismatch            stale or gapped step; carries the expected one
+    ├── Unpriced                no price for the model
+    ├── InvalidRequest          malformed request
+    ├── NotFound                unknown call, task or device
+    ├── Unauthenticated         bad credential
+    └── PermissionDenied        other device's or task's data
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """A failure a person can act on. `str(error)` is one line; `hint` is what to do next, or ""."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(EdgeError):
+    """Wrong use of a command or an argument out of range."""
+
+    exit_code = 2
+
+
+class ConfigError(EdgeError):
+    """A configuration that cannot be used; the message starts with FILE:LINE where there is one."""
+
+
+class ModelFileError(EdgeError):
+    """A model file that is missing, corrupt, truncated or of an unsupported architecture."""
+
+
+class AdapterError(EdgeError):
+    """An adapter that cannot be loaded or does not fit the base model; the one in use stays."""
+
+
+class TaskFileError(EdgeError):
+    """A task file with a bad line; the message starts with FILE:LINE."""
+
+
+class StateError(EdgeError):
+    """A state folder that is locked by another process, damaged, or from another version."""
+
+
+class CoordinatorError(EdgeError):
+    """A refusal or failure of the coordinator. `reason` is the wire's ErrorInfo reason."""
+
+    reason = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        reason: str | None = None,
+        retry_after_s: float | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        if reason is not None:
+            self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.metadata = dict(metadata or {})
+
+
+class BudgetExhausted(CoordinatorError):
+    """A budget or the step's call credit is gone; `metadata["budget"]` names which one."""
+
+    reason = "BUDGET_EXHAUSTED"
+
+
+class RateLimited(CoordinatorError):
+    """Too many requests now; retry after `retry_after_s`."""
+
+    reason = "RATE_LIMITED"
+
+
+class CoordinatorUnavailable(CoordinatorError):
+    """Unreachable, OVERLOADED, DRAINING, UPSTREAM_OPEN, UPSTREAM_FAILED or LEDGER_UNAVAILABLE; retry with the same key."""
+
+    reason = "UNREACHABLE"
+
+
+class OutcomeUnknown(CoordinatorError):
+    """The call was cut after dispatch; it may be charged. Retry only with a new key."""
+
+    reason = "OUTCOME_UNKNOWN"
+
+
+class KeyReused(CoordinatorError):
+    """The same call key came with other content."""
+
+    reason = "KEY_REUSED"
+
+
+class CallInProgress(CoordinatorError):
+    """The same call key is running; ask with GetCall."""
+
+    reason = "IN_PROGRESS"
+
+
+class StepMismatch(CoordinatorError):
+    """A stale or gapped step; `expected_step` is the one the coordinator waits for."""
+
+    reason = "STEP_MISMATCH"
+
+    @property
+    def expected_step(self) -> int:
+        """The step the coordinator expects next (metadata `expected_step`), or -1 when unknown."""
+        return int(self.metadata.get("expected_step", "-1"))
+
+
+class Unpriced(CoordinatorError):
+    """The model has no price, so it cannot be called."""
+
+    reason = "UNPRICED"
+
+
+class InvalidRequest(CoordinatorError):
+    """A malformed request."""
+
+    reason = "INVALID_REQUEST"
+
+
+class NotFound(CoordinatorError):
+    """An unknown call, task or device."""
+
+    reason = "NOT_FOUND"
+
+
+class Unauthenticated(CoordinatorError):
+    """A bad or missing credential."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(CoordinatorError):
+    """Another device's or task's data."""
+
+    reason = "PERMISSION_DENIED"

@@ -1,0 +1,39 @@
+"""Lazy registries of implementations by role and name. Knows import strings; imports nothing until asked.
+
+Built-ins and third parties are resolved alike: a registry maps a name to "package.module:attribute", and packages add theirs through
+entry points in the group "edge_agent.<role>".
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from edge.core.errors import UsageError
+
+
+class Registry:
+    """Names of one role, e.g. `Registry("backend", {"llamacpp": "edge.inference.llamacpp:LlamaCppBackend"})`."""
+
+    def __init__(self, role: str, builtin: Mapping[str, str]) -> None:
+        self.role = role
+        self._builtin = dict(builtin)
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        return sorted({*self._builtin, *(point.name for point in self._entry_points())})
+
+    def load(self, name: str) -> Any:
+        """The object behind a name. Raises UsageError naming the known ones when there is none."""
+        for point in self._entry_points():
+            if point.name == name:
+                return point.load()
+        if name not in self._builtin:
+            raise UsageError(f"unknown {self.role} {name!r}; known: {', '.join(self.names())}")
+        module, _, attribute = self._builtin[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def _entry_points(self) -> Any:
+        return entry_points(group=f"edge_agent.{self.role}")

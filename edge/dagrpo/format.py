@@ -1,0 +1,115 @@
+"""The response format. Knows tags, step lines and the help request; knows nothing of right or wrong answers.
+
+    <think>
+    Step 1: ...
+    Step 2: ...
+    </think>
+    <answer>\\boxed{...}</answer>           or, in the answer's place or alone inside <answer>: I need external assistance.
+
+Structure only: a missing \\boxed is a wrong answer, not a format violation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge.dagrpo.prompts import HELP_PHRASE
+
+_STEP_LINE = re.compile(r"^[ \t]*Step (\d+):", re.MULTILINE)
+_HELP = re.escape(HELP_PHRASE.rstrip("."))
+_BARE_HELP = re.compile(rf"\s*{_HELP}\.?\s*", re.IGNORECASE)
+_TRIGGER = re.compile(rf"</think>\s*(?:<answer>\s*)?({_HELP}\.?)\s*(?:</answer>\s*)?\Z", re.IGNORECASE)
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatVerdict:
+    """`ok`: the structure holds. `asks_help`: a valid request for help (implies ok). `steps`: step lines found. `reason`: why not ok."""
+
+    ok: bool
+    asks_help: bool
+    steps: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    thinking: str
+    rest: str
+
+
+def check_format(text: str, max_steps: int) -> FormatVerdict:
+    """Judge the structure of a local response. `max_steps` >= 1 is the task's step limit; more steps are a violation (decision 4).
+
+    Raises ValueError when max_steps is not a positive whole number.
+    """
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        raise ValueError(f"max_steps must be a positive whole number, not {max_steps!r}")
+    parts = _split(text)
+    if parts is None:
+        return FormatVerdict(False, False, _count_steps(text), "expected <think>...</think> once, at the start")
+    steps = _count_steps(parts.thinking)
+    problem = _steps_problem(parts.thinking, max_steps)
+    if problem:
+        return FormatVerdict(False, False, steps, problem)
+    if _asks_help(parts.rest):
+        return FormatVerdict(True, True, steps)
+    if _has_answer(parts.rest):
+        return FormatVerdict(True, False, steps)
+    return FormatVerdict(False, False, steps, "expected one <answer>...</answer> or the help phrase after </think>, and nothing else")
+
+
+def help_trigger_span(text: str) -> tuple[int, int] | None:
+    """Start and end of a terminal, bare help phrase after `</think>` or inside `<answer>`; None when there is none."""
+    found = _TRIGGER.search(text)
+    if found is None or text.count("</think>") != 1:
+        return None
+    if ("<answer>" in found.group(0)) != ("</answer>" in found.group(0)):
+        return None
+    return found.span(1)
+
+
+def _split(text: str) -> _Parts | None:
+    """The thinking and what follows it, or None when the think tags are missing, repeated or misplaced."""
+    if text.count("<think>") != 1 or text.count("</think>") != 1:
+        return None
+    before, _, after = text.partition("<think>")
+    thinking, closed, rest = after.partition("</think>")
+    if before.strip() or not closed or any(tag in thinking for tag in _TAGS):
+        return None
+    return _Parts(thinking, rest)
+
+
+def _count_steps(text: str) -> int:
+    return len(_STEP_LINE.findall(text))
+
+
+def _steps_problem(thinking: str, max_steps: int) -> str:
+    numbers = [int(number) for number in _STEP_LINE.findall(thinking)]
+    if not numbers or not _STEP_LINE.match(thinking.lstrip()):
+        return 'thinking must begin with "Step 1:"'
+    if numbers != list(range(1, len(numbers) + 1)):
+        return "steps must be numbered 1, 2, 3, ... without gaps"
+    if len(numbers) > max_steps:
+        return f"{len(numbers)} steps, at most {max_steps} are allowed"
+    return ""
+
+
+def _asks_help(rest: str) -> bool:
+    inside = _answer_content(rest)
+    return _BARE_HELP.fullmatch(rest if inside is None else inside) is not None
+
+
+def _has_answer(rest: str) -> bool:
+    return _answer_content(rest) is not None
+
+
+def _answer_content(rest: str) -> str | None:
+    """What stands inside the one `<answer>` pair that fills `rest`, or None."""
+    stripped = rest.strip()
+    if not (stripped.startswith("<answer>") and stripped.endswith("</answer>")):
+        return None
+    if stripped.count("<answer>") != 1 or stripped.count("</answer>") != 1:
+        return None
+    return stripped[len("<answer>") : -len("</answer>")]

@@ -1,0 +1,34 @@
+"""The numbers of the algorithm in one place: the paper's and a device's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """Settings of DA-GRPO; the defaults are the paper's (full fine-tuning; `learning_rate` in AdamW's units, rates per step)."""
+
+    group_size: int = 8
+    prompts_per_step: int = 128
+    learning_rate: float = 2e-6
+    dual_init: float = 0.5
+    dual_lr: float = 0.01
+    rollout_temperature: float = 1.0
+    evaluation_temperature: float = 0.0
+    prompt_tokens: int = 1024
+    response_tokens: int = 1024
+    importance_weight_cap: float = 2.0
+
+
+PAPER = Hyperparameters()
+"""The paper's table: 128 prompts a step, full fine-tuning at 2e-6, 840 steps on the first group and 400 on the second."""
+
+DEVICE = Hyperparameters(prompts_per_step=16, learning_rate=3e-4, dual_lr=0.02, prompt_tokens=512, response_tokens=192)
+"""A laptop's: LoRA (rank 16), small batches, a dual step large enough to settle within a hundred steps."""
+
+STEP_LIMITS: dict[str, int] = {"math": 4, "code": 6, "qa": 4}
+"""Reasoning steps allowed per task label (paper)."""
+
+ASSIST_REWARDS: dict[str, float] = {"math": 0.2, "code": 0.05, "qa": 0.4}
+"""Assistance rewards of the fixed-reward baselines per task label (paper); tuned again for other worlds."""

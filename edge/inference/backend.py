@@ -1,0 +1,82 @@
+"""The role of an inference backend. Knows what sampling promises; knows nothing of llama.cpp.
+
+Contract (tests/contracts/test_inference_backend.py):
+- `sample_group` returns exactly G responses in order; response i depends only on (model, adapter, messages, sampling, seeds[i]).
+- `logprobs` are the behaviour log-probabilities at temperature 1 of exactly the sampled ids, EOS included (with `help_bias` or
+  `suppress_help` set they are those of the biased distribution).
+- `stream` yields text as it is decoded; the joined text equals the final response's text.
+- `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were sampled with.
+- Cancelling the awaiting task stops generation soon and leaks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.worker import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded: name, architecture, parameters, context length in tokens, file size in bytes, sha256 of the file.
+
+    `prompt_form` is "compact" when the model's own chat template carries the system prompt (the bundled models), else "full".
+    """
+
+    name: str
+    architecture: str
+    parameters: int
+    context_tokens: int
+    file_bytes: int
+    sha256: str
+    path: str
+    prompt_form: str = "full"
+
+
+class InferenceBackend(Protocol):
+    """Samples from the SLM with the adapter in use."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is loaded."""
+        ...
+
+    @property
+    def adapter_version(self) -> int:
+        """Version of the adapter in use; 0 is the bare model."""
+        ...
+
+    async def sample_group(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        priority: Priority = Priority.ROLLOUT,
+    ) -> PromptGroup:
+        """Sample len(seeds) responses to one prompt. Concurrent calls share the batch (continuous batching)."""
+        ...
+
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
+    ) -> AsyncIterator[TextDelta]:
+        """Stream one answer at serving priority; `prefix` is text of the assistant's turn already said, to be continued."""
+        ...
+
+    async def swap_adapter(self, adapter: AdapterRef | None) -> None:
+        """Use this adapter from the next request on (None: the bare model)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release the engine. Safe to call twice."""
+        ...
+
+
+async def generate(
+    backend: InferenceBackend, messages: Sequence[Message], sampling: Sampling, seed: int = 0
+) -> LocalResponse:
+    """One response at serving priority."""
+    group = await backend.sample_group(messages, sampling, [seed], Priority.SERVING)
+    return group.responses[0]

@@ -1,0 +1,143 @@
+"""The role of a coordinator client, in plain values. Knows what the coordinator promises; knows nothing of gRPC.
+
+Contract (tests/contracts/test_coordinator_client.py): every method raises a CoordinatorError of edge.core.errors and nothing else;
+`complete` is idempotent by `call_key`; `open_step` by (task, step); `close_step` applies the dual update exactly once and a repeated
+call returns the first answer. Retries (only of UNAVAILABLE, with the same key) happen inside, within `deadline_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge.core.types import Message, TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTerms:
+    """What a task label is held to: target_rate τ in [0, 1], dual λ, and the next step the coordinator expects."""
+
+    task: str
+    target_rate: float
+    dual: float
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Answer to RegisterDevice."""
+
+    device_id: str
+    protocol_version: int
+    tasks: tuple[TaskTerms, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOpened:
+    """Answer to OpenStep: λ and τ for the whole step, and how many cloud calls it may make (None: no step limit)."""
+
+    task: str
+    step: int
+    dual: float
+    target_rate: float
+    call_credit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepClosed:
+    """Answer to CloseStep: λ before and after, Ĵ_c as the coordinator computed it, and what did not add up."""
+
+    task: str
+    step: int
+    dual_before: float
+    dual_after: float
+    assist_rate: float
+    discrepancies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSnapshot:
+    """One version of a device's budget. Limits are None where there is none; spend in micro-USD."""
+
+    version: int
+    dual: float
+    target_rate: float
+    calls: int
+    calls_limit: int | None
+    tokens: int
+    tokens_limit: int | None
+    spend_uusd: int
+    spend_limit_uusd: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCall:
+    """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked."""
+
+    call_key: str
+    task: str
+    step: int
+    prompt_id: str
+    help_units: int
+    messages: tuple[Message, ...]
+    max_output_tokens: int
+    model_alias: str = "default"
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCompletion:
+    """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge."""
+
+    call_key: str
+    text: str
+    usage: TokenUsage
+    charged_uusd: int
+    cached: bool
+    model: str
+    budget: BudgetSnapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloudDelta:
+    """A piece of a streamed completion; the last one carries the whole completion."""
+
+    text: str
+    completion: CloudCompletion | None = None
+
+
+class CoordinatorClient(Protocol):
+    """The agent's view of the coordinator."""
+
+    async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
+        """Announce this device; returns the terms of each task."""
+        ...
+
+    async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
+        """Open a learning step. `target_rate` is the phase's τ, applied by a coordinator that lets the device set it."""
+        ...
+
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        """Ask the cloud once."""
+        ...
+
+    def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        """Ask the cloud once and stream its answer."""
+        ...
+
+    async def get_call(self, call_key: str) -> CloudCompletion:
+        """The stored result of an earlier call; never starts work."""
+        ...
+
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+        """Report a step and move λ."""
+        ...
+
+    async def get_budget(self, task: str) -> BudgetSnapshot:
+        """The current budget of this device for one task."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection. Safe to call twice."""
+        ...

@@ -1,0 +1,62 @@
+"""The role of a learner. Knows that groups with advantages go in and a better adapter comes out; knows nothing of torch.
+
+Contract (tests/contracts/test_learner.py):
+- `update` applies one optimiser step for one batch of groups; groups whose advantages are all zero are dropped and counted; a batch
+  with no group left leaves the weights and the optimiser as they were.
+- `export` writes the current adapter (peft safetensors and adapter.gguf) into a new folder atomically and returns its reference.
+- `save`/`load` keep the adapter, the optimiser and the random streams, such that a resumed run is bit-equal to an uninterrupted one.
+- Work runs in slices on the shared engine worker at training priority, so that a served request is never kept waiting for a whole update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edge.core.types import AdapterRef, TrainingGroup
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerReport:
+    """What one update did.
+
+    `mean_abs_logprob_diff` (nats per token), `kl` (nats per token, behaviour to current), `effective_sample_share` (0..1) and
+    `clipped_share` (0..1) compare the sampler's log-probabilities with the trainer's on the same tokens before the step.
+    `frac_reward_zero_std` is the share of groups dropped because all advantages were zero. `seconds` is busy time.
+    """
+
+    groups: int
+    frac_reward_zero_std: float
+    tokens: int
+    loss: float
+    grad_norm: float
+    entropy: float
+    mean_abs_logprob_diff: float
+    kl: float
+    effective_sample_share: float
+    clipped_share: float
+    learning_rate: float
+    seconds: float
+    skipped: str = ""
+
+
+class Learner(Protocol):
+    """Owns the trainable adapter."""
+
+    async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
+        """One optimiser step."""
+        ...
+
+    async def export(self, folder: Path, version: int) -> AdapterRef:
+        """Write the adapter as `folder` (created; must not exist)."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write the learner's whole state into an existing folder."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises StateError when it does not fit."""
+        ...

@@ -1,0 +1,15 @@
+"""The role of a verifier. Knows how to tell a right answer from a wrong one; knows nothing of formats, rewards or costs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edge.core.types import TaskItem
+
+
+class Verifier(Protocol):
+    """Judges the composed response of one item. Never raises on any text: what cannot be judged is wrong."""
+
+    def is_correct(self, item: TaskItem, response: str) -> bool:
+        """True when the response's final answer is right."""
+        ...
