@@ -1,0 +1,188 @@
+"""What an agent tells: typed events for the terminal, the web page, the run folder and plots.
+
+Knows names and units; knows nothing of who listens. Rates and accuracies are shares in [0, 1]; None where there was nothing to
+count. The four numbers that must never be mixed up have their own fields: `assist_rate` (per response), `cloud_calls` (billed),
+`cloud_tokens`, `spend_uusd` (micro-USD).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from edge.core.events import Event
+
+Source = Literal["local", "cloud", "local-fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """Learning begins or goes on: the state's run id, how many steps it has done, and how many it has to do (None: endless)."""
+
+    kind: ClassVar[str] = "run_started"
+    run_id: str
+    model: str
+    steps_done: int
+    steps_planned: int | None
+    adapter_version: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted(Event):
+    """A phase begins (or goes on at `phase_step` after a restart)."""
+
+    kind: ClassVar[str] = "phase_started"
+    phase: int
+    source: str
+    task: str
+    target_rate: float
+    steps: int | None
+    phase_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply."""
+
+    rollout: float
+    cloud: float
+    update: float
+    save: float
+    close: float
+    swap: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """One learning step. `step` counts from 1 over the whole run; `steps_planned` None means endless.
+
+    kept_accuracy: share right among responses that did not ask; coverage: share of responses that did not ask; joint_accuracy: share
+    right after composition, over all unmasked responses. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
+    `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
+    refused. `offline`: λ could not be moved at the coordinator, the report waits in the outbox.
+    """
+
+    kind: ClassVar[str] = "step_finished"
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    prompts: int
+    responses: int
+    kept_accuracy: float | None
+    coverage: float
+    joint_accuracy: float | None
+    assist_rate: float
+    target_rate: float
+    dual_before: float
+    dual_after: float
+    reward_mean: float
+    reward_std: float
+    format_ok: float
+    truncated: float
+    masked: int
+    refused: int
+    cloud_calls: int
+    cloud_tokens: int
+    spend_uusd: int
+    total_cloud_calls: int
+    total_cloud_tokens: int
+    total_spend_uusd: int
+    tokens: int
+    tokens_per_s: float
+    seconds: float
+    seconds_by_part: StepSeconds
+    adapter_version: int
+    offline: bool
+    groups_trained: int
+    frac_reward_zero_std: float
+    loss: float
+    grad_norm: float
+    entropy: float
+    mean_abs_logprob_diff: float
+    kl: float
+    effective_sample_share: float
+    clipped_share: float
+    learning_rate: float
+    learner_skipped: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFinished(Event):
+    """One served answer, without its text."""
+
+    kind: ClassVar[str] = "answer_finished"
+    id: str
+    source: Source
+    reason: str
+    help_log_odds: float | None
+    dual: float | None
+    adapter_version: int
+    latency_s: float
+    cloud_tokens: int
+    spend_uusd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offline(Event):
+    """The coordinator or the cloud cannot be reached; answers and learning go on locally. `reason` is one line."""
+
+    kind: ClassVar[str] = "offline"
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Online(Event):
+    """The coordinator answers again; `delivered` step reports left the outbox."""
+
+    kind: ClassVar[str] = "online"
+    delivered: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSwapped(Event):
+    """The engine serves a new adapter from the next request on."""
+
+    kind: ClassVar[str] = "adapter_swapped"
+    version: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """Something a person should read, in one line (a resync, a skipped update)."""
+
+    kind: ClassVar[str] = "notice"
+    text: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalProgress(Event):
+    """An evaluation's progress in items."""
+
+    kind: ClassVar[str] = "eval_progress"
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished(Event):
+    """Learning ended: `reason` is done (all phases), max_steps, or stopped (a signal)."""
+
+    kind: ClassVar[str] = "run_finished"
+    run_id: str
+    reason: Literal["done", "max_steps", "stopped"]
+    steps_done: int
+    adapter_version: int
+    total_cloud_calls: int
+    total_cloud_tokens: int
+    total_spend_uusd: int
+    seconds: float
+    at: float

@@ -1,0 +1,171 @@
+"""The agent's configuration as data. Knows every setting, its default and its range; knows nothing of files or flags.
+
+All models are frozen and refuse unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
+a decision of the paper or of DECISIONS.md is written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
+AdvantageScale = Literal["none", "group", "batch"]
+AnswerMatch = Literal["exact", "equivalent"]
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The SLM: a GGUF file by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
+
+    path: str = "nano-edge"
+    context_tokens: int = Field(2048, ge=64)
+    prompt_form: Literal["auto", "compact", "full"] = "auto"
+
+
+class EngineConfig(Section):
+    """The inference engine: threads (0: one per physical core) and rows decoded together."""
+
+    backend: str = "llamacpp"
+    threads: int = Field(0, ge=0)
+    max_rows: int = Field(32, ge=1)
+
+
+class AdapterConfig(Section):
+    """The LoRA adapter. Effective scale is alpha / rank."""
+
+    rank: int = Field(16, ge=1)
+    alpha: Positive = 32.0
+    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    @field_validator("targets")
+    @classmethod
+    def _some_target(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
+        if not targets:
+            raise ValueError("needs at least one layer name")
+        return targets
+
+
+class LearningConfig(Section):
+    """DA-GRPO. `dual_*` are used by the embedded coordinator; a remote one has its operator's values.
+
+    `temperature` 1 without truncation is what the estimator assumes; `advantage_scale` other than `none` is a departure from the paper.
+    """
+
+    group_size: int = Field(8, ge=2)
+    prompts_per_step: int = Field(16, ge=1)
+    learning_rate: Positive = 3e-4
+    weight_decay: NotNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    dual_lr: NotNegative = 0.02
+    dual_init: NotNegative = 0.5
+    temperature: Positive = 1.0
+    max_tokens: int = Field(192, ge=1)
+    seed: int = Field(0, ge=0)
+    advantage_scale: AdvantageScale = "none"
+    importance_cap: Positive = 2.0
+    micro_batch_tokens: int = Field(4096, ge=1)
+    torch_threads: int = Field(0, ge=0)
+    enabled: bool = True
+
+
+class PhaseConfig(Section):
+    """One stretch of learning: a task source held to a target rate τ for some steps (None: without end).
+
+    `source` is `practice:FAMILY` or a path to a .jsonl file. `task` overrides the label whose λ applies (default: the items' own).
+    """
+
+    source: str = "practice:arith"
+    target_rate: Rate = 0.3
+    steps: int | None = Field(None, ge=1)
+    task: str | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _not_empty(cls, source: str) -> str:
+        if not source.strip():
+            raise ValueError("is empty; write practice:arith or a path to a .jsonl file")
+        return source
+
+
+class EmbeddedCoordinatorConfig(Section):
+    """The coordinator that the agent starts for itself. `api_key_env` names the variable that holds the key, never the key."""
+
+    upstream: Literal["bundled", "openai_compatible"] = "bundled"
+    model: str = "nano-cloud"
+    base_url: str | None = None
+    api_key_env: str | None = None
+    start_timeout_s: Positive = 30.0
+
+    @model_validator(mode="after")
+    def _url_where_needed(self) -> EmbeddedCoordinatorConfig:
+        if self.upstream == "openai_compatible" and not self.base_url:
+            raise ValueError("upstream openai_compatible needs base_url")
+        return self
+
+
+class CoordinatorConfig(Section):
+    """Where the cloud is asked. `address` is HOST:PORT or unix:PATH; without one an embedded coordinator is started."""
+
+    address: str | None = None
+    call_deadline_s: Positive = 60.0
+    control_deadline_s: Positive = 10.0
+    max_output_tokens: int = Field(512, ge=1)
+    model_alias: str = "default"
+    embedded: EmbeddedCoordinatorConfig = EmbeddedCoordinatorConfig()
+
+
+class ServeConfig(Section):
+    """Answering people: the local endpoint and how answers are sampled (temperature 0 is greedy)."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8040, ge=0, le=65535)
+    temperature: NotNegative = 0.0
+    max_tokens: int = Field(512, ge=1)
+    max_steps: int | None = Field(None, ge=1)
+    task: str = "chat"
+
+
+class BudgetConfig(Section):
+    """Hard limits of the embedded coordinator's ledger (None: no limit) and the dial: the share of served questions that may ask.
+
+    The dial acts without retraining; None leaves the decision to the model alone.
+    """
+
+    calls_limit: int | None = Field(None, ge=0)
+    tokens_limit: int | None = Field(None, ge=0)
+    spend_limit_uusd: int | None = Field(None, ge=0)
+    dial: Rate | None = None
+
+
+class AgentConfig(Section):
+    """Everything an agent needs to know. `state_folder` None is the platform's folder for application data."""
+
+    mode: Mode = "auto"
+    state_folder: str | None = None
+    device_profile: str | None = None
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    learning: LearningConfig = LearningConfig()
+    phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    serve: ServeConfig = ServeConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _only_the_last_phase_is_endless(self) -> AgentConfig:
+        for phase in self.phases[:-1]:
+            if phase.steps is None:
+                raise ValueError(f"phase {phase.source} has no number of steps but others follow it")
+        return self
