@@ -1,0 +1,320 @@
+"""The values of the budget ledger. Knows amounts, rows, requests and outcomes; knows nothing of storage, gRPC or providers.
+
+Amounts are integers: calls, tokens, micro-USD. Times are seconds since the epoch as `Clock.now()` gives them; rows keep integer
+milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever they are stored, so that a replay is bit-exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SERVING_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Calls, tokens and micro-USD, none negative."""
+
+    calls: int = 0
+    tokens: int = 0
+    uusd: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.calls, self.tokens, self.uusd) < 0:
+            raise ValueError(f"an amount cannot be negative: {self.calls} calls, {self.tokens} tokens, {self.uusd} micro-USD")
+
+    def plus(self, other: Amount) -> Amount:
+        """The sum, unit by unit."""
+        return Amount(self.calls + other.calls, self.tokens + other.tokens, self.uusd + other.uusd)
+
+    def minus(self, other: Amount) -> Amount:
+        """The difference, unit by unit. Raises ValueError where it would be negative."""
+        return Amount(self.calls - other.calls, self.tokens - other.tokens, self.uusd - other.uusd)
+
+    def capped(self, cap: Amount) -> Amount:
+        """The smaller of both, unit by unit."""
+        return Amount(min(self.calls, cap.calls), min(self.tokens, cap.tokens), min(self.uusd, cap.uusd))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that may be spent, per unit; None where there is no limit."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    uusd: int | None = None
+
+    def units_exceeded(self, used: Amount) -> tuple[str, ...]:
+        """Names of the units in which `used` is above the limit, in the order calls, tokens, uusd."""
+        pairs = (("calls", self.calls, used.calls), ("tokens", self.tokens, used.tokens), ("uusd", self.uusd, used.uusd))
+        return tuple(name for name, limit, value in pairs if limit is not None and value > limit)
+
+    def at_least(self, used: Amount) -> Limits:
+        """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
+        return Limits(_floor(self.calls, used.calls), _floor(self.tokens, used.tokens), _floor(self.uusd, used.uusd))
+
+
+def _floor(limit: int | None, used: int) -> int | None:
+    return None if limit is None else max(limit, used)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTerms:
+    """A budget that a call must fit into: its key and the limits the configuration asks for now.
+
+    The key names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`. A budget is
+    created at its first use; changed limits apply at the next use and are journalled.
+    """
+
+    key: str
+    limits: Limits
+
+
+def budget_key(scope: str, device: str = "", task: str = "", window: str = "") -> str:
+    """The key of a budget: `scope` alone or with device and task, and the window it belongs to ("" for one that never ends)."""
+    owner = "/".join(part for part in (device and f"device:{device}", task and f"task:{task}") if part)
+    return "".join((scope, f"[{owner}]" if owner else "", f"@{window}" if window else ""))
+
+
+def step_budget_key(device: str, task: str, step: int) -> str:
+    """The key of a step's call credit, which is a budget like any other."""
+    return f"{budget_key('step', device, task)}#{step}"
+
+
+class CallState(StrEnum):
+    """Where a call stands. All but DISPATCHED are terminal; a REFUNDED call may be tried again with the same key."""
+
+    DISPATCHED = "dispatched"
+    COMPLETED = "completed"
+    REFUNDED = "refunded"
+    FAILED = "failed"
+    IN_DOUBT = "in_doubt"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """A budget: `asked` is what the configuration wants, `limits` what the database enforces (raised to what was already used)."""
+
+    key: str
+    asked: Limits
+    limits: Limits
+    committed: Amount = Amount()
+    reserved: Amount = Amount()
+
+    @property
+    def used(self) -> Amount:
+        """Committed and reserved together; never above `limits`."""
+        return self.committed.plus(self.reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
+
+    `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
+    this one was given, else "".
+    """
+
+    device: str
+    key: str
+    fingerprint: str
+    task: str
+    step: int
+    prompt_id: str
+    model: str
+    help_units: int
+    state: CallState
+    attempts: int
+    charged: Amount
+    input_tokens: int
+    output_tokens: int
+    result: str | None
+    result_sha256: str
+    finish: str
+    upstream_id: str
+    reason: str
+    source_key: str
+    cache_key: str
+    updated_ms: int
+
+    @property
+    def cached(self) -> bool:
+        """Whether the answer came from an earlier call, so that nothing was charged."""
+        return bool(self.source_key)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One try at the upstream: the billing unit. `epoch` names the process run that owns it; `budgets` what its hold lies on."""
+
+    device: str
+    key: str
+    number: int
+    state: CallState
+    hold: Amount
+    charged: Amount
+    budgets: tuple[str, ...]
+    epoch: int
+    lease_ms: int
+
+    @property
+    def billing_key(self) -> str:
+        """Call and attempt number: the idempotency key sent upstream."""
+        return f"{self.device}|{self.key}|{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A learning step. Opened with λ, τ and η; `closed` with the units reported and λ after."""
+
+    device: str
+    task: str
+    step: int
+    planned_prompts: int
+    group_size: int
+    dual: float
+    target_rate: float
+    dual_lr: float
+    call_credit: int | None
+    closed: bool = False
+    total_units: int = 0
+    help_units: int = 0
+    dual_after: float = 0.0
+    assist_rate: float = 0.0
+    discrepancies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
+
+    `calls`, `tokens` and `uusd` (in `charged`) are totals over all windows.
+    """
+
+    device: str
+    task: str
+    dual: float
+    target_rate: float
+    next_step: int
+    version: int
+    charged: Amount = Amount()
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """T1. `fingerprint` is a digest of the request's content (not of its key); `step` SERVING_STEP means outside training.
+
+    `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
+    `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
+    put the device into it unless answers may cross devices.
+    """
+
+    device: str
+    key: str
+    fingerprint: str
+    task: str
+    step: int
+    prompt_id: str
+    model: str
+    help_units: int
+    hold: Amount
+    budgets: tuple[BudgetTerms, ...]
+    lease_until: float
+    now: float
+    cache_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The hold is durable: the upstream may be called. `billing_key` goes along as the upstream's idempotency key."""
+
+    attempt: int
+    billing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The answer is already there; nothing may be sent and nothing is charged."""
+
+    call: CallRow
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """The call (or the one call of its prompt group, under `key`) is running."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
+
+    call: CallRow
+
+
+ReserveOutcome = Reserved | Replay | InProgress | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun."""
+
+    device: str
+    key: str
+    attempt: int
+    charge: Amount
+    input_tokens: int
+    output_tokens: int
+    text: str
+    finish: str
+    upstream_id: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed."""
+
+    applied: bool
+    call: CallRow
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStepRequest:
+    """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
+
+    `initial_dual` counts only when the task is new; τ and η of the first opening of a step stay its own.
+    """
+
+    device: str
+    task: str
+    step: int
+    planned_prompts: int
+    group_size: int
+    target_rate: float
+    dual_lr: float
+    initial_dual: float
+    credit_factor: float | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStepRequest:
+    """T4, closing: of `total_units` responses `help_units` asked for help."""
+
+    device: str
+    task: str
+    step: int
+    total_units: int
+    help_units: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """One consistent look at a device's task and its budgets. `task` is None before its first step or call."""
+
+    task: TaskRow | None
+    budgets: tuple[BudgetRow, ...]

@@ -1,0 +1,55 @@
+"""The journal: an append-only list of what happened, chained by sha256. Knows entries and the chain; knows nothing of storage.
+
+Each entry's hash covers its content and the hash of the entry before it, over canonical JSON (sorted keys, no spaces, ASCII, no floats:
+real numbers are written as `float.hex()`). Changing, removing or inserting an entry anywhere but at the end breaks every later hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One line of the journal. `body` is canonical JSON text; `at_ms` milliseconds since the epoch."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    body: str
+    previous: str
+    hash: str
+
+    def data(self) -> dict[str, Any]:
+        """The body as an object. Raises ValueError when it is not JSON."""
+        loaded = json.loads(self.body)
+        if not isinstance(loaded, dict):
+            raise ValueError("a journal body must be a JSON object")
+        return loaded
+
+    def to_json(self) -> str:
+        """The entry as one line of JSON, body unpacked."""
+        return canonical_json(
+            {"seq": self.seq, "at_ms": self.at_ms, "kind": self.kind, "body": self.data(), "previous": self.previous, "hash": self.hash}
+        )
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str:
+    """sha256 over sequence number, time, kind, body and the previous hash, as hex."""
+    return hashlib.sha256(canonical_json([seq, at_ms, kind, body, previous]).encode("ascii")).hexdigest()
+
+
+def next_entry(last_seq: int, last_hash: str, at_ms: int, kind: str, data: dict[str, Any]) -> JournalEntry:
+    """The entry that follows (last_seq, last_hash); the first one follows (0, GENESIS)."""
+    body = canonical_json(data)
+    return JournalEntry(last_seq + 1, at_ms, kind, body, last_hash, entry_hash(last_seq + 1, at_ms, kind, body, last_hash))

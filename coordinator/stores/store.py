@@ -1,0 +1,106 @@
+"""The role of a ledger store: runs the ledger's transactions durably. Knows nothing of SQL, gRPC or providers.
+
+Contract (tests/contracts/test_ledger_store.py):
+- Each method is one transaction: it happens wholly or not at all, and it is durable before the method returns. Nothing is awaited inside.
+- committed + reserved <= limit in every unit of every budget after every transaction.
+- A cancelled caller does not undo a transaction that was already queued; calling again with the same key tells what happened.
+- A store that cannot write raises CoordinatorUnavailable with reason LEDGER_UNAVAILABLE, changes nothing, and works again once it can.
+- Opening a store starts a new epoch: attempts of earlier epochs are swept at once (`recover`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from coordinator.accounts import (
+    Amount,
+    AttemptRow,
+    BudgetRow,
+    BudgetTerms,
+    BudgetView,
+    CallRow,
+    CloseStepRequest,
+    OpenStepRequest,
+    ReserveOutcome,
+    ReserveRequest,
+    Resolution,
+    Settlement,
+    StepRow,
+    TaskRow,
+)
+from coordinator.journal import JournalEntry
+
+
+class LedgerStore(Protocol):
+    """Balances, calls, steps and the journal."""
+
+    async def reserve(self, request: ReserveRequest) -> ReserveOutcome:
+        """T1: hold the most a call can cost, or say what became of its key.
+
+        Raises KeyReused, BudgetExhausted (metadata `budget`, `unit`, `scope`), StepMismatch (the step is not open), InvalidRequest.
+        """
+        ...
+
+    async def settle(self, settlement: Settlement) -> Resolution:
+        """T2: commit what an answered attempt cost and store the answer; at most once. Raises NotFound."""
+        ...
+
+    async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
+        """T2: give a hold back; only for an attempt that was definitely not executed. Raises NotFound."""
+        ...
+
+    async def fail(self, device: str, key: str, attempt: int, reason: str, charge: Amount | None, now: float) -> Resolution:
+        """T2: an attempt that was executed but gave no usable answer; charged at `charge` or, when None, at the hold."""
+        ...
+
+    async def doubt(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
+        """T2: an attempt that may have been executed (cut, time-out): IN_DOUBT, charged at the hold."""
+        ...
+
+    async def sweep(self, now: float) -> tuple[AttemptRow, ...]:
+        """T3: attempts whose lease is over become IN_DOUBT, charged at the hold. Returns them."""
+        ...
+
+    async def open_step(self, request: OpenStepRequest) -> StepRow:
+        """T4: open a step, or return it as it was opened. Raises StepMismatch unless it is the next or the open one."""
+        ...
+
+    async def close_step(self, request: CloseStepRequest) -> StepRow:
+        """T4: move λ, exactly once; the same numbers again return the first answer, other numbers raise KeyReused.
+
+        Raises StepMismatch unless it is the open step, InvalidRequest when the numbers cannot be.
+        """
+        ...
+
+    async def get_call(self, device: str, key: str) -> CallRow:
+        """A device's own call. Raises NotFound."""
+        ...
+
+    async def get_task(self, device: str, task: str) -> TaskRow | None:
+        """λ, τ and next step of a task; None before its first step or call."""
+        ...
+
+    async def list_tasks(self) -> tuple[TaskRow, ...]:
+        """The tasks of all devices, sorted by device and task."""
+        ...
+
+    async def list_budgets(self) -> tuple[BudgetRow, ...]:
+        """All budgets, sorted by key."""
+        ...
+
+    async def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
+        """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
+        ...
+
+    async def purge_results(self, before: float, now: float) -> int:
+        """Forget the answer texts of calls last changed before this time; returns how many. Charges and digests stay."""
+        ...
+
+    async def read_journal(self, after: int, limit: int) -> tuple[JournalEntry, ...]:
+        """Up to `limit` entries with a sequence number above `after` (0: from the start)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Finish what is queued and close. Safe to call twice."""
+        ...
