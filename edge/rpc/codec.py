@@ -1,0 +1,183 @@
+"""Messages <-> the values of edge/rpc/client.py. Knows both shapes; knows nothing of channels or errors on the wire.
+
+`step` -1 (outside training) travels as an absent field; a limit that is None travels as an absent field; λ travels as binary64, so
+encoding and decoding give back the same bits. Decoders raise InvalidRequest on a message that cannot be a value.
+"""
+
+from __future__ import annotations
+
+from edge.core.errors import InvalidRequest
+from edge.core.types import Message, Role, TokenUsage
+from edge.rpc.client import (
+    BudgetSnapshot,
+    CloudCall,
+    CloudCompletion,
+    Registration,
+    StepClosed,
+    StepOpened,
+    TaskTerms,
+)
+from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
+
+PROTOCOL_VERSION = 1
+DEFAULT_ALIAS = "default"
+_ROLE_TO_WIRE: dict[Role, call_pb2.Role] = {
+    "system": call_pb2.ROLE_SYSTEM,
+    "user": call_pb2.ROLE_USER,
+    "assistant": call_pb2.ROLE_ASSISTANT,
+}
+_ROLE_FROM_WIRE: dict[int, Role] = {wire: role for role, wire in _ROLE_TO_WIRE.items()}
+
+
+def encode_call(call: CloudCall) -> call_pb2.CompleteRequest:
+    """The request for one cloud call. Raises ValueError or TypeError on a value the wire cannot carry."""
+    return call_pb2.CompleteRequest(
+        call_key=call.call_key,
+        task=call.task,
+        step=None if call.step < 0 else call.step,
+        prompt_id=call.prompt_id,
+        help_units=call.help_units,
+        model_alias=call.model_alias,
+        messages=[call_pb2.ChatMessage(role=_ROLE_TO_WIRE[turn.role], content=turn.content) for turn in call.messages],
+        max_output_tokens=call.max_output_tokens,
+        sampling=call_pb2.SamplingOptions(temperature=call.temperature),
+    )
+
+
+def decode_call(request: call_pb2.CompleteRequest) -> CloudCall:
+    """The call a request stands for. Raises InvalidRequest on an unknown role."""
+    return CloudCall(
+        call_key=request.call_key,
+        task=request.task,
+        step=request.step if request.HasField("step") else -1,
+        prompt_id=request.prompt_id,
+        help_units=request.help_units,
+        messages=tuple(_decode_turn(turn) for turn in request.messages),
+        max_output_tokens=request.max_output_tokens,
+        model_alias=request.model_alias or DEFAULT_ALIAS,
+        temperature=request.sampling.temperature,
+    )
+
+
+def encode_completion(completion: CloudCompletion) -> call_pb2.CompleteResponse:
+    """The reply that carries a completion and, where known, the budget after it."""
+    return call_pb2.CompleteResponse(
+        completion=call_pb2.Completion(
+            call_key=completion.call_key,
+            text=completion.text,
+            usage=call_pb2.TokenUsage(input_tokens=completion.usage.input_tokens, output_tokens=completion.usage.output_tokens),
+            charged_uusd=completion.charged_uusd,
+            cached=completion.cached,
+            model=completion.model,
+        ),
+        budget=None if completion.budget is None else encode_budget(completion.budget),
+    )
+
+
+def decode_completion(response: call_pb2.CompleteResponse | call_pb2.GetCallResponse) -> CloudCompletion:
+    """The completion of a reply to Complete or GetCall."""
+    wire = response.completion
+    return CloudCompletion(
+        call_key=wire.call_key,
+        text=wire.text,
+        usage=TokenUsage(wire.usage.input_tokens, wire.usage.output_tokens),
+        charged_uusd=wire.charged_uusd,
+        cached=wire.cached,
+        model=wire.model,
+        budget=decode_budget(response.budget) if response.HasField("budget") else None,
+    )
+
+
+def encode_budget(budget: BudgetSnapshot) -> budget_pb2.BudgetSnapshot:
+    """A budget snapshot on the wire."""
+    return budget_pb2.BudgetSnapshot(
+        version=budget.version,
+        dual=budget.dual,
+        target_rate=budget.target_rate,
+        calls=budget.calls,
+        calls_limit=budget.calls_limit,
+        tokens=budget.tokens,
+        tokens_limit=budget.tokens_limit,
+        spend_uusd=budget.spend_uusd,
+        spend_limit_uusd=budget.spend_limit_uusd,
+    )
+
+
+def decode_budget(wire: budget_pb2.BudgetSnapshot) -> BudgetSnapshot:
+    """The snapshot a message stands for."""
+    return BudgetSnapshot(
+        version=wire.version,
+        dual=wire.dual,
+        target_rate=wire.target_rate,
+        calls=wire.calls,
+        calls_limit=wire.calls_limit if wire.HasField("calls_limit") else None,
+        tokens=wire.tokens,
+        tokens_limit=wire.tokens_limit if wire.HasField("tokens_limit") else None,
+        spend_uusd=wire.spend_uusd,
+        spend_limit_uusd=wire.spend_limit_uusd if wire.HasField("spend_limit_uusd") else None,
+    )
+
+
+def encode_registration(registration: Registration) -> device_pb2.RegisterDeviceResponse:
+    """The reply to RegisterDevice."""
+    tasks = [
+        device_pb2.TaskTerms(task=terms.task, target_rate=terms.target_rate, dual=terms.dual, next_step=terms.next_step)
+        for terms in registration.tasks
+    ]
+    return device_pb2.RegisterDeviceResponse(
+        device_id=registration.device_id, protocol_version=registration.protocol_version, tasks=tasks
+    )
+
+
+def decode_registration(response: device_pb2.RegisterDeviceResponse) -> Registration:
+    """The registration a reply stands for."""
+    tasks = tuple(TaskTerms(terms.task, terms.target_rate, terms.dual, terms.next_step) for terms in response.tasks)
+    return Registration(response.device_id, response.protocol_version, tasks)
+
+
+def encode_step_opened(opened: StepOpened) -> step_pb2.OpenStepResponse:
+    """The reply to OpenStep."""
+    return step_pb2.OpenStepResponse(
+        task=opened.task,
+        step=opened.step,
+        dual=opened.dual,
+        target_rate=opened.target_rate,
+        call_credit=opened.call_credit,
+    )
+
+
+def decode_step_opened(response: step_pb2.OpenStepResponse) -> StepOpened:
+    """The opened step a reply stands for."""
+    credit = response.call_credit if response.HasField("call_credit") else None
+    return StepOpened(response.task, response.step, response.dual, response.target_rate, credit)
+
+
+def encode_step_closed(closed: StepClosed) -> step_pb2.CloseStepResponse:
+    """The reply to CloseStep."""
+    return step_pb2.CloseStepResponse(
+        task=closed.task,
+        step=closed.step,
+        dual_before=closed.dual_before,
+        dual_after=closed.dual_after,
+        assist_rate=closed.assist_rate,
+        discrepancies=closed.discrepancies,
+    )
+
+
+def decode_step_closed(response: step_pb2.CloseStepResponse) -> StepClosed:
+    """The closed step a reply stands for."""
+    return StepClosed(
+        task=response.task,
+        step=response.step,
+        dual_before=response.dual_before,
+        dual_after=response.dual_after,
+        assist_rate=response.assist_rate,
+        discrepancies=tuple(response.discrepancies),
+    )
+
+
+def _decode_turn(turn: call_pb2.ChatMessage) -> Message:
+    role = _ROLE_FROM_WIRE.get(turn.role)
+    if role is None:
+        raise InvalidRequest(f"a message has the unknown role {turn.role}")
+    return Message(role, turn.content)

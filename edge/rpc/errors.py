@@ -1,0 +1,159 @@
+"""One table: what went wrong <-> how it travels. Knows gRPC status codes and google.rpc details; knows nothing of calls or budgets.
+
+Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
+where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from edge.core import errors
+
+DOMAIN = "edge.rpc.v1"
+DETAILS_KEY = "grpc-status-details-bin"
+MAX_MESSAGE_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One kind of failure: the reason on the wire, its class here, its status code."""
+
+    reason: str
+    error: type[errors.CoordinatorError]
+    code: StatusCode
+
+
+TABLE: tuple[ErrorRow, ...] = (
+    ErrorRow("BUDGET_EXHAUSTED", errors.BudgetExhausted, StatusCode.RESOURCE_EXHAUSTED),
+    ErrorRow("RATE_LIMITED", errors.RateLimited, StatusCode.RESOURCE_EXHAUSTED),
+    ErrorRow("OVERLOADED", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("DRAINING", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("UPSTREAM_OPEN", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("UPSTREAM_FAILED", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("LEDGER_UNAVAILABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("UNREACHABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("DEADLINE_EXCEEDED", errors.CoordinatorUnavailable, StatusCode.DEADLINE_EXCEEDED),
+    ErrorRow("OUTCOME_UNKNOWN", errors.OutcomeUnknown, StatusCode.ABORTED),
+    ErrorRow("IN_PROGRESS", errors.CallInProgress, StatusCode.ABORTED),
+    ErrorRow("KEY_REUSED", errors.KeyReused, StatusCode.INVALID_ARGUMENT),
+    ErrorRow("INVALID_REQUEST", errors.InvalidRequest, StatusCode.INVALID_ARGUMENT),
+    ErrorRow("STEP_MISMATCH", errors.StepMismatch, StatusCode.FAILED_PRECONDITION),
+    ErrorRow("UNPRICED", errors.Unpriced, StatusCode.FAILED_PRECONDITION),
+    ErrorRow("NOT_FOUND", errors.NotFound, StatusCode.NOT_FOUND),
+    ErrorRow("UNAUTHENTICATED", errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
+    ErrorRow("PERMISSION_DENIED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
+    ErrorRow("INTERNAL", errors.CoordinatorError, StatusCode.INTERNAL),
+)
+BY_REASON = {row.reason: row for row in TABLE}
+# What a bare status means when no ErrorInfo came along: written by gRPC itself or by a proxy, not by the coordinator.
+BARE_CODES = {
+    StatusCode.UNAVAILABLE: "UNREACHABLE",
+    StatusCode.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    StatusCode.RESOURCE_EXHAUSTED: "INVALID_REQUEST",  # gRPC's own use: a message over the size limit
+    StatusCode.INVALID_ARGUMENT: "INVALID_REQUEST",
+    StatusCode.NOT_FOUND: "NOT_FOUND",
+    StatusCode.UNAUTHENTICATED: "UNAUTHENTICATED",
+    StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
+}
+_CODE_BY_NUMBER: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
+
+
+def row_for(error: errors.CoordinatorError) -> ErrorRow:
+    """The table row of an error; one whose reason belongs to another class travels as its class's own reason."""
+    row = BY_REASON.get(error.reason)
+    if row is not None and row.error is type(error):
+        return row
+    return BY_REASON[type(error).reason]
+
+
+def to_status(error: errors.CoordinatorError) -> status_pb2.Status:
+    """The google.rpc.Status of an error, with its details."""
+    row = row_for(error)
+    status = status_pb2.Status(code=row.code.value[0], message=_one_line(str(error)))
+    metadata = {**error.metadata, **({"hint": error.hint} if error.hint else {})}
+    _pack(status, error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN, metadata=metadata))
+    if error.retry_after_s is not None:
+        _pack(status, _retry_info(error.retry_after_s))
+    if isinstance(error, errors.BudgetExhausted):
+        _pack(status, _quota_failure(error))
+    return status
+
+
+def from_status(status: status_pb2.Status) -> errors.CoordinatorError:
+    """The error a google.rpc.Status stands for. Never raises: an unknown reason falls back to the code."""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    has_info = _unpack(status, info) and info.domain == DOMAIN
+    retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9 if _unpack(status, retry) else None
+    row = _decode_row(info.reason if has_info else "", status.code)
+    metadata = dict(info.metadata) if has_info else {}
+    hint = metadata.pop("hint", "")
+    message = status.message or row.reason
+    return row.error(message, hint=hint, reason=row.reason, retry_after_s=retry_after_s, metadata=metadata)
+
+
+def trailing_metadata(status: status_pb2.Status) -> tuple[tuple[str, bytes], ...]:
+    """The metadata that carries the details beside code and message."""
+    return ((DETAILS_KEY, status.SerializeToString()),)
+
+
+def from_rpc_error(error: grpc.RpcError) -> errors.CoordinatorError:
+    """The typed error behind a failed RPC (grpc.aio.AioRpcError); the cause is for the caller to keep with `from`."""
+    failed: Any = error
+    return from_status(_attached_status(failed.trailing_metadata()) or _bare_status(failed.code(), failed.details()))
+
+
+def is_from_coordinator(error: grpc.RpcError) -> bool:
+    """True when the coordinator itself answered; False for a connection cut or a proxy's own error."""
+    failed: Any = error
+    return _attached_status(failed.trailing_metadata()) is not None
+
+
+def _attached_status(metadata: Iterable[tuple[str, str | bytes]] | None) -> status_pb2.Status | None:
+    for key, value in metadata or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _bare_status(code: StatusCode, details: str | None) -> status_pb2.Status:
+    return status_pb2.Status(code=code.value[0], message=_one_line(details or code.name))
+
+
+def _decode_row(reason: str, code_number: int) -> ErrorRow:
+    code = _CODE_BY_NUMBER.get(code_number, StatusCode.INTERNAL)
+    row = BY_REASON.get(reason)
+    return row if row is not None and row.code is code else BY_REASON[BARE_CODES.get(code, "INTERNAL")]
+
+
+def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(round(max(0.0, retry_after_s) * 1e9))
+    return info
+
+
+def _quota_failure(error: errors.BudgetExhausted) -> error_details_pb2.QuotaFailure:
+    violation = error_details_pb2.QuotaFailure.Violation(subject=error.metadata.get("budget", ""), description=_one_line(str(error)))
+    return error_details_pb2.QuotaFailure(violations=[violation])
+
+
+def _pack(status: status_pb2.Status, detail: Any) -> None:
+    status.details.add().Pack(detail)
+
+
+def _unpack(status: status_pb2.Status, into: Any) -> bool:
+    return any(detail.Is(into.DESCRIPTOR) and detail.Unpack(into) for detail in status.details)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MAX_MESSAGE_CHARS]

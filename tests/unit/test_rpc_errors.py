@@ -1,0 +1,102 @@
+"""The error table is a bijection, and every error survives the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.core import errors
+from edge.rpc.errors import BARE_CODES, BY_REASON, DOMAIN, TABLE, from_rpc_error, from_status, to_status, trailing_metadata
+
+WIRE_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=40)
+
+
+def all_error_classes() -> set[type[errors.CoordinatorError]]:
+    found, todo = set(), [errors.CoordinatorError]
+    while todo:
+        found.add(current := todo.pop())
+        todo += current.__subclasses__()
+    return found
+
+
+def test_a_reason_stands_for_exactly_one_row() -> None:
+    assert len({row.reason for row in TABLE}) == len(TABLE) == len(BY_REASON)
+
+
+def test_every_error_class_travels_and_every_row_has_a_class_of_the_tree() -> None:
+    assert {row.error for row in TABLE} == all_error_classes()
+
+
+def test_every_class_has_a_row_under_its_own_reason() -> None:
+    for error in all_error_classes():
+        assert BY_REASON[error.reason].error is error
+
+
+def test_only_unavailable_is_worth_a_retry_with_the_same_key() -> None:
+    retryable = {row.reason for row in TABLE if row.code is grpc.StatusCode.UNAVAILABLE}
+    expected = {"OVERLOADED", "DRAINING", "UPSTREAM_OPEN", "UPSTREAM_FAILED", "LEDGER_UNAVAILABLE", "UNREACHABLE"}
+    assert retryable == expected
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.reason)
+def test_decoding_what_was_encoded_gives_the_same_error(row) -> None:
+    sent = row.error("it broke", hint="do this", reason=row.reason, retry_after_s=1.25, metadata={"expected_step": "7"})
+    got = from_status(to_status(sent))
+    assert (type(got), got.reason, str(got), got.hint) == (row.error, row.reason, "it broke", "do this")
+    assert (got.retry_after_s, got.metadata) == (1.25, {"expected_step": "7"})
+
+
+@given(row=st.sampled_from(TABLE), message=WIRE_TEXT, metadata=st.dictionaries(WIRE_TEXT.filter(lambda k: k != "hint"), WIRE_TEXT))
+def test_any_message_and_metadata_survive_as_one_line(row, message, metadata) -> None:
+    got = from_status(to_status(row.error(message, reason=row.reason, metadata=metadata)))
+    assert got.metadata == metadata and got.retry_after_s is None
+    assert str(got) == (" ".join(message.split()) or row.reason)
+
+
+def test_a_gone_budget_names_which_one_in_quota_failure() -> None:
+    status = to_status(errors.BudgetExhausted("device calls are used up", metadata={"budget": "device:local/calls"}))
+    quota = error_details_pb2.QuotaFailure()
+    assert any(detail.Unpack(quota) for detail in status.details)
+    assert quota.violations[0].subject == "device:local/calls"
+
+
+def test_every_error_carries_error_info_with_our_domain() -> None:
+    for row in TABLE:
+        info = error_details_pb2.ErrorInfo()
+        assert to_status(row.error("x", reason=row.reason)).details[0].Unpack(info)
+        assert (info.reason, info.domain) == (row.reason, DOMAIN)
+
+
+@given(code=st.integers(-3, 40), reason=st.sampled_from(["", "NONSENSE", *BY_REASON]))
+def test_an_unknown_status_still_becomes_a_coordinator_error(code, reason) -> None:
+    status = status_pb2.Status(code=code, message="odd")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    assert isinstance(from_status(status), errors.CoordinatorError)
+
+
+def test_error_info_of_another_domain_is_not_ours() -> None:
+    status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="proxy")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="OVERLOADED", domain="proxy.example"))
+    assert from_status(status).reason == "UNREACHABLE"
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_a_bare_status_code_is_translated(code) -> None:
+    error = from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="gone"))
+    assert error.reason == BARE_CODES.get(code, "INTERNAL")
+
+
+def test_details_travel_in_trailing_metadata_and_garbage_there_is_ignored() -> None:
+    status = to_status(errors.StepMismatch("stale", metadata={"expected_step": "3"}))
+    good = grpc.aio.AioRpcError(
+        grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing_metadata(status)), details="stale"
+    )
+    decoded = from_rpc_error(good)
+    assert isinstance(decoded, errors.StepMismatch) and decoded.expected_step == 3
+    bad = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff")), details="cut"
+    )
+    assert from_rpc_error(bad).reason == "UNREACHABLE"
