@@ -21,7 +21,7 @@ def last_boxed(text: str) -> str | None:
     if rest.startswith("{"):
         return _braced(rest)
     bare = re.match(r"[^\s$<{}]+", rest)
-    return bare.group(0) if bare and text[start : start + 1].isspace() else None
+    return bare.group(0).rstrip(".,;:") if bare and text[start : start + 1].isspace() else None
 
 
 def answer_part(text: str) -> str | None:

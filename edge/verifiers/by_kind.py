@@ -1,0 +1,25 @@
+"""Chooses the verifier for an item's kind of answer. Knows which verifier judges what; knows nothing of how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge.core.errors import UsageError
+from edge.core.types import AnswerKind, TaskItem
+from edge.verifiers.choice_answer import ChoiceAnswer
+from edge.verifiers.math_answer import ExactMathAnswer
+from edge.verifiers.verifier import Verifier
+
+
+class VerifierByKind:
+    """Hands each item to the verifier of its kind."""
+
+    def __init__(self, verifiers: Mapping[AnswerKind, Verifier] | None = None) -> None:
+        self._verifiers = dict(verifiers or {AnswerKind.MATH: ExactMathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()})
+
+    def is_correct(self, item: TaskItem, response: str) -> bool:
+        """True when the response's final answer is right. Raises UsageError for a kind that no verifier judges."""
+        verifier = self._verifiers.get(item.kind)
+        if verifier is None:
+            raise UsageError(f"no verifier judges answers of kind {item.kind.value!r} (item {item.id})")
+        return verifier.is_correct(item, response)

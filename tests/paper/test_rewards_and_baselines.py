@@ -1,0 +1,121 @@
+"""Reward tables, baselines' equations, schedules and metrics against their published definitions."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.dagrpo import baselines, metrics, schedules
+from edge.dagrpo.advantages import dual_advantages
+from edge.dagrpo.reward import FormatPenalty, Outcome, hierarchical_reward, response_cost, task_reward
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome(correct=True, format_ok=True), 1.0),
+        (Outcome(correct=False, format_ok=True), 0.0),
+        (Outcome(correct=True, format_ok=False), -0.1),
+        (Outcome(correct=False, format_ok=False), -0.1),
+        (Outcome(correct=True, format_ok=True, asked=True), 1.0),
+        (Outcome(correct=False, format_ok=True, asked=True), 0.0),
+    ],
+)
+def test_task_reward_table(outcome: Outcome, expected: float) -> None:
+    assert task_reward(outcome) == expected
+
+
+def test_the_milder_reading_punishes_bad_format_only_on_correct_answers() -> None:
+    assert task_reward(Outcome(False, False), FormatPenalty.WHEN_CORRECT) == 0.0
+    assert task_reward(Outcome(True, False), FormatPenalty.WHEN_CORRECT) == -0.1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome(True, True, asked=False), 1.0),
+        (Outcome(True, True, asked=True), 0.2),
+        (Outcome(False, True, asked=True), 0.0),
+        (Outcome(False, True, asked=False), 0.0),
+        (Outcome(True, False, asked=False), -0.1),
+    ],
+)
+def test_hierarchical_reward_table(outcome: Outcome, expected: float) -> None:
+    assert hierarchical_reward(outcome, 0.2) == expected
+
+
+def test_cost_counts_valid_requests_only() -> None:
+    assert (response_cost(True), response_cost(False)) == (1, 0)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, -0.1]), min_size=2, max_size=16))
+def test_grpo_advantages_have_unit_spread_unless_all_are_equal(rewards: list[float]) -> None:
+    advantages = baselines.grpo_advantages(rewards, epsilon=0.0 if len(set(rewards)) > 1 else 1e-4)
+    spread = math.sqrt(sum(a * a for a in advantages) / (len(rewards) - 1))
+    assert spread == pytest.approx(1.0 if len(set(rewards)) > 1 else 0.0, abs=1e-9)
+
+
+def test_grpo_clips_in_the_direction_of_improvement_only() -> None:
+    assert baselines.grpo_token_objective(math.log(2.0), 1.0) == pytest.approx(1.2)
+    assert baselines.grpo_token_objective(math.log(2.0), -1.0) == pytest.approx(-2.0)
+    assert baselines.grpo_token_objective(math.log(0.5), -1.0) == pytest.approx(-0.8)
+    assert baselines.grpo_token_objective(0.0, 3.0) == pytest.approx(3.0)
+
+
+def test_gvpo_with_one_update_is_the_unscaled_advantage() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    assert baselines.gvpo_weights(rewards, [0.0] * 4) == dual_advantages(rewards, [0] * 4, 0.0)
+
+
+def test_gvpo_holds_back_a_response_that_already_moved() -> None:
+    weights = baselines.gvpo_weights([1.0, 0.0], [2.0, 0.0], beta=0.1)
+    assert weights == pytest.approx([0.5 - 0.1, -0.5 + 0.1])
+
+
+def test_gapg_keeps_every_solved_prompt_and_its_quota_of_cloud_only_ones() -> None:
+    outcome = baselines.PromptOutcome
+    outcomes = [outcome(True, True)] * 7 + [outcome(False, True)] * 10 + [outcome(False, False)] * 5
+    kept = baselines.gapg_kept_prompts(outcomes, baselines.calls_per_local(0.3), random.Random(1))
+    assert kept[:7] == list(range(7))
+    assert len(kept) == 10 and all(7 <= index < 17 for index in kept[7:])
+    assert kept == baselines.gapg_kept_prompts(outcomes, 3 / 7, random.Random(1))
+
+
+def test_calls_per_local_of_thirty_percent_is_three_sevenths() -> None:
+    assert baselines.calls_per_local(0.3) == pytest.approx(3 / 7)
+    with pytest.raises(ValueError, match="target_rate"):
+        baselines.calls_per_local(1.0)
+
+
+def test_phases_cover_all_steps_and_stay_at_the_last() -> None:
+    phases = schedules.even_phases(schedules.PAPER_SCHEDULES["rising"], 10)
+    assert [phase.steps for phase in phases] == [3, 3, 2, 2]
+    assert [schedules.phase_at(phases, step) for step in range(12)] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
+def test_a_phase_refuses_an_impossible_rate(rate: float) -> None:
+    with pytest.raises(ValueError, match="target_rate"):
+        schedules.TargetPhase(rate, 10)
+
+
+def test_tally_separates_kept_from_joint_accuracy() -> None:
+    tally = metrics.tally([(False, True), (False, False), (True, True), (True, True)])
+    assert (tally.coverage, tally.kept_accuracy, tally.joint_accuracy, tally.assist_rate) == (0.5, 0.5, 0.75, 0.5)
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_the_interval_holds_the_share_and_stays_within_the_unit_interval(successes: int, failures: int) -> None:
+    low, high = metrics.wilson_interval(successes, successes + failures)
+    share = successes / (successes + failures) if successes + failures else 0.5
+    assert 0.0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1.0
+
+
+def test_forgetting_and_oracle_bound_follow_their_definitions() -> None:
+    assert metrics.forgetting_rate(0.5, 0.4) == pytest.approx(0.2)
+    assert metrics.oracle_router_bound(0.3, 0.6, 0.95) == pytest.approx(0.6 + 0.3 * 0.95)
+    assert metrics.oracle_router_bound(0.7, 0.6, 0.95) == pytest.approx(0.6 + 0.4 * 0.95)
