@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from edge.agent.answer import Answerer, AnswerRecord
 from edge.agent.events import RunFinished, StepFinished
@@ -43,7 +44,7 @@ class Agent:
 
     answerer: Answerer
 
-    async def __aenter__(self) -> Agent:
+    async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state."""
         raise NotImplementedError
 

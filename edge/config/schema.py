@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+def _share(value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"must lie in [0, 1], not {value}")
+    return value
+
+
+Rate = Annotated[float, AfterValidator(_share)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]

@@ -1,0 +1,27 @@
+"""Loading the agent's own configuration. Knows the order of its layers and where a device profile is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.config.loader import Flag, Resolved, resolve
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError
+
+
+def resolve_agent_config(
+    file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
+) -> Resolved[AgentConfig]:
+    """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer.
+
+    Raises ConfigError with one line.
+    """
+    files = [file] if file is not None else []
+    resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags)
+    if resolved.config.device_profile is None:
+        return resolved
+    profile = Path(resolved.config.device_profile)
+    if not profile.is_file():
+        raise ConfigError(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
+    return resolve(AgentConfig, files=[profile, *files], sets=sets, flags=flags)

@@ -1,0 +1,293 @@
+"""Layered configuration. Knows layers, origins and good error lines; knows nothing of what the settings mean.
+
+Defaults < device profile < file < `--set key=value` < flags: each layer is nested data with a name, later ones win key by key (lists
+as a whole). The schema class is given, so that the agent and the coordinator share this module.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
+from edge.core.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+DEFAULT_ORIGIN = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A command-line option that sets one value: its dotted key, the value, and how it is written (`--target-rate`)."""
+
+    key: str
+    value: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[ConfigT]):
+    """The configuration and where each value came from: dotted key -> `default`, `FILE:LINE`, `--set` or the flag's name."""
+
+    config: ConfigT
+    origins: Mapping[str, str]
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """(dotted key, value, origin) of every leaf, in the schema's order; for `config show`."""
+        data = self.config.model_dump(mode="json")
+        return [(dotted(path), value, self._origin(path)) for path, value in leaves(data)]
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as a YAML file that gives the same configuration again."""
+        return yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def _origin(self, path: KeyPath) -> str:
+        for length in range(len(path), 0, -1):
+            if dotted(path[:length]) in self.origins:
+                return self.origins[dotted(path[:length])]
+        return DEFAULT_ORIGIN
+
+
+def resolve(
+    schema: type[ConfigT],
+    *,
+    files: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    flags: Sequence[Flag] = (),
+) -> Resolved[ConfigT]:
+    """Merge the layers and validate. `files` from the weakest (device profile) to the strongest; `sets` are `key=value` texts.
+
+    Raises ConfigError with one line that starts with the place of the offending value.
+    """
+    layers = [load_yaml(path) for path in files]
+    for layer in layers:
+        check_known_keys(schema, layer)
+    merged = _Merged(schema)
+    for layer in layers:
+        merged.merge(layer)
+    for text in sets:
+        merged.put(*_parse_set(text))
+    for flag in flags:
+        merged.put(flag.key, flag.value, flag.name)
+    return merged.validated()
+
+
+def check_known_keys(schema: type[BaseModel], layer: LinedData) -> None:
+    """Raise ConfigError at the first key the schema does not have, with its line and the nearest known name."""
+    _check_mapping((schema,), layer.data, (), layer)
+
+
+def dotted(path: KeyPath) -> str:
+    """`phases.0.target_rate`"""
+    return ".".join(str(part) for part in path)
+
+
+def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that is not a non-empty mapping or list of mappings, with its path."""
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(data, (list, tuple)) and any(isinstance(value, Mapping) for value in data):
+        for index, value in enumerate(data):
+            yield from leaves(value, (*path, index))
+    else:
+        yield path, data
+
+
+class _Merged(Generic[ConfigT]):
+    """The growing configuration: nested data plus the origin of each path that a layer has set."""
+
+    def __init__(self, schema: type[ConfigT]) -> None:
+        self._schema = schema
+        self._data: dict[str, Any] = _defaults(schema)
+        self._origins: dict[KeyPath, str] = {}
+
+    def merge(self, layer: LinedData) -> None:
+        self._merge_mapping(self._data, layer.data, (), layer)
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Set one dotted key. List elements are addressed by number."""
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        layer = LinedData(origin, _nested(path, value))
+        self._check_path(path, layer)
+        target: Any = self._data
+        for index, part in enumerate(path[:-1]):
+            target = _child(target, part, path[: index + 1], origin)
+        if isinstance(target, list):
+            _child(target, path[-1], path, origin)
+        target[path[-1]] = value
+        self._note(path, origin)
+
+    def validated(self) -> Resolved[ConfigT]:
+        try:
+            config = self._schema.model_validate(self._data)
+        except ValidationError as error:
+            raise ConfigError(self._problem(error.errors(include_url=False)[0])) from error
+        return Resolved(config, {dotted(path): origin for path, origin in self._origins.items()})
+
+    def _merge_mapping(self, target: dict[str, Any], source: Mapping[str, Any], path: KeyPath, layer: LinedData) -> None:
+        for key, value in source.items():
+            here = (*path, key)
+            if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+                self._merge_mapping(target[key], value, here, layer)
+            else:
+                target[key] = _copied(value)
+                self._note(here, layer.place(here))
+                for inner, _ in leaves(value, here):
+                    self._note(inner, layer.place(inner))
+
+    def _check_path(self, path: KeyPath, layer: LinedData) -> None:
+        _check_mapping((self._schema,), layer.data, (), layer)
+
+    def _note(self, path: KeyPath, origin: str) -> None:
+        for known in [known for known in self._origins if known[: len(path)] == path]:
+            del self._origins[known]
+        self._origins[path] = origin
+
+    def _problem(self, error: ErrorDetails) -> str:
+        path = tuple(part for part in error["loc"] if not (isinstance(part, str) and "[" in part))
+        place = self._nearest_origin(path)
+        text = f"{dotted(path)} {_complaint(error)}" if path else _complaint(error)
+        return f"{place}: {text}" if place else text
+
+    def _nearest_origin(self, path: KeyPath) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._origins:
+                return self._origins[path[:length]]
+        return next((origin for known, origin in self._origins.items() if known[: len(path)] == path), "")
+
+
+def _complaint(error: ErrorDetails) -> str:
+    """What is wrong with a value, to stand after its key."""
+    value, context = error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {value!r}"
+        case "greater_than":
+            return f"must be greater than {context['gt']}, not {value!r}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {value!r}"
+        case "less_than":
+            return f"must be less than {context['lt']}, not {value!r}"
+        case "literal_error" | "enum":
+            return f"must be {context['expected']}, not {value!r}"
+        case "missing":
+            return "is required"
+        case "value_error":
+            return str(context["error"])
+    expected = error["msg"].removeprefix("Input should be ")
+    return f"must be {expected}, not {value!r}"
+
+
+def _parse_set(text: str) -> tuple[str, Any, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: expected key=value, e.g. learning.group_size=8")
+    origin = f"--set {key.strip()}"
+    return key.strip(), parse_value(value, origin), origin
+
+
+def _check_mapping(schemas: Sequence[type[BaseModel]], data: Mapping[Any, Any], path: KeyPath, layer: LinedData) -> None:
+    fields = {name: info for schema in schemas for name, info in schema.model_fields.items()}
+    for key, value in data.items():
+        here = (*path, key)
+        if key not in fields:
+            raise ConfigError(f"{layer.place(here)}: unknown key {dotted(here)}{_suggestion(str(key), fields)}")
+        _check_value(fields[key].annotation, value, here, layer)
+
+
+def _check_value(annotation: Any, value: Any, path: KeyPath, layer: LinedData) -> None:
+    if isinstance(value, Mapping):
+        if schemas := list(_models_of(annotation)):
+            _check_mapping(schemas, value, path, layer)
+        elif element := _element_of(annotation):
+            for key, inner in value.items():
+                _check_value(element, inner, (*path, key), layer)
+    elif isinstance(value, list) and (element := _element_of(annotation)):
+        for index, inner in enumerate(value):
+            _check_value(element, inner, (*path, index), layer)
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models an annotation stands for: itself or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _models_of(member)
+    elif hasattr(annotation, "__metadata__"):
+        yield from _models_of(get_args(annotation)[0])
+
+
+def _element_of(annotation: Any) -> Any:
+    """The element type of a list, tuple or mapping annotation, or None."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return next((found for member in arguments if (found := _element_of(member))), None)
+    if origin in (list, tuple) and arguments:
+        return arguments[0]
+    if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2:
+        return arguments[1]
+    return None
+
+
+def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+    squeezed = {name.replace("_", ""): name for name in known}
+    near = difflib.get_close_matches(key.replace("_", "").replace("-", "").lower(), squeezed, n=1, cutoff=0.6)
+    return f"; did you mean {squeezed[near[0]]}?" if near else f"; known: {', '.join(sorted(known))}"
+
+
+def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
+    """Nested defaults of every field that has one."""
+    values: dict[str, Any] = {}
+    for name, info in schema.model_fields.items():
+        if not info.is_required():
+            values[name] = _plain(info.get_default(call_default_factory=True))  # type: ignore[call-arg]
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            values[name] = _defaults(info.annotation)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, (list, tuple)):
+        return [_plain(element) for element in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(element) for key, element in value.items()}
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(element) for element in value]
+    return value
+
+
+def _nested(path: KeyPath, value: Any) -> Any:
+    """{a: {b: value}} for (a, b); list positions become one-element lists, good enough to check names."""
+    for part in reversed(path):
+        value = [value] if isinstance(part, int) else {part: value}
+    return value
+
+
+def _child(target: Any, part: str | int, path: KeyPath, origin: str) -> Any:
+    """Step into a mapping (created where there is none) or a list element that exists."""
+    if isinstance(target, list):
+        if not isinstance(part, int) or part >= len(target):
+            raise ConfigError(f"{origin}: {dotted(path)} does not exist; there are {len(target)} elements, counted from 0")
+        return target[part]
+    if isinstance(target.get(part), (dict, list)):
+        return target[part]
+    target[part] = {}
+    return target[part]

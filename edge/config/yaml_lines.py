@@ -1,0 +1,102 @@
+"""YAML with line numbers. Knows where each value stands in its file; knows nothing of schemas.
+
+Refuses what silently loses data: duplicate keys, keys that are not text, several documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edge.core.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinedData:
+    """Nested plain data, what it is called in messages, and the line (from 1) of each key path."""
+
+    name: str
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> str:
+        """`file.yaml:12` of the path or its nearest known parent; just the name where no line is known."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.lines:
+                return f"{self.name}:{self.lines[path[:length]]}"
+        return self.name
+
+
+def load_yaml(path: Path) -> LinedData:
+    """Read a mapping from a YAML file. Raises ConfigError (FILE:LINE: ...) when it cannot be read or is no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot read the configuration: {reason}") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> LinedData:
+    """Parse YAML text called `name`; an empty text is an empty mapping. Raises ConfigError."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return LinedData(name, {})
+        reader = _Reader(loader, name)
+        data = reader.read(node, ())
+    except yaml.YAMLError as error:
+        raise ConfigError(_yaml_problem(name, error)) from error
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name}:1: expected `key: value` lines, found {type(data).__name__}")
+    return LinedData(name, data, reader.lines)
+
+
+def parse_value(text: str, name: str) -> Any:
+    """One value written on a command line, read as YAML (`0.3`, `true`, `null`, `[q_proj, v_proj]`). Raises ConfigError."""
+    return parse_yaml(f"value: {text}\n", name).data["value"]
+
+
+class _Reader:
+    """Turns YAML nodes into plain data and notes the line of every path."""
+
+    def __init__(self, loader: yaml.SafeLoader, name: str) -> None:
+        self._loader = loader
+        self._name = name
+        self.lines: dict[KeyPath, int] = {}
+
+    def read(self, node: yaml.Node, path: KeyPath) -> Any:
+        """The node as plain data."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._read_mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
+        return self._loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+
+    def _read_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{self._name}:{line}: a key must be plain text")
+            if key in mapping:
+                raise ConfigError(f"{self._name}:{line}: key {'.'.join(map(str, (*path, key)))} is given twice")
+            self.lines[(*path, key)] = line
+            mapping[key] = self.read(value_node, (*path, key))
+        return mapping
+
+
+def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{name}:{mark.line + 1}: {problem}" if mark else f"{name}: {problem}"
