@@ -1,0 +1,78 @@
+"""An agent behind the endpoint's port. Knows both vocabularies; knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any, cast
+
+from edge.agent.agent import Agent
+from edge.agent.answer import AnswerDelta, AnswerRecord
+from edge.core.errors import CoordinatorError
+from edge.serve.ports import AnswerNote, AnswerPiece, Question
+
+_MOST_STEPS = 2000
+
+
+class AgentAnswers:
+    """`AnswerService` over a running agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
+        """Stream one answer; the last piece has the note."""
+        deltas = self._agent.answerer.stream(
+            question.messages,
+            mode=question.mode,
+            request_id=question.id,
+            temperature=question.temperature,
+            max_tokens=question.max_tokens,
+            seed=abs(question.seed or 0),
+        )
+        async with aclosing(cast(AsyncGenerator[AnswerDelta, None], deltas)):
+            async for delta in deltas:
+                yield AnswerPiece(delta.text, note=note_of(delta.record) if delta.record else None)
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The stored record of an answer. Raises NotFound."""
+        return self._agent.why(answer_id).to_json()
+
+    async def status(self) -> Mapping[str, Any]:
+        """The agent's snapshot, with its budget where the coordinator can be reached."""
+        status = asdict(self._agent.status())
+        status["model"].pop("path", None)
+        return {**status, "last_step": None, "budget": await self._budget()}
+
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Finished steps above `after`, oldest first, the newest 2000 at most."""
+        wanted = min(_MOST_STEPS, self._agent.status().steps_done - after)
+        steps = self._agent.steps(last=wanted) if wanted > 0 else []
+        return [step.to_json() for step in steps if step.step > after]
+
+    async def _budget(self) -> Mapping[str, Any] | None:
+        try:
+            return asdict(await self._agent.budget())
+        except CoordinatorError:
+            return None
+
+
+def note_of(record: AnswerRecord) -> AnswerNote:
+    """The record without its texts."""
+    return AnswerNote(
+        id=record.id,
+        source=record.source,
+        reason=record.reason,
+        finish=getattr(record, "finish", "stop"),
+        prompt_tokens=getattr(record, "prompt_tokens", 0),
+        completion_tokens=getattr(record, "completion_tokens", 0),
+        help_log_odds=record.help_log_odds,
+        dual=record.dual,
+        calls_left=record.calls_left,
+        spend_left_uusd=record.spend_left_uusd,
+        cloud_tokens=record.cloud_tokens,
+        spend_uusd=record.charged_uusd,
+        adapter_version=record.adapter_version,
+        latency_s=record.latency_s,
+    )

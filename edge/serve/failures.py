@@ -1,0 +1,53 @@
+"""Errors in the OpenAI shape. Knows HTTP status codes and the error tree; knows nothing of routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, EdgeError, NotFound, RateLimited, UsageError
+
+
+class RequestProblem(Exception):
+    """A request that cannot be served: `status` HTTP code, `code` for programs, `param` the field at fault."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The error object of the OpenAI API."""
+        return error_body(str(self), kind=_kind(self.status), code=self.code, param=self.param)
+
+
+def error_body(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def problem_of(error: Exception) -> RequestProblem:
+    """The problem a client is told of. What is not an EdgeError is named by its class only: its text may hold a prompt."""
+    if isinstance(error, RequestProblem):
+        return error
+    if isinstance(error, EdgeError):
+        message = f"{error}; {error.hint}" if error.hint else str(error)
+        return RequestProblem(_status(error), message, code=getattr(error, "reason", type(error).__name__).lower())
+    return RequestProblem(500, f"internal error ({type(error).__name__})", code="internal")
+
+
+def _status(error: EdgeError) -> int:
+    table: tuple[tuple[type[EdgeError], int], ...] = (
+        (UsageError, 400),
+        (NotFound, 404),
+        (BudgetExhausted, 429),
+        (RateLimited, 429),
+        (CoordinatorUnavailable, 503),
+    )
+    return next((status for kind, status in table if isinstance(error, kind)), 500)
+
+
+def _kind(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

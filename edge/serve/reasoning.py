@@ -1,0 +1,128 @@
+"""Splits a streamed response into reasoning and answer, and stops at stop strings. Knows the tags; knows nothing of HTTP.
+
+The models write `<think> ... </think> <answer> ... </answer>`. Clients of the OpenAI API expect the reasoning apart from the
+answer. Text may arrive cut anywhere, also in the middle of a tag, so what may become a tag is held back until decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "</answer>": "content"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelText:
+    """Text for one channel: `reasoning` or `content`."""
+
+    channel: str
+    text: str
+
+
+class ReasoningSplitter:
+    """Feeds on text, gives text with its channel; tags themselves are swallowed, and so is white space between the channels."""
+
+    def __init__(self) -> None:
+        self._channel = "content"
+        self._held = ""
+        self._fresh = True
+
+    def feed(self, text: str) -> list[ChannelText]:
+        """The decided text so far."""
+        self._held += text
+        out: list[ChannelText] = []
+        while True:
+            position, tag = _first_tag(self._held)
+            if tag is None:
+                break
+            self._say(self._held[:position], out)
+            self._switch(_TAGS[tag])
+            self._held = self._held[position + len(tag) :]
+        keep = longest_partial(self._held, tuple(_TAGS))
+        decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._say(decided, out)
+        return out
+
+    def finish(self) -> list[ChannelText]:
+        """What was held back."""
+        out: list[ChannelText] = []
+        self._say(self._held, out)
+        self._held = ""
+        return out
+
+    def _switch(self, channel: str) -> None:
+        self._channel = channel
+        self._fresh = True
+
+    def _say(self, text: str, out: list[ChannelText]) -> None:
+        if self._fresh:
+            text = text.lstrip()
+        if text:
+            self._fresh = False
+            out.append(ChannelText(self._channel, text))
+
+
+class StopCutter:
+    """Cuts text before the first stop string, which may arrive in pieces."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """Text that is certainly before any stop string; "" for ever after one was met."""
+        if self.stopped or not self._stops:
+            return "" if self.stopped else text
+        self._held += text
+        found = [position for position in (self._held.find(stop) for stop in self._stops) if position >= 0]
+        if found:
+            self.stopped = True
+            return self._held[: min(found)]
+        keep = longest_partial(self._held, self._stops)
+        decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return decided
+
+    def finish(self) -> str:
+        """What was held back, when no stop string came."""
+        rest, self._held = ("" if self.stopped else self._held), ""
+        return rest
+
+
+class AnswerReader:
+    """Both in one: text by channel, the content cut at the first stop string."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._splitter = ReasoningSplitter()
+        self._cutter = StopCutter(stops)
+
+    def feed(self, text: str) -> list[ChannelText]:
+        """What may be shown of the text so far."""
+        return self._cut(self._splitter.feed(text))
+
+    def finish(self) -> list[ChannelText]:
+        """What was held back."""
+        rest = self._cut(self._splitter.finish())
+        held = self._cutter.finish()
+        return [*rest, ChannelText("content", held)] if held else rest
+
+    def _cut(self, parts: list[ChannelText]) -> list[ChannelText]:
+        cut = (ChannelText(p.channel, self._cutter.feed(p.text)) if p.channel == "content" else p for p in parts)
+        return [part for part in cut if part.text]
+
+
+def longest_partial(text: str, words: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is a proper beginning of one of the words."""
+    longest = 0
+    for word in words:
+        for size in range(min(len(word) - 1, len(text)), longest, -1):
+            if text.endswith(word[:size]):
+                longest = size
+                break
+    return longest
+
+
+def _first_tag(text: str) -> tuple[int, str | None]:
+    found = [(text.find(tag), tag) for tag in _TAGS if tag in text]
+    return min(found) if found else (-1, None)
