@@ -1,0 +1,65 @@
+# The two commands a newcomer needs are `make run` and `make test`; each does all its own set-up in .venv.
+SHELL  := /bin/bash
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && { echo $$p; break; }; done)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev run test test-long check format bench system proto clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN{FS=":.*?## "}{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; found: $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	@echo "== making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: about 3 minutes on 2 cores)"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
+	@touch $@
+
+$(VENV)/.dev-ready: pyproject.toml constraints.txt $(VENV)/.run-ready
+	@echo "== installing what the tests and checks need"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.run-ready ## set up .venv with everything `make run` needs
+
+dev: $(VENV)/.dev-ready ## set up .venv with everything the tests and checks need
+
+run: $(VENV)/.run-ready ## serve and learn until Ctrl-C; ARGS="--steps 40" ends by itself
+	@$(BIN)/edge-agent run $(ARGS)
+
+test: $(VENV)/.dev-ready system ## run the test suite; ARGS="-k ledger" narrows it
+	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: $(VENV)/.dev-ready system ## run the suites that take many minutes
+	@$(BIN)/python -m pytest -m long $(ARGS)
+
+check: $(VENV)/.dev-ready ## format, lint, types, import contracts, proto drift, fast tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.codegen --check
+	@$(BIN)/python -m pytest -q -m "not long" tests/unit tests/paper
+
+format: $(VENV)/.dev-ready ## rewrite the code in the project's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev-ready ## measure speed and memory side by side
+	@$(BIN)/python -m tools.bench $(ARGS)
+
+proto: $(VENV)/.dev-ready ## generate edge/rpc/v1 from proto/
+	@$(BIN)/python -m tools.codegen
+
+system: ## install the system packages some tests use, where that is allowed
+	@tools/system.sh
+
+clean: ## remove build products (the virtual environment stays)
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Installs the system packages that some tests use. Never fails: tests that need a missing package are skipped with a summary line.
+set -u
+
+packages=()
+command -v bwrap >/dev/null 2>&1 || [ "$(uname -s)" != Linux ] || packages+=(bubblewrap)
+[ ${#packages[@]} -eq 0 ] && exit 0
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+if command -v apt-get >/dev/null 2>&1 && as_root true 2>/dev/null; then
+  echo "== installing system packages: ${packages[*]}"
+  { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}"; } >/dev/null 2>&1 && exit 0
+elif command -v brew >/dev/null 2>&1; then
+  brew install --quiet "${packages[@]}" && exit 0
+fi
+echo "== system packages not installed: ${packages[*]} (tests that need them will be skipped; to run them: apt-get install ${packages[*]})"
