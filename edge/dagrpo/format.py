@@ -57,7 +57,9 @@ def check_format(text: str, max_steps: int) -> FormatVerdict:
         return FormatVerdict(True, True, steps)
     if _has_answer(parts.rest):
         return FormatVerdict(True, False, steps)
-    return FormatVerdict(False, False, steps, "expected one <answer>...</answer> or the help phrase after </think>, and nothing else")
+    return FormatVerdict(
+        False, False, steps, "expected one <answer>...</answer> or the help phrase after </think>, and nothing else"
+    )
 
 
 def help_trigger_span(text: str) -> tuple[int, int] | None:

@@ -77,7 +77,9 @@ def read_items(path: Path) -> list[TaskItem]:
         raise TaskFileError(f"{path}: cannot be read ({error})", hint="give the path of a UTF-8 JSON Lines file") from error
     items = [_item(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
-        raise TaskFileError(f"{path}: no task item in the file", hint='one JSON object a line, e.g. {"question": "2+3?", "answer": 5}')
+        raise TaskFileError(
+            f"{path}: no task item in the file", hint='one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
+        )
     _refuse_repeated_ids(items, path)
     return items
 

@@ -15,7 +15,8 @@ class VerifierByKind:
     """Hands each item to the verifier of its kind."""
 
     def __init__(self, verifiers: Mapping[AnswerKind, Verifier] | None = None) -> None:
-        self._verifiers = dict(verifiers or {AnswerKind.MATH: ExactMathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()})
+        builtin: dict[AnswerKind, Verifier] = {AnswerKind.MATH: ExactMathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()}
+        self._verifiers = builtin if verifiers is None else dict(verifiers)
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's final answer is right. Raises UsageError for a kind that no verifier judges."""

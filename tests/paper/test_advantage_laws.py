@@ -104,9 +104,7 @@ def test_the_constant_is_exactly_unbiased_over_every_possible_group(group_size: 
     for group in itertools.product((0, 1), repeat=group_size):
         probability = math.prod(ask if asked else 1 - ask for asked in group)
         advantages = dual_advantages([reward[y] for y in group], list(group), dual)
-        total += probability * estimator_weight(group_size) * sum(
-            a * score[y] for a, y in zip(advantages, group, strict=True)
-        )
+        total += probability * estimator_weight(group_size) * sum(a * score[y] for a, y in zip(advantages, group, strict=True))
     assert total == pytest.approx((reward[1] - dual) - reward[0], abs=1e-12)
 
 

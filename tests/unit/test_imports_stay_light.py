@@ -1,0 +1,41 @@
+"""What importing and asking for help may load: a command line must answer at once on a small machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "llama_cpp", "transformers", "peft", "numpy", "grpc", "matplotlib", "uvicorn", "fastapi", "aiohttp", "gguf")
+PROBE = """
+import json, sys
+{code}
+print(json.dumps(sorted(name for name in {heavy!r} if name in sys.modules)))
+"""
+
+
+def loaded_by(code: str) -> list[str]:
+    """Heavy modules in sys.modules of a fresh interpreter after running `code`."""
+    text = PROBE.format(code=code, heavy=HEAVY)
+    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    return list(json.loads(result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("code", ["import edge", "import edge.dagrpo.dual, edge.dagrpo.format", "import edge.core.worker"])
+def test_the_lower_layers_load_nothing_heavy(code: str) -> None:
+    assert loaded_by(code) == []
+
+
+@pytest.mark.parametrize("main", ["edge.cli", "coordinator.cli"])
+def test_asking_a_command_for_help_loads_nothing_heavy(main: str) -> None:
+    code = f"""
+import contextlib, io
+import {main} as cli
+sys.argv = ["command", "--help"]
+with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+    cli.main()
+assert "Usage" in shown.getvalue() or "usage" in shown.getvalue()
+"""
+    assert loaded_by(code) == []
