@@ -1,7 +1,8 @@
 """One table: what went wrong <-> how it travels. Knows gRPC status codes and google.rpc details; knows nothing of calls or budgets.
 
 Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
-where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons.
+where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),
+CONNECTION_LOST (sent, no reply) and DEADLINE_EXCEEDED are what a client finds out by itself; the service never sends them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("UPSTREAM_FAILED", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("LEDGER_UNAVAILABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("UNREACHABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("CONNECTION_LOST", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("DEADLINE_EXCEEDED", errors.CoordinatorUnavailable, StatusCode.DEADLINE_EXCEEDED),
     ErrorRow("OUTCOME_UNKNOWN", errors.OutcomeUnknown, StatusCode.ABORTED),
     ErrorRow("IN_PROGRESS", errors.CallInProgress, StatusCode.ABORTED),
@@ -55,7 +57,8 @@ TABLE: tuple[ErrorRow, ...] = (
 BY_REASON = {row.reason: row for row in TABLE}
 # What a bare status means when no ErrorInfo came along: written by gRPC itself or by a proxy, not by the coordinator.
 BARE_CODES = {
-    StatusCode.UNAVAILABLE: "UNREACHABLE",
+    StatusCode.UNAVAILABLE: "CONNECTION_LOST",
+    StatusCode.CANCELLED: "CONNECTION_LOST",  # the server stopped under the call; a local cancel is asyncio.CancelledError instead
     StatusCode.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
     StatusCode.RESOURCE_EXHAUSTED: "INVALID_REQUEST",  # gRPC's own use: a message over the size limit
     StatusCode.INVALID_ARGUMENT: "INVALID_REQUEST",

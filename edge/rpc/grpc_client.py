@@ -1,0 +1,252 @@
+"""The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
+
+Only UNAVAILABLE is retried, with the same key, within the caller's deadline: the delay is the coordinator's RetryInfo or a jittered
+exponential one. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice. A coordinator that
+cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from edge.core.errors import (
+    CallInProgress,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    NotFound,
+    UsageError,
+)
+from edge.core.rng import stream
+from edge.rpc import codec
+from edge.rpc.address import Address, parse_address
+from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion, CloudDelta, Registration, StepClosed, StepOpened
+from edge.rpc.errors import from_rpc_error
+from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, device_pb2_grpc, step_pb2
+
+T = TypeVar("T")
+DEVICE_ID_KEY = "device-id"
+NOT_WORTH_RETRYING = {"UNREACHABLE", "DEADLINE_EXCEEDED"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPolicy:
+    """Patience: seconds to connect, seconds for a control call, retries of one call, and the backoff between them."""
+
+    connect_timeout_s: float = 2.0
+    control_deadline_s: float = 10.0
+    max_retries: int = 6
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 3.0
+    max_message_bytes: int = 4 << 20
+
+
+class GrpcCoordinatorClient:
+    """A connection to one coordinator. Made anywhere, connected at its first call; belongs to one event loop.
+
+    `device_id` names this device where the coordinator trusts the connection (Unix socket, loopback). Plaintext to another machine is
+    refused with UsageError unless `allow_insecure`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        device_id: str = "",
+        allow_insecure: bool = False,
+        policy: ClientPolicy | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._address = parse_address(address)
+        if not (self._address.is_local or allow_insecure):
+            raise UsageError(
+                f"refusing to send prompts unencrypted to {self._address}", hint="use a loopback address or a Unix socket"
+            )
+        self._policy = policy or ClientPolicy()
+        self._metadata = ((DEVICE_ID_KEY, device_id),) if device_id else ()
+        self._jitter = stream(seed, "rpc-backoff", device_id)
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
+        """Announce this device; returns the terms of each task."""
+        request = _encode(
+            lambda: device_pb2.RegisterDeviceRequest(
+                agent_version=agent_version, protocol_version=codec.PROTOCOL_VERSION, tasks=list(tasks)
+            )
+        )
+        return codec.decode_registration(await self._control("RegisterDevice", request))
+
+    async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
+        """Open a learning step."""
+        request = _encode(
+            lambda: step_pb2.OpenStepRequest(
+                task=task, step=step, planned_prompts=planned_prompts, group_size=group_size, target_rate=target_rate
+            )
+        )
+        return codec.decode_step_opened(await self._control("OpenStep", request))
+
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+        """Report a step and move λ; repeated, returns the first answer."""
+        request = _encode(
+            lambda: step_pb2.CloseStepRequest(task=task, step=step, total_units=total_units, help_units=help_units)
+        )
+        return codec.decode_step_closed(await self._control("CloseStep", request))
+
+    async def get_budget(self, task: str) -> BudgetSnapshot:
+        """The current budget of this device for one task."""
+        request = _encode(lambda: budget_pb2.GetBudgetRequest(task=task))
+        return codec.decode_budget((await self._control("GetBudget", request)).budget)
+
+    async def get_call(self, call_key: str) -> CloudCompletion:
+        """The stored result of an earlier call; never starts work."""
+        request = _encode(lambda: call_pb2.GetCallRequest(call_key=call_key))
+        return codec.decode_completion(await self._control("GetCall", request))
+
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        """Ask the cloud once, idempotent by the call's key; a reply that was lost is recovered."""
+        return await self._complete_until(call, self._end(deadline_s))
+
+    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        """Ask the cloud once and stream its answer; a stream that breaks is finished from the stored result."""
+        end = self._end(deadline_s)
+        received = ""
+        try:
+            async for delta in self._stream_once(call, end):
+                received += delta.text
+                yield delta
+            return
+        except (CoordinatorUnavailable, CallInProgress) as error:
+            if error.reason in NOT_WORTH_RETRYING:
+                raise
+        completion = await self._complete_until(call, end)
+        rest = completion.text.removeprefix(received) if completion.text.startswith(received) else ""
+        yield CloudDelta(rest, completion)
+
+    async def aclose(self) -> None:
+        """Close the connection. Safe to call twice."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _complete_until(self, call: CloudCall, end: float) -> CloudCompletion:
+        request = _encode(lambda: codec.encode_call(call))
+        lost = False
+
+        async def attempt() -> CloudCompletion:
+            nonlocal lost
+            try:
+                recovered = await self._recover(call.call_key, end) if lost else None
+                return recovered or codec.decode_completion(await self._once("Complete", request, end))
+            except (CoordinatorUnavailable, CallInProgress) as error:
+                lost = lost or error.reason in {"CONNECTION_LOST", "IN_PROGRESS"}
+                raise
+
+        return await self._retrying(attempt, end)
+
+    async def _recover(self, call_key: str, end: float) -> CloudCompletion | None:
+        """What became of a call whose reply was lost; None when the coordinator never heard of it."""
+        try:
+            return codec.decode_completion(await self._once("GetCall", call_pb2.GetCallRequest(call_key=call_key), end))
+        except NotFound:
+            return None
+
+    async def _stream_once(self, call: CloudCall, end: float) -> AsyncIterator[CloudDelta]:
+        request = call_pb2.StreamCompleteRequest(call=_encode(lambda: codec.encode_call(call)))
+        stub = await self._ready_stub(end)
+        try:
+            async for reply in stub.StreamComplete(request, timeout=self._left(end), metadata=self._metadata):
+                kind = reply.WhichOneof("event")
+                if kind == "delta":
+                    yield CloudDelta(reply.delta)
+                elif kind == "finished":
+                    yield CloudDelta("", codec.decode_completion(reply.finished))
+                    return
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
+
+    async def _control(self, method: str, request: Any) -> Any:
+        end = self._end(self._policy.control_deadline_s)
+        return await self._retrying(lambda: self._once(method, request, end), end)
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[T]], end: float) -> T:
+        for tried in range(self._policy.max_retries):
+            try:
+                return await attempt()
+            except (CoordinatorUnavailable, CallInProgress) as error:
+                delay_s = self._delay_s(error, tried)
+                if error.reason in NOT_WORTH_RETRYING or delay_s >= self._left(end):
+                    raise
+            await asyncio.sleep(delay_s)
+        return await attempt()
+
+    def _delay_s(self, error: CoordinatorError, tried: int) -> float:
+        """Jittered exponential backoff, never below what the coordinator asked for."""
+        ceiling_s = min(self._policy.max_backoff_s, self._policy.first_backoff_s * 2.0**tried)
+        return max(error.retry_after_s or 0.0, ceiling_s * (0.5 + 0.5 * self._jitter.random()))
+
+    async def _once(self, method: str, request: Any, end: float) -> Any:
+        stub = await self._ready_stub(end)
+        try:
+            return await getattr(stub, method)(request, timeout=self._left(end), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        except grpc.aio.UsageError as error:
+            raise CoordinatorUnavailable("the connection was closed", reason="CONNECTION_LOST") from error
+
+    async def _ready_stub(self, end: float) -> Any:
+        if self._closed:
+            raise CoordinatorUnavailable("the client is closed")
+        channel = self._open_channel()
+        if channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+            try:
+                async with asyncio.timeout(min(self._policy.connect_timeout_s, self._left(end))):
+                    await channel.channel_ready()
+            except TimeoutError as error:
+                raise CoordinatorUnavailable(
+                    f"no coordinator answers at {self._address}", hint="is `edge-coordinator serve` running there?"
+                ) from error
+        return device_pb2_grpc.DeviceServiceStub(channel)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(str(self._address), options=_channel_options(self._address, self._policy))
+        return self._channel
+
+    @staticmethod
+    def _end(deadline_s: float) -> float:
+        return asyncio.get_running_loop().time() + deadline_s
+
+    @staticmethod
+    def _left(end: float) -> float:
+        """Seconds until `end`, never quite 0 (a call without any time is still answered DEADLINE_EXCEEDED by gRPC)."""
+        return max(0.001, end - asyncio.get_running_loop().time())
+
+
+def _channel_options(address: Address, policy: ClientPolicy) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", policy.max_message_bytes),
+        ("grpc.max_send_message_length", policy.max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    return [*options, ("grpc.enable_http_proxy", 0)] if address.is_local else options
+
+
+def _encode(build: Callable[[], T]) -> T:
+    """A message from values. Raises InvalidRequest on what the wire cannot carry (a lone surrogate, a number out of range)."""
+    try:
+        return build()
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequest(f"cannot be sent: {error}") from error

@@ -1,0 +1,254 @@
+"""A coordinator in memory, for tests and for trying an agent without a service. Knows the contract; knows nothing of gRPC or money on disk.
+
+It keeps the promises of edge/rpc/client.py: idempotent keys, one charge per prompt group, steps in order, λ moved exactly once by
+`dual_step`, limits that cannot be exceeded. Failures are programmed: `fail_next("complete", error)` raises that error at the next call of
+the method, before anything happened; `lose_next_reply()` does the work and then loses the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edge.core.errors import (
+    BudgetExhausted,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    KeyReused,
+    NotFound,
+    StepMismatch,
+)
+from edge.core.types import TokenUsage
+from edge.dagrpo.dual import dual_step
+from edge.rpc.client import (
+    BudgetSnapshot,
+    CloudCall,
+    CloudCompletion,
+    CloudDelta,
+    Registration,
+    StepClosed,
+    StepOpened,
+    TaskTerms,
+)
+
+Answer = Callable[[CloudCall], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedTerms:
+    """What the scripted coordinator holds every task to; credit κ None means no step limit. Prices in micro-USD per call."""
+
+    target_rate: float = 0.3
+    dual_init: float = 0.5
+    dual_lr: float = 0.01
+    step_credit_kappa: float | None = 2.0
+    calls_limit: int | None = None
+    price_uusd_per_call: int = 100
+
+
+@dataclass(slots=True)
+class _TaskState:
+    dual: float
+    target_rate: float
+    next_step: int = 0
+    opened: StepOpened | None = None
+    closed: StepClosed | None = None
+    reported: tuple[int, int] = (0, 0)
+    step_calls: int = 0
+
+
+class ScriptedCoordinatorClient:
+    """A CoordinatorClient that answers from a function (by default with the last user message, boxed). `calls` lists what was billed."""
+
+    def __init__(
+        self, answer: Answer | None = None, *, terms: ScriptedTerms | None = None, device_id: str = "local", delay_s: float = 0.0
+    ) -> None:
+        self._answer = answer or _echo
+        self._terms = terms or ScriptedTerms()
+        self._device_id = device_id
+        self._delay_s = delay_s
+        self._tasks: dict[str, _TaskState] = {}
+        self._results: dict[str, tuple[CloudCall, CloudCompletion]] = {}
+        self._groups: dict[tuple[str, int, str], str] = {}
+        self._failures: dict[str, deque[CoordinatorError]] = defaultdict(deque)
+        self._lost_replies = 0
+        self._lock = asyncio.Lock()
+        self._version = 0
+        self.calls: list[CloudCall] = []
+        self.closed = False
+
+    def fail_next(self, method: str, error: CoordinatorError, times: int = 1) -> None:
+        """Raise `error` at the next `times` calls of `method` (such as "complete"); nothing happens at those calls."""
+        self._failures[method].extend([error] * times)
+
+    def lose_next_reply(self) -> None:
+        """Do the next `complete` but lose its answer (CONNECTION_LOST); get_call finds it."""
+        self._lost_replies += 1
+
+    async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
+        """Announce the device."""
+        self._fail_if_told("register")
+        terms = tuple(TaskTerms(name, task.target_rate, task.dual, task.next_step) for name in tasks for task in [self._task(name)])
+        return Registration(self._device_id, 1, terms)
+
+    async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
+        """Open a step, or return it as it was opened."""
+        self._fail_if_told("open_step")
+        if not (math.isfinite(target_rate) and 0.0 <= target_rate <= 1.0):
+            raise InvalidRequest(f"target_rate {target_rate} is outside [0, 1]")
+        state = self._task(task)
+        if state.opened is not None and state.opened.step == step:
+            return state.opened
+        if step != state.next_step or state.opened is not None:
+            raise _mismatch(state, step)
+        state.target_rate, state.step_calls = target_rate, 0
+        state.opened = StepOpened(task, step, state.dual, target_rate, self._credit(target_rate, planned_prompts))
+        return state.opened
+
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        """Answer once per prompt group; the same key again gives the same answer."""
+        self._fail_if_told("complete")
+        async with self._lock:
+            completion = await self._complete_locked(call, deadline_s)
+        if self._lost_replies:
+            self._lost_replies -= 1
+            raise CoordinatorUnavailable("the scripted reply was lost", reason="CONNECTION_LOST")
+        return completion
+
+    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        """The answer in two pieces."""
+        self._fail_if_told("stream_complete")
+        completion = await self.complete(call, deadline_s)
+        middle = len(completion.text) // 2
+        for piece in (completion.text[:middle], completion.text[middle:]):
+            yield CloudDelta(piece)
+        yield CloudDelta("", completion)
+
+    async def get_call(self, call_key: str) -> CloudCompletion:
+        """The stored result."""
+        self._fail_if_told("get_call")
+        if call_key not in self._results:
+            raise NotFound(f"no call has the key {call_key!r}")
+        return self._results[call_key][1]
+
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+        """Move λ once."""
+        self._fail_if_told("close_step")
+        state = self._task(task)
+        if state.closed is not None and state.closed.step == step:
+            return _repeated(state, (total_units, help_units))
+        if state.opened is None or state.opened.step != step:
+            raise _mismatch(state, step)
+        if not 0 <= help_units <= total_units or total_units == 0:
+            raise InvalidRequest(f"{help_units} of {total_units} units cannot be")
+        return self._close(state, state.opened, total_units, help_units)
+
+    async def get_budget(self, task: str) -> BudgetSnapshot:
+        """The budget so far."""
+        self._fail_if_told("get_budget")
+        return self._snapshot(self._task(task))
+
+    async def aclose(self) -> None:
+        """Mark closed."""
+        self.closed = True
+
+    async def _complete_locked(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        if call.call_key in self._results:
+            first, completion = self._results[call.call_key]
+            if first != call:
+                raise KeyReused(f"the key {call.call_key!r} came with other content")
+            return completion
+        state = self._checked(call)
+        group = (call.task, call.step, call.prompt_id)
+        if group in self._groups:
+            earlier = self._results[self._groups[group]][1]
+            return self._store(call, replace(earlier, call_key=call.call_key, charged_uusd=0, cached=True))
+        self._check_limits(call, state)
+        await self._wait(deadline_s)
+        return self._bill(call, state, group)
+
+    def _checked(self, call: CloudCall) -> _TaskState:
+        state = self._task(call.task)
+        if not (call.call_key and call.prompt_id and call.messages) or call.max_output_tokens < 1:
+            raise InvalidRequest("a call needs a key, a prompt id, messages and max_output_tokens")
+        if call.step >= 0 and (state.opened is None or state.opened.step != call.step):
+            raise _mismatch(state, call.step)
+        return state
+
+    def _check_limits(self, call: CloudCall, state: _TaskState) -> None:
+        limit = self._terms.calls_limit
+        if limit is not None and len(self.calls) >= limit:
+            raise BudgetExhausted("the device's calls are used up", metadata={"budget": "device", "unit": "calls"})
+        credit = state.opened.call_credit if state.opened is not None and call.step >= 0 else None
+        if credit is not None and state.step_calls >= credit:
+            raise BudgetExhausted("the step's call credit is used up", metadata={"budget": "step", "unit": "calls"})
+
+    async def _wait(self, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.sleep(self._delay_s)
+        except TimeoutError as error:
+            raise CoordinatorUnavailable("the deadline is over", reason="DEADLINE_EXCEEDED") from error
+
+    def _bill(self, call: CloudCall, state: _TaskState, group: tuple[str, int, str]) -> CloudCompletion:
+        text = self._answer(call)
+        words = sum(len(message.content.split()) for message in call.messages)
+        usage = TokenUsage(words, min(call.max_output_tokens, len(text.split())))
+        self.calls.append(call)
+        self._version += 1
+        state.step_calls += call.step >= 0
+        self._groups[group] = call.call_key
+        price = self._terms.price_uusd_per_call
+        return self._store(call, CloudCompletion(call.call_key, text, usage, price, False, "scripted", self._snapshot(state)))
+
+    def _store(self, call: CloudCall, completion: CloudCompletion) -> CloudCompletion:
+        self._results[call.call_key] = (call, completion)
+        return completion
+
+    def _close(self, state: _TaskState, opened: StepOpened, total_units: int, help_units: int) -> StepClosed:
+        rate = help_units / total_units
+        after = dual_step(state.dual, rate, opened.target_rate, self._terms.dual_lr)
+        state.closed = StepClosed(opened.task, opened.step, state.dual, after, rate)
+        state.reported = (total_units, help_units)
+        state.dual, state.next_step, state.opened = after, opened.step + 1, None
+        self._version += 1
+        return state.closed
+
+    def _snapshot(self, state: _TaskState) -> BudgetSnapshot:
+        spent = len(self.calls) * self._terms.price_uusd_per_call
+        return BudgetSnapshot(
+            self._version, state.dual, state.target_rate, len(self.calls), self._terms.calls_limit, 0, None, spent, None
+        )
+
+    def _task(self, name: str) -> _TaskState:
+        if not name:
+            raise InvalidRequest("the task has no name")
+        return self._tasks.setdefault(name, _TaskState(self._terms.dual_init, self._terms.target_rate))
+
+    def _credit(self, target_rate: float, planned_prompts: int) -> int | None:
+        kappa = self._terms.step_credit_kappa
+        return None if kappa is None else math.ceil(kappa * target_rate * planned_prompts)
+
+    def _fail_if_told(self, method: str) -> None:
+        if self._failures[method]:
+            raise self._failures[method].popleft()
+
+
+def _echo(call: CloudCall) -> str:
+    return f"\\boxed{{{call.messages[-1].content}}}"
+
+
+def _repeated(state: _TaskState, reported: tuple[int, int]) -> StepClosed:
+    assert state.closed is not None
+    if state.reported != reported:
+        raise KeyReused(f"step {state.closed.step} was closed with other numbers")
+    return state.closed
+
+
+def _mismatch(state: _TaskState, step: int) -> StepMismatch:
+    expected = state.opened.step if state.opened is not None else state.next_step
+    return StepMismatch(f"step {step} is not the expected {expected}", metadata={"expected_step": str(expected)})
