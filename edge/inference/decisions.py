@@ -1,0 +1,123 @@
+"""Where a response may decide to ask for help, and where it opens a step. Knows text; knows nothing of logits or engines.
+
+A *decision point* is a position at which the text so far ends in `</think>` or `<answer>` plus optional white space: what comes next
+either starts the help phrase or does not. Token tables are computed once per vocabulary, so that following a response costs one
+table look-up per token and text is looked at only where a tag or a step line can end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from edge.dagrpo.prompts import HELP_PHRASE
+
+TAGS = ("</think>", "<answer>")
+_AT_DECISION = re.compile(r"(?:</think>|<answer>)\s*\Z")
+_FIRST_DECISION = re.compile(r"(?:</think>|<answer>)\s*")
+_TAIL_CHARACTERS = 48
+
+
+def starts_help(text: str) -> bool:
+    """True when `text` can be the start of the help phrase at a decision point: a prefix of it or longer, white space and case aside."""
+    start, phrase = text.lstrip().casefold(), HELP_PHRASE.casefold().rstrip(".")
+    return bool(start) and (phrase.startswith(start) or start.startswith(phrase))
+
+
+def missing_tag_ends(text: str) -> tuple[str, ...]:
+    """What is missing of a tag at the end of `text`: "" at a decision point, ">" after `</think`, and so on, the shortest first."""
+    missing = [""] if _AT_DECISION.search(text) else []
+    for tag in TAGS:
+        missing += [tag[cut:] for cut in range(1, len(tag)) if text.endswith(tag[:cut])]
+    return tuple(sorted(missing, key=len))
+
+
+def first_decision(text: str) -> int | None:
+    """Offset of the first decision point of a whole text, or None."""
+    found = _FIRST_DECISION.search(text)
+    return found.end() if found else None
+
+
+@lru_cache(maxsize=64)
+def _step_opening(step: int) -> re.Pattern[str]:
+    return re.compile(rf"(?:\n|<think>)[ \t]*Step {step}:")
+
+
+def opens_step(text: str, step: int) -> int | None:
+    """Offset behind the first line `Step {step}:` of the thinking of a whole text, or None."""
+    found = _step_opening(step).search("\n" + text)
+    if found is None or "</think>" in text[: found.start()]:
+        return None
+    return found.end() - 1
+
+
+class HelpTokens:
+    """The tokens that start the help phrase, by what is missing of the tag before it.
+
+    `starts` maps "" to the tokens whose text, white space aside, starts the phrase, and e.g. ">" to those that close the tag and start
+    the phrase in one piece. `is_space[id]` and `may_matter[id]` (the token can end a tag, or a part of one that another token
+    completes together with the phrase's start) let a follower skip all other tokens. `may_open_step[id]`: the token holds a colon.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.starts = _help_starts(texts)
+        heads = tuple(tag.removesuffix(missing) for missing in self.starts if missing for tag in TAGS if tag.endswith(missing))
+        self.is_space = [bool(text) and text.isspace() for text in texts]
+        self.may_matter = [">" in text or _can_end(text, heads) for text in texts]
+        self.may_open_step = [":" in text for text in texts]
+
+
+def _can_end(text: str, heads: Sequence[str]) -> bool:
+    """True when a text that ends in `text` may end in one of the heads."""
+    return bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)
+
+
+def _help_starts(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    endings = {tag[cut:] for tag in TAGS for cut in range(1, len(tag))} | {""}
+    initials = {ending[:1] for ending in endings} | {HELP_PHRASE[0], HELP_PHRASE[0].lower()}
+    starts: dict[str, list[int]] = {"": []}
+    for token, text in enumerate(texts):
+        if text.lstrip()[:1] not in initials:
+            continue
+        for ending in endings:
+            if text.startswith(ending) and starts_help(text[len(ending) :]):
+                starts.setdefault(ending, []).append(token)
+    return {ending: tuple(tokens) for ending, tokens in starts.items()}
+
+
+class ResponseFollower:
+    """Follows the text of one response token by token.
+
+    `pending` is the key into `HelpTokens.starts` that applies to the next token, or None where no decision can be taken; `steps_over`
+    becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn said before.
+    """
+
+    __slots__ = ("_limit", "_tail", "_thinking_over", "_tokens", "pending", "steps_over")
+
+    def __init__(self, tokens: HelpTokens, max_steps: int | None, prefix: str = "") -> None:
+        self._tokens = tokens
+        self._limit = max_steps
+        self._tail = ("\n" + prefix)[-_TAIL_CHARACTERS:]
+        self._thinking_over = "</think>" in prefix
+        self.steps_over = False
+        self.pending = self._pending_now()
+
+    def add(self, token: int, text: str) -> None:
+        """Take the next token and its text."""
+        tokens = self._tokens
+        before = self._tail
+        self._tail = (before + text)[-_TAIL_CHARACTERS:]
+        if tokens.may_matter[token]:
+            self._thinking_over = self._thinking_over or "</think>" in before + text
+            self.pending = self._pending_now()
+        elif not (tokens.is_space[token] and self.pending == ""):
+            self.pending = None
+        if self._limit is not None and tokens.may_open_step[token] and not self._thinking_over:
+            self.steps_over = _step_opening(self._limit + 1).search(before + text) is not None
+
+    def _pending_now(self) -> str | None:
+        for missing in missing_tag_ends(self._tail):
+            if self._tokens.starts.get(missing):
+                return missing
+        return None

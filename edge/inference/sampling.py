@@ -1,0 +1,126 @@
+"""Sampling maths on raw logits. Knows distributions; knows nothing of engines, tokens' meaning or requests.
+
+All functions work on a whole batch at once (axes: R rows, V vocabulary) and treat each row independently of the others, so that a
+row's result is the same bit for bit in any company. Logits are float32, sums are carried in float64 over blocks of the vocabulary:
+the log-probability of a token is exact to about 1e-6 nats.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+Doubles: TypeAlias = NDArray[np.float64]
+Ids: TypeAlias = NDArray[np.intp]
+
+
+class RowSampler:
+    """Draws one token per row by inverse CDF and gives its log-probability at temperature 1; owns the scratch memory.
+
+    The CDF is searched in two levels (blocks, then within one block), which touches the vocabulary three times in float32 instead
+    of building a float64 cumulative sum of it.
+    """
+
+    def __init__(self, vocab_size: int, max_rows: int) -> None:
+        self.vocab_size = vocab_size
+        self._block = block_width(vocab_size)
+        blocks = -(-vocab_size // self._block)
+        self._mass = np.zeros((max_rows, blocks * self._block), dtype=np.float32)
+
+    def sample(self, logits_RV: Floats, temperatures_R: Doubles, uniforms_R: Doubles) -> tuple[Ids, Doubles]:
+        """Ids [R] and their log-probabilities [R] (nats, temperature 1).
+
+        Temperature 0 is the arg max (first of equals). `uniforms_R` in [0, 1) is not read where the temperature is 0. A logit of
+        -inf is never drawn; a row whose logits are all -inf or hold a nan raises FloatingPointError.
+        """
+        peak_R = logits_RV.max(axis=1)
+        if not np.isfinite(peak_R).all():
+            raise FloatingPointError("a row of logits has no finite maximum")
+        mass_RV = self._exponentials(logits_RV, peak_R)
+        sums_RB = self._block_sums(mass_RV)
+        log_total_R = np.log(sums_RB.sum(axis=1))
+        if (temperatures_R == 0.0).all():
+            ids_R = logits_RV.argmax(axis=1)
+        else:
+            ids_R = self._draw(mass_RV, sums_RB, uniforms_R)
+            self._draw_other_temperatures(ids_R, logits_RV, peak_R, temperatures_R, uniforms_R)
+        chosen_R = logits_RV[np.arange(len(ids_R)), ids_R].astype(np.float64)
+        return ids_R, chosen_R - peak_R - log_total_R
+
+    def _exponentials(self, logits_RV: Floats, peak_R: Floats) -> Floats:
+        """exp(logit - peak) in the scratch memory, zeros behind the vocabulary."""
+        rows = len(logits_RV)
+        live = self._mass[:rows, : self.vocab_size]
+        np.subtract(logits_RV, peak_R[:, None], out=live)
+        np.exp(live, out=live)
+        return self._mass[:rows]
+
+    def _block_sums(self, mass_RV: Floats) -> Doubles:
+        rows = len(mass_RV)
+        return mass_RV.reshape(rows, -1, self._block).sum(axis=2).astype(np.float64)
+
+    def _draw(self, mass_RV: Floats, sums_RB: Doubles, uniforms_R: Doubles) -> Ids:
+        rows = np.arange(len(mass_RV))
+        edges_RB = np.cumsum(sums_RB, axis=1)
+        target_R = uniforms_R * edges_RB[:, -1]
+        block_R = first_above(edges_RB, target_R)
+        rest_R = np.maximum(target_R - (edges_RB[rows, block_R] - sums_RB[rows, block_R]), 0.0)
+        columns = block_R[:, None] * self._block + np.arange(self._block)
+        inner_RW = np.cumsum(mass_RV[rows[:, None], columns], axis=1, dtype=np.float64)
+        return block_R * self._block + first_above(inner_RW, rest_R)
+
+    def _draw_other_temperatures(
+        self, ids_R: Ids, logits_RV: Floats, peak_R: Floats, temperatures_R: Doubles, uniforms_R: Doubles
+    ) -> None:
+        """Overwrite the ids of rows whose temperature is not 1."""
+        for row in np.flatnonzero(temperatures_R == 0.0):
+            ids_R[row] = logits_RV[row].argmax()
+        warm = np.flatnonzero((temperatures_R != 0.0) & (temperatures_R != 1.0))
+        for row in warm:
+            scaled = ((logits_RV[row] - peak_R[row]) / np.float32(temperatures_R[row]))[None]
+            mass = self._exponentials(scaled, np.zeros(1, dtype=np.float32))
+            ids_R[row] = self._draw(mass, self._block_sums(mass), uniforms_R[row : row + 1])[0]
+
+
+def block_width(vocab_size: int) -> int:
+    """A power of two near the square root of the vocabulary, at least 16."""
+    width = 16
+    while width * width < vocab_size:
+        width *= 2
+    return width
+
+
+def first_above(edges_RN: Doubles, target_R: Doubles) -> Ids:
+    """First index in each row whose (non-decreasing) edge exceeds the target.
+
+    Rounding can leave the target at or above the last edge; then the last index at which the edge still rises is taken, so that an
+    entry of zero mass is never chosen.
+    """
+    above_RN = edges_RN > np.minimum(target_R, np.nextafter(edges_RN[:, -1], -np.inf))[:, None]
+    return above_RN.argmax(axis=1)
+
+
+def log_sum_exp(logits_V: Floats) -> float:
+    """Logarithm of the sum of exponentials of one row, in nats."""
+    peak = float(logits_V.max())
+    return peak + float(np.log(np.exp(logits_V.astype(np.float64) - peak).sum()))
+
+
+def log_odds_of(logits_V: Floats, tokens: Ids) -> float:
+    """log p/(1-p) in nats, where p is the probability at temperature 1 that the next token is one of `tokens`.
+
+    Finite by clipping to ±60 where one side has no mass to speak of; -60 for an empty set.
+    """
+    if len(tokens) == 0:
+        return -60.0
+    others = np.delete(logits_V, tokens)
+    if len(others) == 0:
+        return 60.0
+    return float(np.clip(_safe_log_sum(logits_V[tokens]) - _safe_log_sum(others), -60.0, 60.0))
+
+
+def _safe_log_sum(logits: Floats) -> float:
+    return log_sum_exp(logits) if np.isfinite(logits.max()) else -np.inf

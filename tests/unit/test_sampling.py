@@ -1,0 +1,141 @@
+"""Sampling maths: exact log-probabilities, the right distribution, independence of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.core.rng import stream
+from edge.inference.sampling import RowSampler, block_width, first_above, log_odds_of, log_sum_exp
+
+SIZES = st.integers(2, 700)
+
+
+def made_up_logits(rows: int, vocab: int, seed: int, spread: float = 4.0) -> np.ndarray:
+    return (np.random.Generator(np.random.Philox(seed)).normal(size=(rows, vocab)) * spread).astype(np.float32)
+
+
+def exact_logprobs(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def draw(logits: np.ndarray, temperatures: list[float], uniforms: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    return RowSampler(logits.shape[1], len(logits)).sample(logits, np.asarray(temperatures), np.asarray(uniforms))
+
+
+@given(SIZES, st.integers(1, 9), st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_log_probabilities_are_those_of_the_raw_row_at_temperature_one(vocab: int, rows: int, seed: int) -> None:
+    logits = made_up_logits(rows, vocab, seed)
+    for temperature in (0.0, 0.7, 1.0):
+        ids, logprobs = draw(logits, [temperature] * rows, [stream(seed, i).random() for i in range(rows)])
+        expected = exact_logprobs(logits)[np.arange(rows), ids]
+        np.testing.assert_allclose(logprobs, expected, atol=2e-6)
+
+
+@given(SIZES, st.integers(0, 999), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=100, deadline=None)
+def test_the_drawn_token_is_where_the_cumulative_probability_passes_the_uniform(vocab: int, seed: int, uniform: float) -> None:
+    logits = made_up_logits(1, vocab, seed)
+    ids, _ = draw(logits, [1.0], [uniform])
+    cumulative = np.cumsum(np.exp(exact_logprobs(logits)[0]))
+    before = cumulative[ids[0] - 1] if ids[0] else 0.0
+    assert before - 1e-5 <= uniform <= cumulative[ids[0]] + 1e-5
+
+
+@given(SIZES, st.integers(2, 12), st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_a_row_gives_the_same_bits_in_any_company(vocab: int, rows: int, seed: int) -> None:
+    logits = made_up_logits(rows, vocab, seed)
+    temperatures = [(1.0, 0.0, 0.6)[i % 3] for i in range(rows)]
+    uniforms = [stream(seed, "u", i).random() for i in range(rows)]
+    ids, logprobs = draw(logits, temperatures, uniforms)
+    for row in range(rows):
+        alone_id, alone_logprob = draw(logits[row : row + 1].copy(), [temperatures[row]], [uniforms[row]])
+        assert (alone_id[0], alone_logprob[0]) == (ids[row], logprobs[row])
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    logits = np.tile(np.array([[2.0, 1.0, 0.0, -1.0, -np.inf]], dtype=np.float32), (20_000, 1))
+    random = stream(5, "frequencies")
+    ids, _ = draw(logits, [1.0] * len(logits), [random.random() for _ in logits])
+    shares = np.bincount(ids, minlength=5) / len(ids)
+    np.testing.assert_allclose(shares, np.exp(exact_logprobs(logits[:1])[0]), atol=0.01)
+    assert shares[4] == 0.0
+
+
+def test_temperature_sharpens_the_draw_but_not_the_recorded_log_probability() -> None:
+    logits = np.tile(np.array([[1.0, 0.0]], dtype=np.float32), (8_000, 1))
+    random = stream(6, "temperature")
+    ids, logprobs = draw(logits, [0.5] * len(logits), [random.random() for _ in logits])
+    assert np.mean(ids == 0) == pytest.approx(1 / (1 + np.exp(-2.0)), abs=0.015)
+    assert logprobs[ids == 0][0] == pytest.approx(-np.log1p(np.exp(-1.0)), abs=1e-6)
+
+
+def test_temperature_zero_takes_the_first_of_equal_maxima() -> None:
+    logits = np.array([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0]], dtype=np.float32)
+    ids, _ = draw(logits, [0.0, 0.0], [0.9, 0.9])
+    assert ids.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 1.0 - 2.0**-53])
+def test_a_forbidden_token_is_never_drawn(uniform: float) -> None:
+    vocab = 300
+    logits = np.full((1, vocab), -np.inf, dtype=np.float32)
+    logits[0, [7, 130, 131, 250]] = [0.0, 1.0, -3.0, -90.0]
+    ids, logprobs = draw(logits, [1.0], [uniform])
+    assert ids[0] in (7, 130, 131)
+    assert np.isfinite(logprobs[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_row_without_a_finite_maximum_is_refused(bad: float) -> None:
+    with pytest.raises(FloatingPointError):
+        draw(np.full((1, 20), bad, dtype=np.float32), [1.0], [0.5])
+
+
+def test_scratch_memory_does_not_carry_over_between_calls() -> None:
+    sampler = RowSampler(50, 4)
+    first, second = made_up_logits(4, 50, 1), made_up_logits(2, 50, 2)
+    ones, halves = np.ones(4), np.full(4, 0.5)
+    sampler.sample(first, ones, halves)
+    ids, logprobs = sampler.sample(second, ones[:2], halves[:2])
+    alone_ids, alone_logprobs = RowSampler(50, 4).sample(second, ones[:2], halves[:2])
+    assert ids.tolist() == alone_ids.tolist()
+    assert logprobs.tolist() == alone_logprobs.tolist()
+
+
+def test_first_above_never_takes_an_entry_of_zero_mass() -> None:
+    edges = np.array([[0.0, 0.5, 0.5, 1.0, 1.0]])
+    assert first_above(edges, np.array([0.0]))[0] == 1
+    assert first_above(edges, np.array([0.5]))[0] == 3
+    assert first_above(edges, np.array([1.5]))[0] == 3
+
+
+def test_block_width_is_a_power_of_two_near_the_square_root() -> None:
+    assert [block_width(n) for n in (2, 256, 257, 152_000)] == [16, 16, 32, 512]
+
+
+@given(st.floats(-20, 20), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_a_bias_shifts_the_log_odds_of_a_token_set_by_exactly_that_much(bias: float, seed: int) -> None:
+    logits = made_up_logits(1, 64, seed, spread=1.0)[0]
+    tokens = np.array([3, 17, 40])
+    shifted = logits.copy()
+    shifted[tokens] += np.float32(bias)
+    assert log_odds_of(shifted, tokens) - log_odds_of(logits, tokens) == pytest.approx(bias, abs=1e-4)
+
+
+def test_log_odds_are_clipped_where_a_side_has_no_mass() -> None:
+    row = np.array([0.0, -np.inf], dtype=np.float32)
+    assert log_odds_of(row, np.array([1])) == -60.0
+    assert log_odds_of(row, np.array([0])) == 60.0
+    assert log_odds_of(row, np.array([], dtype=np.intp)) == -60.0
+
+
+def test_log_sum_exp_is_stable_far_from_zero() -> None:
+    assert log_sum_exp(np.array([1000.0, 1000.0], dtype=np.float32)) == pytest.approx(1000.0 + np.log(2.0))
