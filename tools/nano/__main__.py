@@ -1,0 +1,83 @@
+"""`python -m tools.nano`: train, export and evaluate the bundled models."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+RUNS = Path("runs/nano")
+BUNDLED = Path("edge/models/files")
+
+
+def main() -> None:
+    """Parse the command line and run one command."""
+    arguments = parse()
+    if arguments.command == "train":
+        run_train(arguments)
+    elif arguments.command == "export":
+        run_export(arguments)
+    else:
+        run_eval(arguments)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.nano", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train a bundled model, or go on with its training")
+    train.add_argument("model", choices=("nano-edge", "nano-cloud"))
+    train.add_argument("--folder", type=Path, help="run folder (default runs/nano/MODEL)")
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
+    train.add_argument("--threads", type=int, default=1)
+    train.add_argument("--snapshot-steps", type=int, default=100, help="keep the weights every so many steps; 0: never")
+    train.add_argument("--stop-below-loss", type=float, default=0.0, help="stop early when the mean loss falls below")
+    export = commands.add_parser("export", help="write weights as a GGUF file")
+    export.add_argument("model", choices=("nano-edge", "nano-cloud"))
+    export.add_argument("--weights", type=Path, help="default runs/nano/MODEL/final.pt")
+    export.add_argument("--output", type=Path, help="default edge/models/files/MODEL.gguf")
+    evaluate = commands.add_parser("eval", help="accuracy, format and help rate of a GGUF file, level by level")
+    evaluate.add_argument("model", help="a bundled model's name or the path of a GGUF file")
+    evaluate.add_argument("--per-level", type=int, default=200)
+    evaluate.add_argument("--temperature", type=float, action="append", help="may be repeated (default: 0 and 1)")
+    evaluate.add_argument("--seed", type=int, default=1)
+    evaluate.add_argument("--threads", type=int, default=1)
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    from tools.nano.recipes import RECIPES
+    from tools.nano.train import TrainOptions, train
+
+    options = TrainOptions(
+        folder=arguments.folder or RUNS / arguments.model,
+        seed=arguments.seed,
+        steps=arguments.steps,
+        threads=arguments.threads,
+        snapshot_steps=arguments.snapshot_steps,
+        stop_below_loss=arguments.stop_below_loss,
+    )
+    print(train(RECIPES[arguments.model], options))
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    from tools.nano.export import export_weights
+
+    weights = arguments.weights or RUNS / arguments.model / "final.pt"
+    output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
+    export_weights(arguments.model, weights, output)
+    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+
+
+def run_eval(arguments: argparse.Namespace) -> None:
+    from tools.nano.evaluate import evaluate_file, print_reports
+
+    bundled = BUNDLED / f"{arguments.model}.gguf"
+    path = bundled if bundled.exists() else Path(arguments.model)
+    temperatures = arguments.temperature or [0.0, 1.0]
+    reports = evaluate_file(path, arguments.per_level, temperatures, arguments.seed, arguments.threads)
+    print_reports(reports, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

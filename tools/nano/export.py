@@ -1,0 +1,119 @@
+"""Writes trained weights as a GGUF file: Q8_0 matrices, tokenizer and chat template in the one file.
+
+Knows the file's keys and the order of its tensors; knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edge.models.decoder import DecoderSpec
+from edge.models.gguf_reader import parameter_shapes, permute_rows, stored_name
+from tools.nano.data import SYSTEM_TEXT
+from tools.nano.recipes import RECIPES
+from tools.nano.tokenizer import CONTROL_TOKENS, END_OF_TEXT, TAG_TOKENS, TURN_END
+
+CHAT_TEMPLATE = (
+    "{{- '<|im_start|>system\\n" + SYSTEM_TEXT + "<|im_end|>\\n' -}}"
+    "{%- for message in messages -%}{%- if message['role'] != 'system' -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""Always writes its own compact system text; other system messages are dropped, because the models never saw any."""
+
+DESCRIPTIONS: Mapping[str, str] = {
+    "nano-edge": "Solves short arithmetic problems in at most four steps, or asks for help",
+    "nano-cloud": "Solves arithmetic problems of one to seven steps, carefully",
+}
+
+
+def export_weights(name: str, weights: Path, output: Path) -> None:
+    """Write the weights file of a training run, with the tokenizer beside it, as `output`, which is replaced in one step."""
+    state = torch.load(weights, weights_only=True)["weights"]
+    tokenizer = Tokenizer.from_file(str(weights.parent / "tokenizer.json"))
+    spec = RECIPES[name].spec(tokenizer.get_vocab_size())
+    write_gguf(name, spec, state, tokenizer, output)
+
+
+def write_gguf(name: str, spec: DecoderSpec, state: Mapping[str, Tensor], tokenizer: Tokenizer, output: Path) -> None:
+    """Write one GGUF file. `state` holds the decoder's parameters by name."""
+    partial = output.with_suffix(".partial")
+    writer = GGUFWriter(str(partial), spec.architecture)
+    add_description(writer, name)
+    add_shape(writer, spec)
+    add_tokenizer(writer, tokenizer)
+    for parameter in parameter_shapes(spec):
+        add_tensor(writer, parameter, state[parameter], spec)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.replace(partial, output)
+
+
+def add_description(writer: GGUFWriter, name: str) -> None:
+    writer.add_name(name)
+    writer.add_description(DESCRIPTIONS.get(name, name))
+    writer.add_license("apache-2.0")
+    writer.add_languages(["en"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
+    writer.add_context_length(spec.context_length)
+    writer.add_embedding_length(spec.width)
+    writer.add_block_count(spec.layers)
+    writer.add_feed_forward_length(spec.ffn_width)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(spec.kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_rope_dimension_count(spec.head_dim)
+    writer.add_rope_freq_base(spec.rope_base)
+    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    writer.add_vocab_size(spec.vocab_size)
+
+
+def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
+    """Tokens in id order, their types, merges, end-of-turn and padding ids, and the chat template."""
+    tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([token_type(token) for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(tokenizer.token_to_id(TURN_END))
+    writer.add_pad_token_id(tokenizer.token_to_id(END_OF_TEXT))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def token_type(token: str) -> gguf.TokenType:
+    if token in CONTROL_TOKENS:
+        return gguf.TokenType.CONTROL
+    return gguf.TokenType.USER_DEFINED if token in TAG_TOKENS else gguf.TokenType.NORMAL
+
+
+def add_tensor(writer: GGUFWriter, parameter: str, values: Tensor, spec: DecoderSpec) -> None:
+    """One tensor: matrices as Q8_0, vectors as float32; q and k rows in the order the architecture wants."""
+    if spec.architecture == "llama" and (".q_proj." in parameter or ".k_proj." in parameter):
+        values = permute_rows(values, spec.heads if ".q_proj." in parameter else spec.kv_heads)
+    array = values.detach().float().numpy()
+    if array.ndim == 1:
+        writer.add_tensor(stored_name(parameter), array)
+        return
+    packed = gguf.quants.quantize(np.ascontiguousarray(array), GGMLQuantizationType.Q8_0)
+    writer.add_tensor(stored_name(parameter), packed, raw_dtype=GGMLQuantizationType.Q8_0)

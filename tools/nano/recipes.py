@@ -1,0 +1,51 @@
+"""The recipe of each bundled model: its shape and how it is trained. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.models.decoder import DecoderSpec
+from tools.nano.data import ModelName
+
+
+CONTEXT_LENGTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Shape, optimiser and schedule. `peak_lr` after `warmup_steps`, constant until the last `decay_share` of `steps`."""
+
+    name: ModelName
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_width: int
+    steps: int
+    peak_lr: float = 2e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.3
+    final_lr_share: float = 0.05
+    weight_decay: float = 0.05
+    grad_clip: float = 1.0
+
+    def spec(self, vocab_size: int) -> DecoderSpec:
+        """The decoder's shape; the vocabulary is as large as the tokenizer's training made it."""
+        return DecoderSpec(
+            architecture="qwen2",
+            vocab_size=vocab_size,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.width // self.heads,
+            ffn_width=self.ffn_width,
+            context_length=CONTEXT_LENGTH,
+        )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "nano-edge": Recipe("nano-edge", width=192, layers=5, heads=6, kv_heads=2, ffn_width=576, steps=3000),
+    "nano-cloud": Recipe("nano-cloud", width=256, layers=5, heads=8, kv_heads=4, ffn_width=768, steps=4400, peak_lr=1.5e-3),
+}

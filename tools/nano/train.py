@@ -1,0 +1,228 @@
+"""Training of the bundled models from nothing.
+
+Knows the optimiser, the schedule and checkpoints; knows nothing of what is in a batch. A run can be stopped at any moment and goes
+on from its last checkpoint with the same batches it would have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edge.models.decoder import Decoder
+from tools.nano.data import Batch, ExampleSource
+from tools.nano.recipes import Recipe
+from tools.nano.tokenizer import train_tokenizer
+
+CHECKPOINT_EVERY_S = 120.0
+REPORT_EVERY_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What may differ between runs of one recipe. `snapshot_steps` > 0 keeps the weights every so many steps."""
+
+    folder: Path
+    seed: int = 0
+    steps: int | None = None
+    threads: int = 1
+    snapshot_steps: int = 100
+    stop_below_loss: float = 0.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands: optimiser steps done (also the data cursor), tokens seen, seconds spent, loss curve."""
+
+    step: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+
+def train(recipe: Recipe, options: TrainOptions) -> Path:
+    """Train `recipe`, or go on with it; the path of the final weights (`final.pt`)."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = run_tokenizer(options)
+    decoder = initialise(Decoder(recipe.spec(tokenizer.get_vocab_size())))
+    optimiser = build_optimiser(decoder, recipe)
+    progress = load_checkpoint(options.folder, decoder, optimiser)
+    batches = ExampleSource(recipe.name, tokenizer, options.seed).batches(progress.step)
+    run_steps(recipe, options, decoder, optimiser, batches, progress)
+    save_checkpoint(options.folder, decoder, optimiser, progress)
+    save_atomically({"weights": decoder.state_dict(), "step": progress.step}, options.folder / "final.pt")
+    plot_losses(progress, options.folder / "loss.png")
+    return options.folder / "final.pt"
+
+
+def run_tokenizer(options: TrainOptions) -> Tokenizer:
+    """The run's tokenizer, trained on its first start."""
+    path = options.folder / "tokenizer.json"
+    if not path.exists():
+        train_tokenizer(options.seed).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def initialise(decoder: Decoder) -> Decoder:
+    """Normal weights of deviation 0.02; projections into the residual stream scaled down by depth; biases zero."""
+    residual = 0.02 / math.sqrt(2 * decoder.spec.layers)
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() == 2:
+            deviation = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            torch.nn.init.normal_(parameter, std=deviation)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
+    return decoder
+
+
+def build_optimiser(decoder: Decoder, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only."""
+    matrices = [p for p in decoder.parameters() if p.dim() == 2]
+    vectors = [p for p in decoder.parameters() if p.dim() != 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98), fused=True)
+
+
+def learning_rate(recipe: Recipe, steps: int, step: int) -> float:
+    """Linear warm-up, constant, then a linear fall to `final_lr_share` of the peak over the last `decay_share` of `steps`."""
+    warm = min(1.0, (step + 1) / recipe.warmup_steps)
+    left = (steps - step) / (recipe.decay_share * steps)
+    return recipe.peak_lr * warm * max(recipe.final_lr_share, min(1.0, left))
+
+
+def response_loss(decoder: Decoder, batch: Batch) -> Tensor:
+    """Mean negative log-likelihood (nats) of the response tokens."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = decoder.hidden_states(batch.ids_BT[:, :-1]).states_BTD
+        wanted = batch.loss_BT[:, 1:]
+        logits = decoder.lm_head(states[wanted])
+    return F.cross_entropy(logits.float(), batch.ids_BT[:, 1:][wanted])
+
+
+def run_steps(
+    recipe: Recipe,
+    options: TrainOptions,
+    decoder: Decoder,
+    optimiser: torch.optim.Optimizer,
+    batches: Iterator[Batch],
+    progress: Progress,
+) -> None:
+    """Optimiser steps until the recipe's number is reached or the loss is low enough."""
+    steps = options.steps or recipe.steps
+    saved_s = last_s = time.perf_counter()
+    window: list[float] = []
+    while progress.step < steps:
+        batch = next(batches)
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(recipe, steps, progress.step)
+        window.append(optimiser_step(decoder, optimiser, batch, recipe.grad_clip))
+        now_s = time.perf_counter()
+        progress.step += 1
+        progress.tokens += int(batch.mask_BT.sum())
+        progress.elapsed_s, last_s = progress.elapsed_s + now_s - last_s, now_s
+        if options.snapshot_steps and progress.step % options.snapshot_steps == 0:
+            save_atomically({"weights": decoder.state_dict(), "step": progress.step}, snapshot_path(options, progress.step))
+        if progress.step % REPORT_EVERY_STEPS == 0 or progress.step == steps:
+            mean_loss = sum(window) / len(window)
+            progress.losses.append((progress.step, mean_loss))
+            window.clear()
+            report(recipe, progress, steps)
+            if mean_loss < options.stop_below_loss:
+                return
+        if now_s - saved_s > CHECKPOINT_EVERY_S:
+            save_checkpoint(options.folder, decoder, optimiser, progress)
+            saved_s = now_s
+
+
+def optimiser_step(decoder: Decoder, optimiser: torch.optim.Optimizer, batch: Batch, grad_clip: float) -> float:
+    """One step on one batch; its loss."""
+    loss = response_loss(decoder, batch)
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(decoder.parameters(), grad_clip)
+    optimiser.step()
+    return loss.item()
+
+
+def snapshot_path(options: TrainOptions, step: int) -> Path:
+    return options.folder / f"step-{step:05d}.pt"
+
+
+def report(recipe: Recipe, progress: Progress, steps: int) -> None:
+    """One progress line."""
+    left_s = progress.elapsed_s / progress.step * (steps - progress.step)
+    print(
+        f"{recipe.name} step {progress.step}/{steps}  loss {progress.losses[-1][1]:.4f}  "
+        f"{progress.tokens / progress.elapsed_s:,.0f} tokens/s  {left_s / 60:.1f} min left",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(folder: Path, decoder: Decoder, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    """Everything a resumed run needs, in one file that is replaced in one step."""
+    state = {
+        "weights": decoder.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "torch_rng": torch.get_rng_state(),
+        "progress": json.dumps([progress.step, progress.tokens, progress.elapsed_s, progress.losses]),
+    }
+    save_atomically(state, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: Path, decoder: Decoder, optimiser: torch.optim.Optimizer) -> Progress:
+    """Restore the run in `folder`; a fresh Progress when there is none."""
+    path = folder / "checkpoint.pt"
+    if not path.exists():
+        return Progress()
+    state = torch.load(path, weights_only=True)
+    decoder.load_state_dict(state["weights"])
+    optimiser.load_state_dict(state["optimiser"])
+    torch.set_rng_state(state["torch_rng"])
+    step, tokens, elapsed_s, losses = json.loads(state["progress"])
+    return Progress(step, tokens, elapsed_s, [(at, loss) for at, loss in losses])
+
+
+def save_atomically(state: dict[str, Any], path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def plot_losses(progress: Progress, path: Path) -> None:
+    """The loss curve as a PNG; skipped where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.semilogy([step for step, _ in progress.losses], [loss for _, loss in progress.losses])
+    axes.set_xlabel("step")
+    axes.set_ylabel("response loss (nats per token)")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
