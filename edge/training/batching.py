@@ -1,0 +1,147 @@
+"""From groups with advantages to padded micro-batches. Knows lengths, padding and budgets; knows nothing of models or gradients.
+
+Axes: R rows (responses), T tokens, P prompt tokens, N tokens of all rows in a flat list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from edge.core.types import TrainingGroup, TrainingSample
+
+Item = TypeVar("Item")
+
+DEAD_ADVANTAGE = 1e-8
+"""An advantage of at most this size is rounding of a zero; its response carries no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One response to learn from. `coefficient` = Â · w / P is what multiplies Σ_t ρ_t log π_t in the objective."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    behaviour_logprobs: tuple[float, ...]
+    coefficient: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Prompts that are computed together, and micro-batches of responses to them.
+
+    `chunks` hold pairs of a row and the index of its prompt in `prompts`; within a chunk lengths are close.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    chunks: tuple[tuple[tuple[int, Row], ...], ...]
+
+
+class Padded(NamedTuple):
+    """Right-padded ids [R, T] with a mask that is true where a token is real."""
+
+    ids_RT: Tensor
+    mask_RT: Tensor
+
+
+class Targets(NamedTuple):
+    """What the rows of a chunk are scored on, flat over tokens in row order."""
+
+    ids_N: Tensor
+    behaviour_N: Tensor
+    coefficients_N: Tensor
+    row_N: Tensor
+
+
+def is_live(group: TrainingGroup) -> bool:
+    """Whether any response of the group has a gradient."""
+    return any(_has_gradient(sample) for sample in group.samples)
+
+
+def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
+    """The responses that carry gradient, averaged over *all* prompts given: dropped groups still count in the mean.
+
+    Raises ValueError on a sample whose log-probabilities do not match its tokens or that is not finite.
+    """
+    rows: list[Row] = []
+    for group in groups:
+        if not group.prompt_ids:
+            raise ValueError("a prompt has at least one token")
+        for sample in group.samples:
+            _check(sample)
+            if _has_gradient(sample):
+                coefficient = sample.advantage * group.group_weight / len(groups)
+                rows.append(Row(group.prompt_ids, sample.token_ids, sample.behaviour_logprobs, coefficient))
+    return rows
+
+
+def shared_bundles(rows: Iterable[Row], tokens_per_slice: int) -> list[Bundle]:
+    """Bundles whose prompts fit the budget together; each prompt appears once. Longest prompts first."""
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt_ids, []).append(row)
+    bundles: list[Bundle] = []
+    for prompts in _fill(sorted(by_prompt, key=len, reverse=True), len, tokens_per_slice):
+        entries = [(index, row) for index, prompt in enumerate(prompts) for row in by_prompt[prompt]]
+        entries.sort(key=response_length, reverse=True)
+        bundles.append(Bundle(prompts, tuple(_fill(entries, response_length, tokens_per_slice))))
+    return bundles
+
+
+def plain_chunks(rows: Iterable[Row], tokens_per_slice: int) -> list[tuple[Row, ...]]:
+    """Micro-batches of whole rows, prompt and response."""
+    ordered = sorted(rows, key=whole_length, reverse=True)
+    return list(_fill(ordered, whole_length, tokens_per_slice))
+
+
+def response_length(entry: tuple[int, Row]) -> int:
+    """Tokens of the response of a bundle's entry."""
+    return len(entry[1].token_ids)
+
+
+def whole_length(row: Row) -> int:
+    """Tokens of prompt and response."""
+    return len(row.prompt_ids) + len(row.token_ids)
+
+
+def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> Padded:
+    """Right-pad with id 0 to the longest sequence."""
+    longest = max(map(len, sequences))
+    ids_RT = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], dtype=torch.long)
+    lengths_R = torch.tensor([len(sequence) for sequence in sequences])
+    return Padded(ids_RT.to(device), (torch.arange(longest) < lengths_R[:, None]).to(device))
+
+
+def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
+    """The response tokens of the rows, flat, with what the loss needs for each."""
+    lengths = torch.tensor([len(row.token_ids) for row in rows])
+    ids = torch.tensor([token for row in rows for token in row.token_ids], dtype=torch.long)
+    behaviour = torch.tensor([value for row in rows for value in row.behaviour_logprobs], dtype=torch.float32)
+    coefficients = torch.tensor([row.coefficient for row in rows], dtype=torch.float32).repeat_interleave(lengths)
+    row_N = torch.arange(len(rows)).repeat_interleave(lengths)
+    return Targets(*(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)))
+
+
+def _has_gradient(sample: TrainingSample) -> bool:
+    return bool(sample.token_ids) and abs(sample.advantage) > DEAD_ADVANTAGE
+
+
+def _check(sample: TrainingSample) -> None:
+    if len(sample.behaviour_logprobs) != len(sample.token_ids):
+        raise ValueError(f"{len(sample.token_ids)} tokens with {len(sample.behaviour_logprobs)} behaviour log-probabilities")
+    if not math.isfinite(sample.advantage) or not all(map(math.isfinite, sample.behaviour_logprobs)):
+        raise ValueError("advantages and behaviour log-probabilities must be finite")
+
+
+def _fill(ordered: Sequence[Item], length: Callable[[Item], int], budget: int) -> Iterator[tuple[Item, ...]]:
+    """Cut a list sorted by falling length so that each part's count times its longest stays within the budget."""
+    start = 0
+    while start < len(ordered):
+        count = max(1, budget // max(1, length(ordered[start])))
+        yield tuple(ordered[start : start + count])
+        start += count

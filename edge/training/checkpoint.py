@@ -1,0 +1,77 @@
+"""Crash-safe files and folders, and the learner's state on disk. Knows renames and safetensors; knows nothing of training.
+
+A state file is one safetensors file: tensors by name, and in its header one JSON object with the scalars. One file renamed into
+place is never half old and half new. Nothing here is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edge.core.errors import StateError
+
+FORMAT = 1
+_HEADER = "state"
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, that becomes `target` when the block ends well: every file is on disk before the rename.
+
+    When the block raises, or the process dies, `target` does not exist. Raises StateError when it exists already.
+    """
+    if target.exists():
+        raise StateError(f"{target.name} exists already", hint="export into a folder that does not exist yet")
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        for file in draft.iterdir():
+            _sync(file)
+        _sync(draft)
+        draft.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+    """Replace the state file atomically. `scalars` must be plain JSON without NaN."""
+    header = json.dumps({"format": FORMAT, **scalars}, sort_keys=True, allow_nan=False)
+    draft = path.with_name(f".{path.name}.draft")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={_HEADER: header})
+    _sync(draft)
+    draft.replace(path)
+    _sync(path.parent)
+
+
+def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and scalars of a state file. Raises StateError when it is missing, damaged or of another format."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            scalars = json.loads((file.metadata() or {})[_HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise StateError(f"cannot read {path.name}: {error}", hint="go back to an older checkpoint") from error
+    if not isinstance(scalars, dict) or scalars.get("format") != FORMAT:
+        raise StateError(f"{path.name} was written by another version")
+    return tensors, scalars
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Two ways to the same gradient: whole rows, or every prompt computed once and shared by its responses.
+
+Knows the decoder's forward pass and the loss; knows nothing of optimisers, adapters or files. Both ways are generators that yield
+after every micro-batch, add to the parameters' `.grad`, and agree to rounding (tests/engine/test_torch_learner.py). Nothing global
+is held across a yield.
+
+Sharing: the prompts of a bundle run once with gradient and their keys and values are cut off as leaves; each chunk of responses
+attends to rows selected from the leaves and adds to the leaves' gradients; at the end one backward pass carries these through the
+prompts. So a prompt costs one forward and one backward pass whatever G is, and chunks can be cut by length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from edge.training.batching import Bundle, Row, Targets, pad_right, plain_chunks, shared_bundles, targets_of
+
+Objective = Callable[[Tensor, Targets], Tensor]
+"""Loss of a chunk from the hidden states [N, D] that predict its targets."""
+Slices = Generator[None, None, None]
+
+
+class CausalDecoder(Protocol):
+    """What a pass needs of a decoder: hidden states with an optional cache, right-padded rows, and a frozen output projection."""
+
+    lm_head: nn.Linear
+
+    def hidden_states(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: Any = None, use_cache: bool = False) -> Any:
+        """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too."""
+        ...
+
+
+def gradient_slices(
+    decoder: CausalDecoder, rows: Sequence[Row], objective: Objective, tokens_per_slice: int, shared: bool
+) -> Slices:
+    """Add the gradient of the summed objective of all rows, a micro-batch per slice."""
+    if shared:
+        for bundle in shared_bundles(rows, tokens_per_slice):
+            yield from _shared_pass(decoder, bundle, objective)
+        return
+    for chunk in plain_chunks(rows, tokens_per_slice):
+        hidden_ND = plain_hidden(decoder, chunk)
+        objective(hidden_ND, targets_of(chunk, hidden_ND.device)).backward()  # type: ignore[no-untyped-call]
+        yield
+
+
+def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row]) -> Tensor:
+    """Hidden states [N, D] that predict the response tokens of whole rows."""
+    padded = pad_right([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows], _device(decoder))
+    states_RTD: Tensor = decoder.hidden_states(padded.ids_RT, padded.mask_RT).states_BTD
+    prompt_R = torch.tensor([len(row.prompt_ids) for row in rows], device=padded.ids_RT.device)
+    places_T = torch.arange(padded.ids_RT.shape[1], device=padded.ids_RT.device)
+    return states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)]
+
+
+def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -> Slices:
+    prompts = pad_right(bundle.prompts, _device(decoder))
+    output = decoder.hidden_states(prompts.ids_RT, prompts.mask_RT, use_cache=True)
+    ends_R = prompts.mask_RT.sum(-1) - 1
+    last_RD = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
+    roots = [last_RD, *(tensor for layer in output.past for tensor in layer)]
+    leaves = [root.detach().requires_grad_() for root in roots]
+    yield
+    for chunk in bundle.chunks:
+        rows = [row for _, row in chunk]
+        index_R = torch.tensor([prompt for prompt, _ in chunk], device=ends_R.device)
+        hidden_ND = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
+        objective(hidden_ND, targets_of(rows, hidden_ND.device)).backward()  # type: ignore[no-untyped-call]
+        yield
+    torch.autograd.backward(
+        [root for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None],
+        [leaf.grad for leaf in leaves if leaf.grad is not None],
+    )
+    yield
+
+
+def _continued_hidden(
+    decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompt_mask: Tensor, leaves: Sequence[Tensor]
+) -> Tensor:
+    """Hidden states [N, D] that predict the response tokens of rows which continue the prompts `index_R` of the leaves."""
+    first_RD = leaves[0].index_select(0, index_R)
+    longest = max(len(row.token_ids) for row in rows)
+    if longest == 1:
+        return first_RD
+    inputs = pad_right([row.token_ids[:-1] for row in rows], index_R.device)
+    keys_values = [leaf.index_select(0, index_R) for leaf in leaves[1:]]
+    past = tuple(zip(keys_values[::2], keys_values[1::2], strict=True))
+    mask_RS = torch.cat((prompt_mask.index_select(0, index_R), inputs.mask_RT), dim=1)
+    states_RTD = decoder.hidden_states(inputs.ids_RT, mask_RS, past=past).states_BTD
+    first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
+    return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
+
+
+def _device(decoder: CausalDecoder) -> torch.device:
+    return decoder.lm_head.weight.device
