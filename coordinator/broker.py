@@ -1,0 +1,339 @@
+"""The broker: admission slot -> T1 reserve -> upstream -> T2 settle. Knows the life of a call; knows nothing of gRPC, SQL or λ.
+
+- One call per prompt group: callers of the same group join the flight that runs; the ledger answers later ones from the stored result.
+- The hold is durable before the first upstream byte, and every hold is resolved exactly once: committed, refunded (definitely not
+  executed), failed or in doubt (charged). A ledger that cannot be written keeps the settlement waiting, never loses it silently.
+- The same key gets the same answer or the same typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from coordinator.accounts import (
+    Amount,
+    CallRow,
+    CallState,
+    Ended,
+    InProgress,
+    Replay,
+    Reserved,
+    ReserveRequest,
+    Resolution,
+    Settlement,
+)
+from coordinator.budgets import BudgetBook, snapshot
+from coordinator.controller import StepController
+from coordinator.flight import Flight, GroupId, Job, Progress
+from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
+from coordinator.stores.store import LedgerStore
+from coordinator.upstreams import UpstreamTable
+from edge.core.clock import Clock
+from edge.core.errors import (
+    CallInProgress,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    KeyReused,
+    OutcomeUnknown,
+)
+from edge.core.types import TokenUsage
+from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion
+
+log = logging.getLogger(__name__)
+MAX_KEY_CHARS = 200
+MAX_TEMPERATURE = 4.0
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTerms:
+    """Patience and caching: seconds a call may wait for a slot, seconds a lease outlives its deadline, whether answers are cached."""
+
+    max_queue_wait_s: float = 60.0
+    lease_margin_s: float = 30.0
+    answer_cache: bool = True
+
+
+class Broker:
+    """Brokers calls of all devices. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        upstreams: UpstreamTable,
+        controller: StepController,
+        book: BudgetBook,
+        clock: Clock,
+        terms: BrokerTerms | None = None,
+    ) -> None:
+        self._store = store
+        self._upstreams = upstreams
+        self._controller = controller
+        self._book = book
+        self._clock = clock
+        self._terms = terms or BrokerTerms()
+        self._flights: dict[GroupId, Flight] = {}
+        self._admitting = True
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that run or wait for a slot."""
+        return len(self._flights)
+
+    async def complete(
+        self, device: str, call: CloudCall, deadline_s: float | None, progress: Progress | None = None
+    ) -> CloudCompletion:
+        """Ask the cloud once for this call, or give its stored answer. Raises CoordinatorError.
+
+        `progress` is told pieces only when this caller is the one who starts the call.
+        """
+        job = self._checked_job(device, call, deadline_s)
+        while (running := self._flights.get(job.group)) is not None:
+            if running.job.call.call_key == call.call_key:
+                _require_same_content(running.job, job)
+                return await running.result()
+            await running.ended()
+        if not self._admitting:
+            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+        return await self._launch(job, progress).result()
+
+    async def get_call(self, device: str, call_key: str) -> CloudCompletion:
+        """The stored answer of a device's call, or the typed error that ended it. Raises NotFound, CallInProgress too."""
+        row = await self._store.get_call(device, call_key)
+        if row.state is CallState.DISPATCHED:
+            raise CallInProgress(f"call {call_key!r} is running", retry_after_s=POLL_S)
+        return await self._replayed(row)
+
+    async def budget(self, device: str, task: str) -> BudgetSnapshot:
+        """The budget of a device for one task."""
+        terms = self._controller.terms_of(task)
+        view = await self._store.get_budget(device, task, self._book.terms(device, task, self._clock.now()))
+        return snapshot(view.task, terms, view.budgets)
+
+    async def drain(self, grace_s: float) -> None:
+        """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""
+        self._admitting = False
+        pending = [asyncio.create_task(flight.ended()) for flight in self._flights.values()]
+        if not pending:
+            return
+        _, late = await asyncio.wait(pending, timeout=grace_s)
+        if late:
+            log.warning("%d calls did not end within %.1f s; they are cut and charged as in doubt", len(late), grace_s)
+            for flight in tuple(self._flights.values()):
+                flight.cancel()
+            await asyncio.wait(late)
+
+    def _checked_job(self, device: str, call: CloudCall, deadline_s: float | None) -> Job:
+        _check(call)
+        self._controller.terms_of(call.task)
+        upstream = self._upstreams.choose(call)
+        patience_s = upstream.deadline_s + self._terms.max_queue_wait_s if deadline_s is None else deadline_s
+        end = asyncio.get_running_loop().time() + patience_s
+        return Job(device, call, upstream, fingerprint(call), end)
+
+    def _launch(self, job: Job, progress: Progress | None) -> Flight:
+        flight = self._flights[job.group] = Flight(job, progress)
+        task = flight.launch(self._fly(flight))
+        task.add_done_callback(lambda _: self._land(flight))
+        return flight
+
+    def _land(self, flight: Flight) -> None:
+        del self._flights[flight.job.group]
+        if flight.progress is not None:
+            flight.progress.over()
+
+    async def _fly(self, flight: Flight) -> CloudCompletion:
+        job = flight.job
+        hold = job.upstream.hold(job.call)
+        async with job.upstream.gate.slot(min(self._terms.max_queue_wait_s, _left_s(job))):
+            deadline_s = _upstream_deadline_s(job)
+            flight.can_be_dropped = False
+            outcome = await self._store.reserve(self._reserve_request(job, hold, deadline_s))
+            match outcome:
+                case Reserved():
+                    return await self._ask_and_settle(flight, hold, outcome, deadline_s)
+                case Replay(call=row) | Ended(call=row):
+                    return await self._replayed(row)
+                case InProgress(key=key):
+                    raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
+
+    def _reserve_request(self, job: Job, hold: Amount, deadline_s: float) -> ReserveRequest:
+        call, now = job.call, self._clock.now()
+        terms = self._controller.terms_of(call.task)
+        return ReserveRequest(
+            device=job.device,
+            key=call.call_key,
+            fingerprint=job.fingerprint,
+            task=call.task,
+            step=call.step,
+            prompt_id=call.prompt_id,
+            model=job.upstream.model,
+            help_units=call.help_units,
+            hold=hold,
+            budgets=self._book.terms(job.device, call.task, now),
+            lease_until=now + deadline_s + self._terms.lease_margin_s,
+            now=now,
+            cache_key=cache_key(job.device, job.upstream.model, call) if self._terms.answer_cache else "",
+            initial_dual=terms.dual_init,
+            target_rate=terms.target_rate,
+        )
+
+    async def _ask_and_settle(self, flight: Flight, hold: Amount, reserved: Reserved, deadline_s: float) -> CloudCompletion:
+        job, attempt = flight.job, reserved.attempt
+        request = job.upstream.request(job.call, deadline_s, reserved.billing_key)
+        try:
+            if flight.progress is not None:
+                flight.progress.started()
+            async with asyncio.timeout(deadline_s + 1.0):  # a provider that breaks its own promise
+                result = await _ask(flight, request)
+        except ProviderError as error:
+            log.info("upstream %s gave no answer (%s)", job.upstream.alias, error.kind)
+            resolution = await self._settled(lambda: self._resolve_failure(job, attempt, error))
+            raise _failure(resolution.call, error.retry_after_s) from error
+        except TimeoutError as error:
+            resolution = await self._settled(lambda: self._doubt(job, attempt, "deadline"))
+            raise _failure(resolution.call) from error
+        except BaseException:
+            await asyncio.shield(self._settled(lambda: self._doubt(job, attempt, "cut")))
+            raise
+        settlement = self._settlement(job, attempt, hold, result)
+        resolution = await self._settled(lambda: self._store.settle(settlement))
+        return await self._replayed(resolution.call)
+
+    def _settlement(self, job: Job, attempt: int, hold: Amount, result: ProviderResult) -> Settlement:
+        usage = result.usage
+        return Settlement(
+            device=job.device,
+            key=job.call.call_key,
+            attempt=attempt,
+            charge=hold if usage is None else job.upstream.charge(usage),
+            input_tokens=usage.input_tokens if usage else 0,
+            output_tokens=usage.output_tokens if usage else 0,
+            text=result.text,
+            finish=result.finish,
+            upstream_id=result.upstream_id,
+            now=self._clock.now(),
+        )
+
+    def _resolve_failure(self, job: Job, attempt: int, error: ProviderError) -> Awaitable[Resolution]:
+        """Money follows what is certain: not executed is refunded, executed is charged, perhaps executed is charged at the hold."""
+        device, key, now = job.device, job.call.call_key, self._clock.now()
+        if error.executed is False:
+            return self._store.refund(device, key, attempt, error.kind, now)
+        if error.executed is None:
+            return self._store.doubt(device, key, attempt, error.kind, now)
+        charge = job.upstream.charge(error.usage) if error.usage else None
+        return self._store.fail(device, key, attempt, error.kind, charge, now)
+
+    def _doubt(self, job: Job, attempt: int, reason: str) -> Awaitable[Resolution]:
+        return self._store.doubt(job.device, job.call.call_key, attempt, reason, self._clock.now())
+
+    async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
+        """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
+        loop = asyncio.get_running_loop()
+        end, pause_s = loop.time() + self._terms.lease_margin_s, 0.05
+        while True:
+            try:
+                return await resolve()
+            except CoordinatorUnavailable:
+                if loop.time() + pause_s > end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0, pause_s * 2.0)
+
+    async def _replayed(self, row: CallRow) -> CloudCompletion:
+        """The answer a terminal call stands for. Raises the typed error it ended with."""
+        if row.state is not CallState.COMPLETED or row.result is None:
+            raise _failure(row)
+        completion = CloudCompletion(
+            call_key=row.key,
+            text=row.result,
+            usage=TokenUsage(row.input_tokens, row.output_tokens),
+            charged_uusd=row.charged.uusd,
+            cached=row.cached,
+            model=row.model,
+        )
+        try:
+            return replace(completion, budget=await self.budget(row.device, row.task))
+        except CoordinatorError:  # the answer is paid for; a budget that cannot be read must not cost it
+            return completion
+
+
+async def _ask(flight: Flight, request: ProviderRequest) -> ProviderResult:
+    provider = flight.job.upstream.provider
+    if flight.progress is None:
+        return await provider.complete(request)
+    async for delta in provider.stream(request):
+        flight.progress.piece(delta.text)
+        if delta.result is not None:
+            return delta.result
+    raise ProviderError("the stream ended without a result", kind="garbage", executed=True)
+
+
+def fingerprint(call: CloudCall) -> str:
+    """A digest of a call's content, everything but its key."""
+    turns = [[message.role, message.content] for message in call.messages]
+    content = [call.task, call.step, call.prompt_id, call.help_units, call.model_alias, turns, call.max_output_tokens]
+    return _digest([*content, call.temperature.hex()])
+
+
+def cache_key(device: str, model: str, call: CloudCall) -> str:
+    """A digest of (device, model, prompt, sampling): what an answer may be given again for. Answers do not cross devices."""
+    turns = [[message.role, message.content] for message in call.messages]
+    return _digest([device, model, turns, call.max_output_tokens, call.temperature.hex()])
+
+
+def _digest(value: list[object]) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorError:
+    """The typed error of a call that has no answer to give; the same for every caller of its key."""
+    metadata = {"charged_uusd": str(row.charged.uusd), "state": str(row.state), "cause": row.reason}
+    if row.state is CallState.REFUNDED:
+        return CoordinatorUnavailable(
+            f"the cloud LLM did not take the call ({row.reason}); nothing was charged",
+            reason="UPSTREAM_FAILED",
+            retry_after_s=retry_after_s,
+            metadata=metadata,
+        )
+    what = "its answer is no longer stored" if row.state is CallState.COMPLETED else f"it ended without an answer ({row.reason})"
+    message = f"call {row.key!r} was charged {row.charged.uusd} micro-USD and {what}"
+    return OutcomeUnknown(message, hint="ask again with a new key", metadata=metadata)
+
+
+def _require_same_content(running: Job, asked: Job) -> None:
+    if running.fingerprint != asked.fingerprint:
+        raise KeyReused(f"call key {asked.call.call_key!r} was used with other content")
+
+
+def _left_s(job: Job) -> float:
+    return max(0.0, job.end - asyncio.get_running_loop().time())
+
+
+def _upstream_deadline_s(job: Job) -> float:
+    """What is left for the upstream, a little less than the caller has, so that the verdict still reaches it."""
+    left_s = _left_s(job)
+    deadline_s = min(job.upstream.deadline_s, left_s - min(0.25, 0.1 * left_s))
+    if deadline_s <= 0.0:
+        raise CoordinatorUnavailable("the deadline is over; nothing was sent", reason="DEADLINE_EXCEEDED")
+    return deadline_s
+
+
+def _check(call: CloudCall) -> None:
+    for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id)):
+        if not (0 < len(text) <= MAX_KEY_CHARS and text.isprintable()):
+            raise InvalidRequest(f"{name} must be 1 to {MAX_KEY_CHARS} printable characters")
+    if not call.messages:
+        raise InvalidRequest("a call needs at least one message")
+    if call.max_output_tokens < 1:
+        raise InvalidRequest("a call needs max_output_tokens of at least 1: without it no cap can hold")
+    if not (math.isfinite(call.temperature) and 0.0 <= call.temperature <= MAX_TEMPERATURE):
+        raise InvalidRequest(f"temperature must lie in [0, {MAX_TEMPERATURE:g}]")

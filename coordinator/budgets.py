@@ -1,0 +1,118 @@
+"""Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of balances or of how a hold is taken.
+
+Limits come from the configuration; `budget set` writes others to `limits.json` in the state folder, which a running coordinator reads again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.accounts import BudgetRow, BudgetTerms, Limits, TaskRow, budget_key
+from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
+from edge.core.errors import StateError
+from edge.rpc.client import BudgetSnapshot
+
+LIMITS_FILE = "limits.json"
+SCOPES = ("device_task", "device", "fleet")
+_WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+
+
+def window_label(window: str, now: float) -> str:
+    """The name of the window that `now` (seconds since the epoch) lies in, in UTC: `2026-10`, `2026-10-07`, "" for total."""
+    pattern = _WINDOW_FORMATS[window]
+    return datetime.fromtimestamp(now, UTC).strftime(pattern) if pattern else ""
+
+
+class BudgetBook:
+    """The limits that hold now. `replace_limits` changes them for the calls that follow."""
+
+    def __init__(self, limits: BudgetsConfig) -> None:
+        self.limits = limits
+
+    def replace_limits(self, limits: BudgetsConfig) -> None:
+        """Hold later calls to these limits."""
+        self.limits = limits
+
+    def terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
+        """The budgets a call of this device and task must fit into, narrowest first."""
+        return (
+            _terms("device_task", self.limits.device_task, now, device=device, task=task),
+            _terms("device", self.limits.device, now, device=device),
+            _terms("fleet", self.limits.fleet, now),
+        )
+
+
+def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "") -> BudgetTerms:
+    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    used: int
+    limit: int | None
+
+
+def snapshot(task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow]) -> BudgetSnapshot:
+    """What a device is told: per unit the budget with the least left, or its own total where nothing is limited."""
+    calls = _tightest([_Meter(row.used.calls, row.limits.calls) for row in budgets])
+    tokens = _tightest([_Meter(row.used.tokens, row.limits.tokens) for row in budgets])
+    spend = _tightest([_Meter(row.used.uusd, row.limits.uusd) for row in budgets])
+    return BudgetSnapshot(
+        version=task.version if task else 0,
+        dual=task.dual if task else terms.dual_init,
+        target_rate=task.target_rate if task else terms.target_rate,
+        calls=calls.used,
+        calls_limit=calls.limit,
+        tokens=tokens.used,
+        tokens_limit=tokens.limit,
+        spend_uusd=spend.used,
+        spend_limit_uusd=spend.limit,
+    )
+
+
+def _tightest(meters: Sequence[_Meter]) -> _Meter:
+    limited = [meter for meter in meters if meter.limit is not None]
+    return min(limited, key=lambda meter: (meter.limit or 0) - meter.used) if limited else meters[min(1, len(meters) - 1)]
+
+
+def load_limits(state_dir: Path, configured: BudgetsConfig) -> BudgetsConfig:
+    """The configured limits with what `budget set` has changed. Raises StateError when the file is damaged."""
+    path = state_dir / LIMITS_FILE
+    if not path.exists():
+        return configured
+    try:
+        changes = json.loads(path.read_text(encoding="utf-8"))
+        return BudgetsConfig.model_validate(_overlay(configured, changes))
+    except (OSError, ValueError, AttributeError, TypeError, ValidationError) as error:
+        raise StateError(f"{path} cannot be read", hint="delete it to return to the configured limits") from error
+
+
+def save_limits(state_dir: Path, scope: str, changes: dict[str, Any]) -> None:
+    """Add changed limits of one scope to what was set before; the file is replaced whole."""
+    path = state_dir / LIMITS_FILE
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known[scope] = {**known.get(scope, {}), **changes}
+    state_dir.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=state_dir, prefix=LIMITS_FILE)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        json.dump(known, stream, indent=1, sort_keys=True)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+
+
+def _overlay(configured: BudgetsConfig, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    base = configured.model_dump()
+    for scope, limits in changes.items():
+        base[scope] = {**base.get(scope, {}), **limits}
+    return base

@@ -1,0 +1,146 @@
+"""The coordinator's configuration as data. Knows every setting, its default and its range; knows nothing of files or flags.
+
+All models are frozen and refuse unknown keys. Units are in the names: `_s` seconds, `_uusd` micro-USD, `_per_mtok` for a million tokens.
+Keys are never written here: `api_key_env` names the environment variable that holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from edge.config.loader import Flag, Resolved, resolve
+
+ANY_TASK = "*"
+DEFAULT_ALIAS = "default"
+BUNDLED_PRICE_IN = 100_000
+BUNDLED_PRICE_OUT = 400_000
+
+Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Window = Literal["total", "month", "day", "hour"]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+
+
+class UpstreamConfig(Section):
+    """One cloud LLM under an alias.
+
+    `bundled` runs `model` (nano-cloud, or `path` to a GGUF file) in this process at a small notional price, so that spend moves and caps
+    can be tried; every other upstream needs its real price, or its calls are refused as UNPRICED.
+    """
+
+    provider: str = "bundled"
+    model: str = "nano-cloud"
+    path: str | None = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+    price_in_uusd_per_mtok: Count | None = None
+    price_out_uusd_per_mtok: Count | None = None
+    max_concurrency: int = Field(4, ge=1, le=4096)
+    deadline_s: Positive = 60.0
+    max_output_tokens: int = Field(4096, ge=1)
+    threads: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _what_the_provider_needs(self) -> UpstreamConfig:
+        if self.provider == "openai_compatible" and not self.base_url:
+            raise ValueError("needs base_url for provider openai_compatible")
+        return self
+
+    @property
+    def prices(self) -> tuple[int, int] | None:
+        """Micro-USD per million input and output tokens; None when not both are known."""
+        bundled = self.provider == "bundled"
+        price_in = (
+            self.price_in_uusd_per_mtok if self.price_in_uusd_per_mtok is not None else BUNDLED_PRICE_IN if bundled else None
+        )
+        price_out = (
+            self.price_out_uusd_per_mtok if self.price_out_uusd_per_mtok is not None else BUNDLED_PRICE_OUT if bundled else None
+        )
+        return None if price_in is None or price_out is None else (price_in, price_out)
+
+
+class TaskConfig(Section):
+    """What a task label is held to: τ, λ_0, η_λ, and κ of the step credit ceil(κ·τ·planned_prompts) (null: no step credit).
+
+    With `target_rate_from_device` the τ that a device sends with OpenStep (its phase's) is taken instead of `target_rate`.
+    """
+
+    target_rate: Rate = 0.3
+    dual_init: NotNegative = 0.5
+    dual_lr: NotNegative = 0.01
+    step_credit_kappa: NotNegative | None = 2.0
+    target_rate_from_device: bool = True
+
+
+class LimitConfig(Section):
+    """Hard limits of one scope in each window (null: none). `month` and `day` are calendar ones in UTC; `total` never ends."""
+
+    window: Window = "total"
+    calls_limit: Count | None = None
+    tokens_limit: Count | None = None
+    spend_limit_uusd: Count | None = None
+
+
+class BudgetsConfig(Section):
+    """Limits of the whole fleet, of each device, and of each task on each device."""
+
+    fleet: LimitConfig = LimitConfig()
+    device: LimitConfig = LimitConfig()
+    device_task: LimitConfig = LimitConfig()
+
+
+class ServiceConfig(Section):
+    """Limits that protect the service itself. A call waits at most `max_queue_wait_s` for its upstream's slot; then OVERLOADED."""
+
+    max_message_bytes: int = Field(4 << 20, ge=1024)
+    max_rpcs: int = Field(4096, ge=1)
+    max_queue: int = Field(1024, ge=0)
+    max_queue_wait_s: Positive = 60.0
+    drain_grace_s: NotNegative = 30.0
+    sweep_interval_s: Positive = 2.0
+    lease_margin_s: Positive = 30.0
+    answer_cache: bool = True
+    allow_insecure: bool = False
+
+
+class CoordinatorConfig(Section):
+    """Everything a coordinator needs to know.
+
+    No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
+    "*" stands for every label not named.
+    """
+
+    listen: tuple[str, ...] = ()
+    state_dir: str | None = None
+    upstreams: dict[str, UpstreamConfig] = {}
+    tasks: dict[str, TaskConfig] = {}
+    budgets: BudgetsConfig = BudgetsConfig()
+    service: ServiceConfig = ServiceConfig()
+
+    @property
+    def effective_upstreams(self) -> dict[str, UpstreamConfig]:
+        """The configured upstreams, or the bundled one when there are none."""
+        return dict(self.upstreams) or {DEFAULT_ALIAS: UpstreamConfig(max_concurrency=1)}
+
+    @property
+    def effective_tasks(self) -> dict[str, TaskConfig]:
+        """The configured tasks, or one for every label when there are none."""
+        return dict(self.tasks) or {ANY_TASK: TaskConfig()}
+
+
+def resolve_coordinator_config(
+    file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
+) -> Resolved[CoordinatorConfig]:
+    """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
+    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags)

@@ -1,0 +1,95 @@
+"""The rate controller: which τ, λ_0 and η hold for a task, and when λ moves. Knows tasks and steps; knows nothing of money or of gRPC.
+
+λ itself is kept and moved by the ledger, in the transaction that closes the step, so that it moves exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from coordinator.accounts import CloseStepRequest, OpenStepRequest
+from coordinator.config import ANY_TASK, TaskConfig
+from coordinator.stores.store import LedgerStore
+from edge.core.clock import Clock
+from edge.core.errors import InvalidRequest, NotFound
+from edge.rpc.client import StepClosed, StepOpened, TaskTerms
+
+MAX_STEP = 2**53
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
+
+
+class StepController:
+    """Opens and closes learning steps under the configured terms of each task."""
+
+    def __init__(self, store: LedgerStore, tasks: Mapping[str, TaskConfig], clock: Clock) -> None:
+        self._store = store
+        self._tasks = dict(tasks)
+        self._clock = clock
+
+    def terms_of(self, task: str) -> TaskConfig:
+        """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
+        if not _TASK_NAME.fullmatch(task):
+            raise InvalidRequest("a task label is 1 to 64 letters, digits or any of . _ : + -")
+        terms = self._tasks.get(task) or self._tasks.get(ANY_TASK)
+        if terms is None:
+            raise NotFound(f"no task is called {task!r}", hint=f"known: {', '.join(sorted(self._tasks))}")
+        return terms
+
+    async def current(self, device: str, task: str) -> TaskTerms:
+        """τ, λ and the next step of a device's task."""
+        terms = self.terms_of(task)
+        row = await self._store.get_task(device, task)
+        if row is None:
+            return TaskTerms(task, terms.target_rate, terms.dual_init, 0)
+        return TaskTerms(task, row.target_rate, row.dual, row.next_step)
+
+    async def open_step(
+        self, device: str, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float | None
+    ) -> StepOpened:
+        """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
+        terms = self.terms_of(task)
+        request = OpenStepRequest(
+            device=device,
+            task=task,
+            step=_checked_step(step),
+            planned_prompts=_positive("planned_prompts", planned_prompts),
+            group_size=_positive("group_size", group_size),
+            target_rate=_target_rate(terms, target_rate),
+            dual_lr=terms.dual_lr,
+            initial_dual=terms.dual_init,
+            credit_factor=terms.step_credit_kappa,
+            now=self._clock.now(),
+        )
+        row = await self._store.open_step(request)
+        return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
+
+    async def close_step(self, device: str, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+        """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
+        self.terms_of(task)
+        if help_units > _positive("total_units", total_units):
+            raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
+        request = CloseStepRequest(device, task, _checked_step(step), total_units, help_units, self._clock.now())
+        row = await self._store.close_step(request)
+        return StepClosed(task, step, row.dual, row.dual_after, row.assist_rate, row.discrepancies)
+
+
+def _target_rate(terms: TaskConfig, wished: float | None) -> float:
+    if wished is None or not terms.target_rate_from_device:
+        return terms.target_rate
+    if not (math.isfinite(wished) and 0.0 <= wished <= 1.0):
+        raise InvalidRequest(f"target_rate must lie in [0, 1], not {wished}")
+    return wished
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidRequest(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _checked_step(step: int) -> int:
+    if not 0 <= step < MAX_STEP:
+        raise InvalidRequest(f"step {step} is out of range")
+    return step
