@@ -189,7 +189,7 @@ class StepRow:
 class TaskRow:
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
 
-    `calls`, `tokens` and `uusd` (in `charged`) are totals over all windows.
+    `charged` is the total over all windows, without open holds.
     """
 
     device: str
@@ -207,7 +207,7 @@ class ReserveRequest:
 
     `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
-    put the device into it unless answers may cross devices.
+    put the device into it unless answers may cross devices. `initial_dual` and `target_rate` count only at a task's first contact.
     """
 
     device: str
@@ -223,6 +223,8 @@ class ReserveRequest:
     lease_until: float
     now: float
     cache_key: str = ""
+    initial_dual: float = 0.0
+    target_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ class Resolution:
 class OpenStepRequest:
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
-    `initial_dual` counts only when the task is new; τ and η of the first opening of a step stay its own.
+    `initial_dual` counts only until a task's first step is opened; τ and η of the first opening of a step stay its own.
     """
 
     device: str

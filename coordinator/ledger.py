@@ -2,34 +2,615 @@
 gRPC, providers or clocks.
 
 `Ledger` runs over a `Tables` port inside a transaction that its store opens and closes; a raised error means the store rolls back.
+Every change of a row is told to the journal in the same transaction, completely enough that `verify` can rebuild all rows from it.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
-from coordinator.accounts import Amount, AttemptRow, BudgetRow, CallRow, StepRow, TaskRow
-from coordinator.journal import JournalEntry
+from coordinator.accounts import (
+    SERVING_STEP,
+    Amount,
+    AttemptRow,
+    BudgetRow,
+    BudgetTerms,
+    BudgetView,
+    CallRow,
+    CallState,
+    CloseStepRequest,
+    Ended,
+    InProgress,
+    Limits,
+    OpenStepRequest,
+    Replay,
+    Reserved,
+    ReserveOutcome,
+    ReserveRequest,
+    Resolution,
+    Settlement,
+    StepRow,
+    TaskRow,
+    step_budget_key,
+)
+from coordinator.journal import JournalEntry, next_entry
+from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
+from edge.dagrpo.dual import dual_step
 
 
 class Tables(Protocol):
-    """Rows of one open transaction. `put_*` inserts or replaces a whole row."""
+    """Rows of one open transaction. `put_*` inserts or replaces a whole row; a getter gives None where there is no row."""
 
-    def call(self, device: str, key: str) -> CallRow | None: ...
-    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None: ...
-    def cached_call(self, cache_key: str) -> CallRow | None: ...
-    def put_call(self, row: CallRow) -> None: ...
-    def attempt(self, device: str, key: str, number: int) -> AttemptRow | None: ...
-    def put_attempt(self, row: AttemptRow) -> None: ...
-    def expired_attempts(self, lease_before_ms: int) -> list[AttemptRow]: ...
-    def foreign_attempts(self, epoch: int) -> list[AttemptRow]: ...
-    def budget(self, key: str) -> BudgetRow | None: ...
-    def put_budget(self, row: BudgetRow) -> None: ...
-    def hold(self, key: str, amount: Amount) -> bool: ...
-    def resolve(self, key: str, hold: Amount, charge: Amount) -> None: ...
-    def step(self, device: str, task: str, step: int) -> StepRow | None: ...
-    def put_step(self, row: StepRow) -> None: ...
-    def task(self, device: str, task: str) -> TaskRow | None: ...
-    def put_task(self, row: TaskRow) -> None: ...
-    def journal_head(self) -> tuple[int, str]: ...
-    def append_journal(self, entry: JournalEntry) -> None: ...
+    def call(self, device: str, key: str) -> CallRow | None:
+        """A call by its key."""
+        ...
+
+    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
+        """A prompt group's call that is DISPATCHED, or COMPLETED with its text and not itself a copy."""
+        ...
+
+    def cached_call(self, cache_key: str) -> CallRow | None:
+        """The latest COMPLETED call under a cache key that still has its text and is not itself a copy."""
+        ...
+
+    def step_calls(self, device: str, task: str, step: int) -> Sequence[CallRow]:
+        """All calls of a step."""
+        ...
+
+    def put_call(self, row: CallRow) -> None:
+        """Write a call."""
+        ...
+
+    def attempt(self, device: str, key: str, number: int) -> AttemptRow | None:
+        """One attempt of a call."""
+        ...
+
+    def put_attempt(self, row: AttemptRow) -> None:
+        """Write an attempt."""
+        ...
+
+    def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]:
+        """DISPATCHED attempts whose lease ended at this time or before, oldest lease first."""
+        ...
+
+    def foreign_attempts(self, epoch: int) -> Sequence[AttemptRow]:
+        """DISPATCHED attempts of other epochs than this one."""
+        ...
+
+    def budget(self, key: str) -> BudgetRow | None:
+        """A budget."""
+        ...
+
+    def put_budget(self, row: BudgetRow) -> None:
+        """Write a budget."""
+        ...
+
+    def hold(self, key: str, amount: Amount) -> bool:
+        """Add to `reserved` if committed + reserved stays within the limits; False (and no change) if not."""
+        ...
+
+    def resolve(self, key: str, hold: Amount, charge: Amount) -> None:
+        """Take `hold` from `reserved` and add `charge` (never more) to `committed`."""
+        ...
+
+    def step(self, device: str, task: str, step: int) -> StepRow | None:
+        """A step."""
+        ...
+
+    def put_step(self, row: StepRow) -> None:
+        """Write a step."""
+        ...
+
+    def task(self, device: str, task: str) -> TaskRow | None:
+        """A task."""
+        ...
+
+    def put_task(self, row: TaskRow) -> None:
+        """Write a task."""
+        ...
+
+    def results_before(self, updated_ms: int) -> Sequence[CallRow]:
+        """COMPLETED calls with a text that were last changed before this time."""
+        ...
+
+    def all_budgets(self) -> Iterable[BudgetRow]:
+        """All budgets, sorted by key."""
+        ...
+
+    def all_calls(self) -> Iterable[CallRow]:
+        """All calls, sorted by device and key."""
+        ...
+
+    def all_attempts(self) -> Iterable[AttemptRow]:
+        """All attempts, sorted by device, key and number."""
+        ...
+
+    def all_steps(self) -> Iterable[StepRow]:
+        """All steps, sorted by device, task and step."""
+        ...
+
+    def all_tasks(self) -> Iterable[TaskRow]:
+        """All tasks, sorted by device and task."""
+        ...
+
+    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
+        """Entries with a sequence number above this one, in order, at most `limit` of them."""
+        ...
+
+    def journal_head(self) -> tuple[int, str]:
+        """Sequence number and hash of the last entry; (0, GENESIS) for an empty journal."""
+        ...
+
+    def append_journal(self, entry: JournalEntry) -> None:
+        """Append an entry."""
+        ...
+
+
+class Ledger:
+    """The transitions, for the process run `epoch`."""
+
+    def __init__(self, tables: Tables, epoch: int) -> None:
+        self._tables = tables
+        self._epoch = epoch
+
+    @property
+    def tables(self) -> Tables:
+        """The rows, for reading."""
+        return self._tables
+
+    # T1 ------------------------------------------------------------------------------------------------------------------------
+
+    def reserve(self, request: ReserveRequest) -> ReserveOutcome:
+        """T1: hold the most a call can cost, or say what became of its key. See LedgerStore.reserve."""
+        _check_reserve(request)
+        known = self._tables.call(request.device, request.key)
+        if known is not None:
+            _check_same_content(known, request)
+            if known.state is not CallState.REFUNDED:
+                return _outcome_of(known)
+        self._require_open_step(request)
+        return (
+            self._answer_from_group(request, known) or self._answer_from_cache(request, known) or self._dispatch(request, known)
+        )
+
+    def _require_open_step(self, request: ReserveRequest) -> None:
+        if request.step == SERVING_STEP:
+            return
+        row = self._tables.step(request.device, request.task, request.step)
+        if row is None or row.closed:
+            raise _mismatch(request.task, request.step, self._next_step(request.device, request.task))
+
+    def _answer_from_group(self, request: ReserveRequest, known: CallRow | None) -> ReserveOutcome | None:
+        """At most one call per prompt group: a second key gets the first one's answer."""
+        if request.step == SERVING_STEP:
+            return None
+        first = self._tables.group_call(request.device, request.task, request.step, request.prompt_id)
+        if first is None or first.key == request.key:
+            return None
+        _check_same_content(first, request)
+        if first.state is CallState.DISPATCHED:
+            return InProgress(first.key)
+        return self._copy_answer(request, known, first)
+
+    def _answer_from_cache(self, request: ReserveRequest, known: CallRow | None) -> ReserveOutcome | None:
+        source = self._tables.cached_call(request.cache_key) if request.cache_key else None
+        return None if source is None else self._copy_answer(request, known, source)
+
+    def _copy_answer(self, request: ReserveRequest, known: CallRow | None, source: CallRow) -> Replay:
+        row = replace(
+            _new_call(request, known),
+            state=CallState.COMPLETED,
+            input_tokens=source.input_tokens,
+            output_tokens=source.output_tokens,
+            result=source.result,
+            result_sha256=source.result_sha256,
+            finish=source.finish,
+            source_key=f"{source.device}|{source.key}",
+        )
+        self._tables.put_call(row)
+        task = self._touch_task(request.device, request.task, request.now, request.initial_dual, request.target_rate)
+        self._journal(request.now, "copy", {**_call_data(row), "source": row.source_key, "version": task.version})
+        return Replay(row)
+
+    def _dispatch(self, request: ReserveRequest, known: CallRow | None) -> Reserved:
+        keys = self._hold_all(request)
+        number = 1 if known is None else known.attempts + 1
+        call = replace(_new_call(request, known), state=CallState.DISPATCHED, attempts=number)
+        attempt = AttemptRow(
+            device=request.device,
+            key=request.key,
+            number=number,
+            state=CallState.DISPATCHED,
+            hold=request.hold,
+            charged=Amount(),
+            budgets=keys,
+            epoch=self._epoch,
+            lease_ms=milliseconds(request.lease_until),
+        )
+        self._tables.put_call(call)
+        self._tables.put_attempt(attempt)
+        task = self._touch_task(request.device, request.task, request.now, request.initial_dual, request.target_rate)
+        self._journal(request.now, "reserve", {**_call_data(call), **_attempt_data(attempt), "version": task.version})
+        return Reserved(number, attempt.billing_key)
+
+    def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
+        """Hold on every budget concerned, in sorted order, all or nothing (a refusal rolls the transaction back)."""
+        for terms in request.budgets:
+            self._apply_terms(terms, request.now)
+        keys = {terms.key for terms in request.budgets}
+        if request.step != SERVING_STEP:
+            keys.add(step_budget_key(request.device, request.task, request.step))
+        ordered = tuple(sorted(keys))
+        for key in ordered:
+            if not self._tables.hold(key, request.hold):
+                raise self._exhausted(key, request.hold)
+        return ordered
+
+    def _apply_terms(self, terms: BudgetTerms, now: float) -> None:
+        """Create a budget, or bring its limits to what the configuration asks; spent amounts stay allowed."""
+        row = self._tables.budget(terms.key)
+        if row is None:
+            changed = BudgetRow(terms.key, terms.limits, terms.limits)
+        else:
+            changed = replace(row, asked=terms.limits, limits=terms.limits.at_least(row.used))
+        if changed != row:
+            self._tables.put_budget(changed)
+            data = {"budget": terms.key, "asked": _limits(changed.asked), "limits": _limits(changed.limits)}
+            self._journal(now, "limits", data)
+
+    def _exhausted(self, key: str, hold: Amount) -> BudgetExhausted:
+        row = self._tables.budget(key)
+        units = row.limits.units_exceeded(row.used.plus(hold)) if row else ()
+        metadata = {"budget": key, "scope": key.split("@")[0].split("[")[0], "unit": ",".join(units)}
+        return BudgetExhausted(f"budget {key} has no {' and '.join(units)} left for this call", metadata=metadata)
+
+    # T2 ------------------------------------------------------------------------------------------------------------------------
+
+    def settle(self, settlement: Settlement) -> Resolution:
+        """T2: commit what an answered attempt cost and store the answer; at most once."""
+        attempt, call = self._attempt_and_call(settlement.device, settlement.key, settlement.attempt)
+        if attempt.state is not CallState.DISPATCHED:
+            return Resolution(False, call)
+        charge = settlement.charge.capped(attempt.hold)
+        text = settlement.text.encode("utf-8", "replace").decode()
+        answered = replace(
+            call,
+            input_tokens=settlement.input_tokens,
+            output_tokens=settlement.output_tokens,
+            result=text,
+            result_sha256=text_digest(text),
+            finish=settlement.finish,
+            upstream_id=settlement.upstream_id,
+        )
+        extra = {**_answer_data(answered), "upstream_id": answered.upstream_id}
+        if charge != settlement.charge:
+            extra["overrun"] = _amount(settlement.charge)
+        return self._resolve(attempt, answered, CallState.COMPLETED, charge, "", settlement.now, extra)
+
+    def refund(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
+        """T2: give a hold back; only for an attempt that was definitely not executed."""
+        return self._end(device, key, number, CallState.REFUNDED, Amount(), reason, now)
+
+    def fail(self, device: str, key: str, number: int, reason: str, charge: Amount | None, now: float) -> Resolution:
+        """T2: executed without a usable answer; charged at `charge` (cut to the hold) or, when None, at the hold."""
+        return self._end(device, key, number, CallState.FAILED, charge, reason, now)
+
+    def doubt(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
+        """T2: perhaps executed; charged at the hold."""
+        return self._end(device, key, number, CallState.IN_DOUBT, None, reason, now)
+
+    def _end(
+        self, device: str, key: str, number: int, state: CallState, charge: Amount | None, reason: str, now: float
+    ) -> Resolution:
+        attempt, call = self._attempt_and_call(device, key, number)
+        if attempt.state is not CallState.DISPATCHED:
+            return Resolution(False, call)
+        charged = attempt.hold if charge is None else charge.capped(attempt.hold)
+        return self._resolve(attempt, call, state, charged, reason, now, {})
+
+    def _attempt_and_call(self, device: str, key: str, number: int) -> tuple[AttemptRow, CallRow]:
+        attempt = self._tables.attempt(device, key, number)
+        call = self._tables.call(device, key)
+        if attempt is None or call is None:
+            raise NotFound(f"there is no attempt {number} of call {key!r}")
+        return attempt, call
+
+    def _resolve(
+        self,
+        attempt: AttemptRow,
+        call: CallRow,
+        state: CallState,
+        charge: Amount,
+        reason: str,
+        now: float,
+        extra: dict[str, Any],
+    ) -> Resolution:
+        """Move an attempt out of DISPATCHED, its hold out of `reserved`, and its charge into `committed`."""
+        for key in attempt.budgets:
+            self._tables.resolve(key, attempt.hold, charge)
+        self._tables.put_attempt(replace(attempt, state=state, charged=charge))
+        resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
+        self._tables.put_call(resolved)
+        task = self._touch_task(call.device, call.task, now, charge=charge)
+        data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
+        self._journal(now, str(state), {**data, **extra, "version": task.version})
+        return Resolution(True, resolved)
+
+    # T3 ------------------------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> tuple[AttemptRow, ...]:
+        """T3: attempts whose lease is over become IN_DOUBT, charged at the hold."""
+        return self._doubt_all(self._tables.expired_attempts(milliseconds(now)), "lease expired", now)
+
+    def recover(self, now: float) -> tuple[AttemptRow, ...]:
+        """T3 at start: attempts of earlier process runs become IN_DOUBT, charged at the hold. The journal learns the new epoch."""
+        self._journal(now, "epoch", {"epoch": self._epoch})
+        return self._doubt_all(self._tables.foreign_attempts(self._epoch), "coordinator stopped", now)
+
+    def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[AttemptRow, ...]:
+        left = tuple(attempts)
+        for attempt in left:
+            self.doubt(attempt.device, attempt.key, attempt.number, reason, now)
+        return left
+
+    # T4 ------------------------------------------------------------------------------------------------------------------------
+
+    def open_step(self, request: OpenStepRequest) -> StepRow:
+        """T4: open a step, or return it as it was opened. See LedgerStore.open_step."""
+        _check_open(request)
+        known = self._tables.step(request.device, request.task, request.step)
+        if known is not None and not known.closed:
+            return known
+        expected = self._next_step(request.device, request.task)
+        if request.step != expected:
+            raise _mismatch(request.task, request.step, expected)
+        return self._open_new_step(request)
+
+    def _open_new_step(self, request: OpenStepRequest) -> StepRow:
+        task = self._touch_task(request.device, request.task, request.now, request.initial_dual, request.target_rate)
+        dual = request.initial_dual if request.step == 0 else task.dual
+        row = StepRow(
+            device=request.device,
+            task=request.task,
+            step=request.step,
+            planned_prompts=request.planned_prompts,
+            group_size=request.group_size,
+            dual=dual,
+            target_rate=request.target_rate,
+            dual_lr=request.dual_lr,
+            call_credit=step_credit(request.credit_factor, request.target_rate, request.planned_prompts),
+        )
+        self._tables.put_step(row)
+        self._tables.put_task(replace(task, dual=dual, target_rate=request.target_rate))
+        limits = Limits(calls=row.call_credit)
+        self._tables.put_budget(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
+        self._journal(request.now, "open_step", {**_open_data(row), "version": task.version})
+        return row
+
+    def close_step(self, request: CloseStepRequest) -> StepRow:
+        """T4: move λ, exactly once. See LedgerStore.close_step."""
+        _check_close(request)
+        row = self._tables.step(request.device, request.task, request.step)
+        if row is None:
+            raise _mismatch(request.task, request.step, self._next_step(request.device, request.task))
+        if row.closed:
+            return _closed_before(row, request)
+        return self._close_open_step(row, request)
+
+    def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
+        rate = request.help_units / request.total_units
+        closed = replace(
+            row,
+            closed=True,
+            total_units=request.total_units,
+            help_units=request.help_units,
+            assist_rate=rate,
+            dual_after=dual_step(row.dual, rate, row.target_rate, row.dual_lr),
+            discrepancies=self._discrepancies(row, request),
+        )
+        self._tables.put_step(closed)
+        task = self._touch_task(row.device, row.task, request.now)
+        self._tables.put_task(replace(task, dual=closed.dual_after, next_step=row.step + 1))
+        self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
+        return closed
+
+    def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
+        """What a step's report says that its calls do not bear out. Notices; λ follows the report."""
+        calls = self._tables.step_calls(row.device, row.task, row.step)
+        declared: dict[str, int] = {}
+        for call in calls:
+            if call.state is CallState.COMPLETED:
+                declared[call.prompt_id] = max(declared.get(call.prompt_id, 0), call.help_units)
+        planned = row.planned_prompts * row.group_size
+        running = sum(call.state is CallState.DISPATCHED for call in calls)
+        answered = sum(declared.values())
+        findings = (
+            (request.help_units > 0 and not calls, f"{request.help_units} help units reported, but no cloud call was made"),
+            (answered > request.help_units, f"calls answered for {answered} help units, {request.help_units} reported"),
+            (request.total_units > planned, f"{request.total_units} units reported, {planned} planned"),
+            (running > 0, f"{running} calls still running"),
+        )
+        return tuple(text for found, text in findings if found)
+
+    def _next_step(self, device: str, task: str) -> int:
+        row = self._tables.task(device, task)
+        return 0 if row is None else row.next_step
+
+    # reading and housekeeping --------------------------------------------------------------------------------------------------
+
+    def get_call(self, device: str, key: str) -> CallRow:
+        """A device's own call. Raises NotFound."""
+        row = self._tables.call(device, key)
+        if row is None:
+            raise NotFound(f"there is no call {key!r} of this device")
+        return row
+
+    def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
+        """A task and these budgets in this order; one not used yet is shown empty."""
+        rows = (self._tables.budget(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
+        return BudgetView(self._tables.task(device, task), tuple(rows))
+
+    def purge_results(self, before: float, now: float) -> int:
+        """Forget the answer texts of calls last changed before this time; charges and digests stay."""
+        rows = self._tables.results_before(milliseconds(before))
+        for row in rows:
+            self._tables.put_call(replace(row, result=None))
+        if rows:
+            self._journal(now, "purge", {"calls": [[row.device, row.key] for row in rows]})
+        return len(rows)
+
+    def _touch_task(
+        self,
+        device: str,
+        task: str,
+        now: float,
+        initial_dual: float = 0.0,
+        target_rate: float = 0.0,
+        charge: Amount | None = None,
+    ) -> TaskRow:
+        """Raise a task's version, making the task at its first contact."""
+        row = self._tables.task(device, task)
+        if row is None:
+            row = TaskRow(device, task, initial_dual, target_rate, 0, 0)
+            terms = {"dual": initial_dual.hex(), "target_rate": target_rate.hex()}
+            self._journal(now, "task", {"device": device, "task": task, **terms})
+        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or Amount()))
+        self._tables.put_task(row)
+        return row
+
+    def _journal(self, now: float, kind: str, data: dict[str, Any]) -> None:
+        seq, last_hash = self._tables.journal_head()
+        self._tables.append_journal(next_entry(seq, last_hash, milliseconds(now), kind, data))
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds since the epoch as integer milliseconds."""
+    return round(seconds * 1000)
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text's UTF-8 bytes as hex; what the journal keeps of an answer."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def step_credit(factor: float | None, target_rate: float, planned_prompts: int) -> int | None:
+    """ceil(κ·τ·planned_prompts), with a hair of tolerance for float64 products; None when κ is off."""
+    return None if factor is None else math.ceil(factor * target_rate * planned_prompts - 1e-9)
+
+
+def _check_reserve(request: ReserveRequest) -> None:
+    if not (request.device and request.key and request.task and request.fingerprint):
+        raise InvalidRequest("a call needs a device, a key, a task and a fingerprint")
+    if request.step < SERVING_STEP or request.help_units < 0:
+        raise InvalidRequest("step and help_units cannot be negative (step -1: outside training)")
+    if request.hold.calls < 1:
+        raise InvalidRequest("a hold covers at least one call")
+
+
+def _check_same_content(known: CallRow, request: ReserveRequest) -> None:
+    if known.fingerprint == request.fingerprint:
+        return
+    if known.key == request.key:
+        raise KeyReused(f"call key {request.key!r} was used with other content")
+    raise KeyReused(f"prompt group {request.prompt_id!r} of step {request.step} already has a call with other content")
+
+
+def _outcome_of(call: CallRow) -> ReserveOutcome:
+    if call.state is CallState.DISPATCHED:
+        return InProgress(call.key)
+    if call.state is CallState.COMPLETED and call.result is not None:
+        return Replay(call)
+    return Ended(call)
+
+
+def _check_open(request: OpenStepRequest) -> None:
+    rates = (request.target_rate, request.dual_lr, request.initial_dual, request.credit_factor or 0.0)
+    if not all(math.isfinite(value) and value >= 0.0 for value in rates) or request.target_rate > 1.0:
+        raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
+    if not (request.device and request.task):
+        raise InvalidRequest("a step needs a device and a task")
+    if request.step < 0 or request.planned_prompts < 1 or request.group_size < 1:
+        raise InvalidRequest("step must be 0 or more, planned_prompts and group_size 1 or more")
+
+
+def _check_close(request: CloseStepRequest) -> None:
+    if request.step < 0 or request.total_units < 1 or not 0 <= request.help_units <= request.total_units:
+        raise InvalidRequest("a step is closed with 0 <= help_units <= total_units and total_units >= 1")
+
+
+def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
+    if (row.total_units, row.help_units) == (request.total_units, request.help_units):
+        return row
+    raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
+
+
+def _mismatch(task: str, step: int, expected: int) -> StepMismatch:
+    metadata = {"expected_step": str(expected)}
+    return StepMismatch(f"step {step} of task {task!r} does not fit; step {expected} is expected", metadata=metadata)
+
+
+def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:
+    """The row of a call about to run; an earlier, refunded one keeps its attempts and charges."""
+    return CallRow(
+        device=request.device,
+        key=request.key,
+        fingerprint=request.fingerprint,
+        task=request.task,
+        step=request.step,
+        prompt_id=request.prompt_id,
+        model=request.model,
+        help_units=request.help_units,
+        state=CallState.DISPATCHED,
+        attempts=0 if known is None else known.attempts,
+        charged=Amount() if known is None else known.charged,
+        input_tokens=0,
+        output_tokens=0,
+        result=None,
+        result_sha256="",
+        finish="",
+        upstream_id="",
+        reason="",
+        source_key="",
+        cache_key=request.cache_key,
+        updated_ms=milliseconds(request.now),
+    )
+
+
+def _amount(amount: Amount) -> list[int]:
+    return [amount.calls, amount.tokens, amount.uusd]
+
+
+def _limits(limits: Limits) -> list[int | None]:
+    return [limits.calls, limits.tokens, limits.uusd]
+
+
+def _answer_data(call: CallRow) -> dict[str, Any]:
+    tokens = {"input_tokens": call.input_tokens, "output_tokens": call.output_tokens}
+    return {**tokens, "result_sha256": call.result_sha256, "finish": call.finish}
+
+
+def _call_data(call: CallRow) -> dict[str, Any]:
+    names = ("device", "key", "fingerprint", "task", "step", "prompt_id", "model", "help_units", "cache_key")
+    data = {name: getattr(call, name) for name in names}
+    return {**data, **_answer_data(call)} if call.state is CallState.COMPLETED else data
+
+
+def _attempt_data(attempt: AttemptRow) -> dict[str, Any]:
+    hold = {"attempt": attempt.number, "hold": _amount(attempt.hold), "budgets": list(attempt.budgets)}
+    return {**hold, "epoch": attempt.epoch, "lease_ms": attempt.lease_ms}
+
+
+def _open_data(row: StepRow) -> dict[str, Any]:
+    names = ("device", "task", "step", "planned_prompts", "group_size", "call_credit")
+    reals = {name: getattr(row, name).hex() for name in ("dual", "target_rate", "dual_lr")}
+    return {**{name: getattr(row, name) for name in names}, **reals}
+
+
+def _close_data(row: StepRow) -> dict[str, Any]:
+    names = ("device", "task", "step", "total_units", "help_units")
+    reals = {name: getattr(row, name).hex() for name in ("dual_after", "assist_rate")}
+    return {**{name: getattr(row, name) for name in names}, **reals, "discrepancies": list(row.discrepancies)}

@@ -1,0 +1,307 @@
+"""The ledger in one SQLite file. Knows files, the writer thread and group commit; knows nothing of what the rows mean.
+
+One thread owns the one connection that writes. It drains its queue, runs everything in one transaction with a savepoint per operation,
+commits once (WAL, synchronous=FULL), and only then tells the callers. A second process is refused by a lock file beside the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+from urllib.parse import quote
+
+from coordinator.ledger import Ledger
+from coordinator.stores.sqlite_tables import SCHEMA, SCHEMA_VERSION, SqliteTables
+from coordinator.stores.transactions import TransactingStore
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
+
+T = TypeVar("T")
+StorePath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteSettings:
+    """How the store waits and batches: seconds to wait for a foreign lock on the file, most operations per commit."""
+
+    busy_timeout_s: float = 2.0
+    max_batch: int = 512
+
+
+@dataclass(slots=True)
+class _Job:
+    """One operation: what to run, and the future of the loop that awaits it."""
+
+    work: Callable[[Ledger], Any]
+    future: asyncio.Future[Any]
+    value: Any = None
+    error: Exception | None = None
+
+    def deliver(self) -> None:
+        """Tell the caller; on its own loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
+
+class SqliteLedgerStore(TransactingStore):
+    """LedgerStore over one SQLite file; make it with `open`."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self._writer = writer
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: StorePath, now: float, settings: SqliteSettings | None = None) -> SqliteLedgerStore:
+        """Open or create the file, start a new epoch and sweep what the last one left.
+
+        Raises StateError: in use by another process, damaged, of another version, or in a folder that cannot be written.
+        """
+        writer = _Writer(Path(path), settings or SqliteSettings())
+        await asyncio.wrap_future(writer.start(now))
+        return cls(writer)
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """Run one transaction on the writer thread."""
+        if self._closed:
+            raise _unavailable("the ledger is closed")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._writer.jobs.put(_Job(work, future))
+        return await future
+
+    async def aclose(self) -> None:
+        """Finish what is queued, mark the file clean and close it. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._writer.jobs.put(None)
+        await asyncio.to_thread(self._writer.join)
+
+
+class _Writer:
+    """The thread that owns the connection."""
+
+    def __init__(self, path: Path, settings: SqliteSettings) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._path = path
+        self._settings = settings
+        self._epoch = 0
+        self._inode = 0
+        self._connection: sqlite3.Connection | None = None
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
+        self._opened_at = 0.0
+
+    def start(self, now: float) -> Future[None]:
+        """Start the thread; the future is done when the file is open, or holds why it is not."""
+        self._opened_at = now
+        self._thread.start()
+        return self._ready
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(self._path))
+                self._open()
+            except Exception as error:
+                self._disconnect()
+                self._ready.set_exception(_as_state_error(self._path, error))
+                return
+            self._ready.set_result(None)
+            while self._run_batch(self._next_batch()):
+                pass
+            self._close()
+
+    def _next_batch(self) -> list[_Job | None]:
+        """Wait for one job and take along what else is queued."""
+        batch = [self.jobs.get()]
+        with contextlib.suppress(queue.Empty):
+            while batch[-1] is not None and len(batch) < self._settings.max_batch:
+                batch.append(self.jobs.get_nowait())
+        return batch
+
+    def _run_batch(self, batch: list[_Job | None]) -> bool:
+        """Run and commit; False when the store is to be closed."""
+        jobs = [job for job in batch if job is not None]
+        if jobs:
+            try:
+                self._commit(jobs)
+            except (sqlite3.Error, OSError) as error:
+                self._abandon(jobs, error)
+            _deliver(jobs)
+        return batch[-1] is not None
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        connection = self._connected()
+        ledger = Ledger(SqliteTables(connection), self._epoch)
+        connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            _run_in_savepoint(connection, ledger, job)
+        connection.execute("COMMIT")
+
+    def _abandon(self, jobs: list[_Job], error: Exception) -> None:
+        """Nothing of the batch happened; the next batch starts on a fresh connection."""
+        self._disconnect()
+        for job in jobs:
+            job.value, job.error = None, _unavailable(f"the ledger cannot be written: {error}")
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection; a fresh one after a failure. Raises OSError when the file was removed or replaced."""
+        if self._path.stat().st_ino != self._inode:
+            raise OSError(f"{self._path} was replaced")
+        if self._connection is None:
+            self._connection = _connect(self._path, self._settings)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _open(self) -> None:
+        """Check what is there, or make it; then begin this process's epoch."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = connection = _connect(self._path, self._settings)
+        _prepare_schema(connection, self._path)
+        self._inode = self._path.stat().st_ino
+        tables = SqliteTables(connection)
+        if tables.meta("epoch") and not tables.meta("stopped_cleanly"):
+            _check_integrity(connection, self._path)
+        self._epoch = tables.meta("epoch") + 1
+        connection.execute("BEGIN IMMEDIATE")
+        tables.put_meta("epoch", self._epoch)
+        tables.put_meta("stopped_cleanly", 0)
+        Ledger(tables, self._epoch).recover(self._opened_at)
+        connection.execute("COMMIT")
+
+    def _close(self) -> None:
+        with contextlib.suppress(sqlite3.Error, OSError):
+            connection = self._connected()
+            connection.execute("BEGIN IMMEDIATE")
+            SqliteTables(connection).put_meta("stopped_cleanly", 1)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._disconnect()
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold PATH.lock for this process. Raises StateError when another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(_in_use(path, lock), hint="stop the other coordinator or choose another ledger file") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+@contextlib.contextmanager
+def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
+    """The rows as of now, for reading, also while a coordinator writes. Raises StateError when there is no such ledger."""
+    file = Path(path)
+    if not file.is_file():
+        raise StateError(f"there is no ledger at {file}")
+    connection: sqlite3.Connection | None = None
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, isolation_level=None)
+        _require_version(connection, file)
+        connection.execute("BEGIN")
+        yield SqliteTables(connection)
+    except sqlite3.Error as error:
+        raise _as_state_error(file, error) from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=settings.busy_timeout_s, isolation_level=None, cached_statements=256)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _run_in_savepoint(connection: sqlite3.Connection, ledger: Ledger, job: _Job) -> None:
+    """Run one operation; its refusal undoes only itself. A failing database raises, for the whole batch."""
+    connection.execute("SAVEPOINT operation")
+    try:
+        job.value = job.work(ledger)
+    except sqlite3.IntegrityError as error:
+        job.error = CoordinatorError(f"the ledger refused an inconsistent change: {error}")
+        connection.execute("ROLLBACK TO operation")
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # the refusal belongs to whoever awaits it
+        job.error = error
+        connection.execute("ROLLBACK TO operation")
+    connection.execute("RELEASE operation")
+
+
+def _deliver(jobs: list[_Job]) -> None:
+    """Tell the callers, with one wake-up per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
+    for job in jobs:
+        by_loop[job.future.get_loop()].append(job)
+    for loop, ready in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_deliver_all, ready)
+
+
+def _deliver_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.deliver()
+
+
+def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    _require_version(connection, path)
+
+
+def _require_version(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != SCHEMA_VERSION:
+        raise StateError(f"{path} is not a ledger of version {SCHEMA_VERSION} (found {found})", hint="choose another ledger file")
+
+
+def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
+    finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if finding != "ok":
+        raise StateError(f"ledger {path} is damaged: {finding}", hint="restore it from a backup")
+
+
+def _in_use(path: Path, lock: IO[str]) -> str:
+    lock.seek(0)
+    owner = lock.read(20).strip()
+    return f"ledger {path} is in use by another process" + (f" ({owner})" if owner.isdigit() else "")
+
+
+def _as_state_error(path: Path, error: Exception) -> StateError:
+    if isinstance(error, StateError):
+        return error
+    return StateError(f"ledger {path} cannot be opened: {error}", hint="check the file and its folder's permissions")
+
+
+def _unavailable(message: str) -> CoordinatorUnavailable:
+    return CoordinatorUnavailable(message, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
