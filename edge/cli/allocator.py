@@ -1,0 +1,40 @@
+"""Memory allocator settings for commands that train. Knows glibc's environment; knows nothing of training.
+
+glibc gives every tensor above 32 MiB back to the system after each use and takes fresh pages for the next one, which costs more than
+the arithmetic. Its settings are read before the process starts, so the command is started again, once, with them. One arena,
+because a second thread's arena cannot hold such blocks at all (measured: 94 thousand page faults without it, none with it).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+_TRAINING = frozenset({"run", "learn"})
+_FLAG = "EDGE_AGENT_ALLOCATOR"
+SETTINGS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+
+
+def restart_with_tuned_allocator() -> None:
+    """Replace this process by the same command with the settings; returns where that is not needed or not possible."""
+    if not wants_tuning(sys.argv[1:], os.environ, glibc=_is_glibc()):
+        return
+    environment = {**SETTINGS, **os.environ, _FLAG: "tuned"}
+    os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - our own command line, unchanged
+
+
+def wants_tuning(arguments: list[str], environment: os._Environ[str] | dict[str, str], *, glibc: bool) -> bool:
+    """Whether this command trains, under glibc, and neither we nor the user have chosen an allocator yet."""
+    trains = bool(arguments) and arguments[0] in _TRAINING and not {"--help", "--no-learn"} & set(arguments)
+    chosen = _FLAG in environment or "LD_PRELOAD" in environment
+    return trains and glibc and not chosen
+
+
+def _is_glibc() -> bool:
+    return sys.platform == "linux" and platform.libc_ver()[0] == "glibc"

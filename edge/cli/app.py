@@ -1,0 +1,241 @@
+"""The command line: names, options and help. Knows typer; loads what a command needs only when it runs.
+
+Each command hands its options to a module of the same name and returns an exit code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.cli.settings import Settings
+
+app = typer.Typer(
+    name="edge-agent",
+    help="A small language model on your own machine that answers, learns, and asks a cloud LLM within a budget.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+app.add_typer(budget_app, name="budget")
+
+Model = Annotated[
+    str | None, typer.Option("--model", help="GGUF file, or the name of a bundled or pulled model.", metavar="NAME|PATH")
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"
+    ),
+]
+State = Annotated[Path | None, typer.Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
+Config = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
+]
+Mode = Annotated[str | None, typer.Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE")]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--tasks", help="practice:FAMILY or a .jsonl file. Repeatable: one phase each.", metavar="SOURCE"),
+]
+TargetRate = Annotated[
+    float | None,
+    typer.Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.", metavar="N")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout: one object, or one event a line.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
+    if version:
+        from edge import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    tasks: Tasks = None,
+    target_rate: TargetRate = None,
+    steps: Steps = None,
+    mode: Mode = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
+    seed: Seed = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Serve and learn until Ctrl-C, or for --steps steps."""
+    from edge.cli import run as command
+
+    settings = Settings(config, sets, model, coordinator, state, mode, tasks, target_rate, seed, port=port)
+    return command.run(settings, command.RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
+
+
+@app.command()
+def learn(
+    tasks: Tasks = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, metavar="N", help="Steps of each phase.")] = None,
+    target_rate: TargetRate = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
+    from edge.cli import learn as command
+
+    settings = Settings(config, sets, model, coordinator, state, mode, tasks, target_rate, seed, phase_steps=steps)
+    return command.learn(settings, out, json_lines=json)
+
+
+@app.command(name="eval")
+def evaluate(
+    tasks: Tasks = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Items of the test split.", metavar="N")] = 200,
+    adapter: Annotated[
+        str, typer.Option("--adapter", help="latest, none, or an adapter folder.", metavar="latest|none|PATH")
+    ] = "latest",
+    run_folder: Annotated[Path | None, typer.Option("--run", help="Run folder that `latest` refers to.", metavar="DIR")] = None,
+    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud; joint accuracy is then not known.")] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    seed: Seed = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Measure accuracy, coverage and assist rate on the test split."""
+    from edge.cli import evaluate as command
+
+    settings = Settings(config, sets, model, coordinator, state, None, tasks, None, seed)
+    options = command.EvalOptions(limit=limit, adapter=adapter, run_folder=run_folder, with_cloud=not local_only, json=json)
+    return command.evaluate(settings, options)
+
+
+@app.command()
+def ask(
+    question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
+    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Answer one question in the terminal."""
+    from edge.cli import ask as command
+
+    settings = Settings(config, sets, model, coordinator, state, "local-only" if local_only else mode)
+    return command.ask(settings, question, full=full, as_json=json)
+
+
+@app.command()
+def chat(
+    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    config: Config = None,
+    sets: Sets = None,
+) -> int:
+    """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves."""
+    from edge.cli import chat as command
+
+    return command.chat(Settings(config, sets, model, coordinator, state, "local-only" if local_only else mode))
+
+
+@app.command()
+def why(
+    answer_id: Annotated[str, typer.Argument(help="The id that stands beside an answer.")],
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Explain where one answer came from."""
+    from edge.cli import why as command
+
+    return command.why(Settings(config, sets, state=state), answer_id, as_json=json)
+
+
+@app.command()
+def doctor(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Check this machine: Python, extras, models, memory, cores, sandbox, coordinator, state folder."""
+    from edge.cli import doctor as command
+
+    return command.doctor(Settings(config, sets, model, coordinator, state), as_json=json)
+
+
+@config_app.command("show")
+def config_show(
+    config: Config = None,
+    sets: Sets = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    json: Json = False,
+) -> int:
+    """Every setting, its value, and where the value came from."""
+    from edge.cli import config as command
+
+    return command.show(Settings(config, sets), changed=changed, as_json=json)
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path | None, typer.Argument(help="YAML configuration file.", metavar="FILE")] = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Whether a configuration file can be used."""
+    from edge.cli import config as command
+
+    return command.check(Settings(file, sets), as_json=json)
+
+
+@config_app.command("path")
+def config_path(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Where the state folder and the logs are."""
+    from edge.cli import config as command
+
+    return command.path(Settings(config, sets, state=state), as_json=json)
+
+
+@budget_app.command("show")
+def budget_show(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Calls, tokens and money: used, and allowed."""
+    from edge.cli import budget as command
+
+    return command.show(Settings(config, sets, None, coordinator, state), as_json=json)

@@ -1,0 +1,96 @@
+"""How a command ends: every failure is one line on stderr and an exit code. Knows the error tree; knows nothing of commands.
+
+Wrong usage 2, a failure 1, Ctrl-C 130. What nobody foresaw leaves its traceback in a log file that the line names; with
+EDGE_AGENT_DEBUG=1 the traceback is shown instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import EdgeError
+
+INTERRUPTED = 130
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. With no `argv` it is the process's own, which may be started again with a tuned allocator."""
+    if argv is None:
+        from edge.cli.allocator import restart_with_tuned_allocator
+
+        restart_with_tuned_allocator()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return ending(lambda: _invoke(arguments))
+
+
+def ending(command: Callable[[], int]) -> int:
+    """Run and translate whatever it raises into one line and an exit code."""
+    try:
+        return command()
+    except EdgeError as error:
+        return _fail(f"{error}; {error.hint}" if error.hint else str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _after_broken_pipe()
+    except Exception as error:
+        return _usage_exit(error) if _is_usage_error(error) else _unforeseen(error)
+
+
+def _invoke(arguments: list[str]) -> int:
+    from edge.cli.app import app
+
+    result = app(args=arguments, prog_name="edge-agent", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Whether the command-line parser raised it (its exception classes are not public, their two attributes are)."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _usage_exit(error: Any) -> int:
+    message = error.format_message().strip()
+    if not message or "\n" in message:  # the parser's answer to a bare command is its whole help page
+        print(message or "see --help", file=sys.stderr)
+        return 2
+    context = getattr(error, "ctx", None)
+    return _fail(f"{message.rstrip('.')}; see {context.command_path if context else 'edge-agent'} --help", 2)
+
+
+def _after_broken_pipe() -> int:
+    """Whoever read our output has gone (`| head`): stop quietly, and keep the interpreter from flushing into the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _unforeseen(error: Exception) -> int:
+    if os.environ.get("EDGE_AGENT_DEBUG") == "1":
+        raise error
+    where = _write_traceback(error)
+    place = f"the traceback is in {where}" if where else "set EDGE_AGENT_DEBUG=1 to see the traceback"
+    return _fail(f"unexpected {type(error).__name__}: {error}; {place}", 1)
+
+
+def _write_traceback(error: Exception) -> Path | None:
+    import traceback
+
+    from platformdirs import user_log_path
+
+    folder = user_log_path("edge-agent", appauthor=False)
+    file = folder / f"crash-{os.getpid()}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return None
+    return file

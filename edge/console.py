@@ -1,0 +1,336 @@
+"""Progress for people. Knows events and how to say them on a terminal or in plain lines; knows nothing of agents or commands.
+
+Progress goes to stderr, so that stdout holds results only. `--json` replaces it by the events themselves as JSON lines on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from edge.agent.events import (
+    AnswerFinished,
+    EvalProgress,
+    Notice,
+    Offline,
+    Online,
+    OutboxDelivered,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepProgress,
+)
+from edge.core.clock import Clock
+from edge.core.events import Event, EventSink, JsonLinesSink
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_WINDOW = 10
+_PLAIN_EVERY_S = 2.0
+_PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressView:
+    """What is shown of a run. Shares are means of the last 10 steps of the phase; None where there was nothing to count."""
+
+    step: int
+    planned: int | None
+    task: str
+    kept_accuracy: float | None
+    coverage: float
+    joint_accuracy: float | None
+    assist_rate: float
+    target_rate: float
+    dual: float
+    cloud_calls: int
+    spend_uusd: int
+    tokens_per_s: float
+    step_s: float
+    left_s: float | None
+    offline: bool
+
+
+class Progress:
+    """Sums up a run from its events. `until` is the step at which it will end, where the command knows better than the events."""
+
+    def __init__(self, max_steps: int | None = None) -> None:
+        self._max_steps = max_steps
+        self._until: int | None = None
+        self._steps: deque[StepFinished] = deque(maxlen=_WINDOW)
+        self.assist_rates: deque[float] = deque(maxlen=40)
+        self.joint_accuracies: deque[float] = deque(maxlen=40)
+        self.answers = 0
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, RunStarted):
+            ends = [n for n in (event.steps_planned, self._ends_after(event.steps_done)) if n is not None]
+            self._until = min(ends, default=None)
+        elif isinstance(event, PhaseStarted):
+            self._steps.clear()
+        elif isinstance(event, AnswerFinished):
+            self.answers += 1
+        elif isinstance(event, StepFinished):
+            self._feed_step(event)
+
+    def _ends_after(self, steps_done: int) -> int | None:
+        return None if self._max_steps is None else steps_done + self._max_steps
+
+    def _feed_step(self, step: StepFinished) -> None:
+        self._steps.append(step)
+        self.assist_rates.append(step.assist_rate)
+        if step.joint_accuracy is not None:
+            self.joint_accuracies.append(step.joint_accuracy)
+
+    def view(self) -> ProgressView | None:
+        """The present state, None before the first step."""
+        if not self._steps:
+            return None
+        last, steps = self._steps[-1], tuple(self._steps)
+        planned = self._until if self._until is not None else last.steps_planned
+        step_s = sum(step.seconds for step in steps) / len(steps)
+        return ProgressView(
+            step=last.step,
+            planned=planned,
+            task=last.task,
+            kept_accuracy=_mean([(step.kept_accuracy, step.coverage) for step in steps]),
+            coverage=_mean([(step.coverage, 1.0) for step in steps]) or 0.0,
+            joint_accuracy=_mean([(step.joint_accuracy, 1.0) for step in steps]),
+            assist_rate=_mean([(step.assist_rate, 1.0) for step in steps]) or 0.0,
+            target_rate=last.target_rate,
+            dual=last.dual_after,
+            cloud_calls=last.total_cloud_calls,
+            spend_uusd=last.total_spend_uusd,
+            tokens_per_s=sum(step.tokens for step in steps) / max(sum(step.seconds for step in steps), 1e-9),
+            step_s=step_s,
+            left_s=None if planned is None else max(0, planned - last.step) * step_s,
+            offline=last.offline,
+        )
+
+
+class PlainConsole:
+    """One line per step, at most one every two seconds, and a line for whatever else a person should know."""
+
+    def __init__(self, stream: TextIO, clock: Clock, progress: Progress) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._progress = progress
+        self._last_line_at = float("-inf")
+
+    def emit(self, event: Event) -> None:
+        """Write a line where the event deserves one."""
+        self._progress.feed(event)
+        if isinstance(event, (StepFinished, EvalProgress)):
+            self._write_progress(event)
+        elif line := spoken(event):
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Write one line."""
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _write_progress(self, event: StepFinished | EvalProgress) -> None:
+        now = self._clock.monotonic()
+        if now - self._last_line_at < _PLAIN_EVERY_S and not self._is_last(event):
+            return
+        self._last_line_at = now
+        self.say(self._progress_line(event))
+
+    def _progress_line(self, event: StepFinished | EvalProgress) -> str:
+        if isinstance(event, EvalProgress):
+            return f"evaluated {event.done} of {event.of}"
+        view = self._progress.view()
+        return progress_line(view) if view else ""
+
+    def _is_last(self, event: StepFinished | EvalProgress) -> bool:
+        if isinstance(event, EvalProgress):
+            return event.done == event.of
+        view = self._progress.view()
+        return view is not None and view.step == view.planned
+
+
+class LiveConsole:
+    """A block at the bottom of the terminal that is redrawn; lines said meanwhile scroll above it."""
+
+    def __init__(self, stream: TextIO, progress: Progress) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._progress = progress
+        self._state = "starting"
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, redirect_stdout=False)
+
+    def __enter__(self) -> LiveConsole:
+        """Begin to draw."""
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the last state on the screen."""
+        self._live.stop()
+
+    def emit(self, event: Event) -> None:
+        """Redraw, and say what deserves a line."""
+        self._progress.feed(event)
+        if isinstance(event, EvalProgress):
+            self._state = f"evaluated {event.done} of {event.of} {bar(event.done / max(event.of, 1))}"
+        elif isinstance(event, StepProgress):
+            self._state = f"step {event.step}: {_PARTS[event.part]} {event.done} of {event.of}"
+        elif isinstance(event, StepFinished):
+            self._state = f"step {event.step} done"
+        elif line := spoken(event):
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Write one line above the block."""
+        self._console.print(line)
+
+    def _render(self) -> RenderableType:
+        from rich.text import Text
+
+        view = self._progress.view()
+        if view is None:
+            return Text(f"{self._state} ...", style="dim")
+        return Text("\n").join([Text(line) for line in self._block(view)])
+
+    def _block(self, view: ProgressView) -> list[str]:
+        rates, joints = tuple(self._progress.assist_rates), tuple(self._progress.joint_accuracies)
+        share_done = "" if view.planned is None else bar(view.step / max(view.planned, 1))
+        return [
+            f"{view.task}  {_of(view.step, view.planned)} steps {share_done}  {timing(view)}   {self._state}",
+            f"  asks   {percent(view.assist_rate):>6} of {percent(view.target_rate)} allowed   λ {view.dual:.3f}   {spark(rates)}",
+            f"  right  {percent(view.joint_accuracy):>6} with help, {accuracy(view)}   {spark(joints)}",
+            f"  cloud  {cloud(view)}" + (f"   answered {self._progress.answers}" if self._progress.answers else ""),
+        ]
+
+
+class Console:
+    """What commands talk to: a sink for events, a line to say, and results on stdout."""
+
+    def __init__(self, sink: EventSink, say: PlainConsole | LiveConsole | None) -> None:
+        self.sink = sink
+        self._say = say
+
+    def say(self, line: str) -> None:
+        """A line for a person; nothing under --json."""
+        if self._say is not None:
+            self._say.say(line)
+
+
+@contextmanager
+def open_console(clock: Clock, *, json_lines: bool = False, max_steps: int | None = None) -> Iterator[Console]:
+    """The console that fits: JSON lines on stdout, a live block on a terminal, plain lines elsewhere (both on stderr)."""
+    if json_lines:
+        yield Console(JsonLinesSink(sys.stdout), None)
+        return
+    progress = Progress(max_steps)
+    if not sys.stderr.isatty():
+        plain = PlainConsole(sys.stderr, clock, progress)
+        yield Console(plain, plain)
+        return
+    with LiveConsole(sys.stderr, progress) as live:
+        yield Console(live, live)
+
+
+def progress_line(view: ProgressView) -> str:
+    """One plain line."""
+    parts = [
+        f"step {_of(view.step, view.planned)} {view.task}",
+        accuracy(view),
+        f"joint {percent(view.joint_accuracy)}",
+        f"asks {percent(view.assist_rate)} (target {percent(view.target_rate)})",
+        f"λ {view.dual:.3f}",
+        cloud(view),
+        timing(view),
+    ]
+    return ", ".join(parts)
+
+
+def spoken(event: Event) -> str:
+    """The line an event deserves, or ""."""
+    match event:
+        case PhaseStarted():
+            return f"learning {event.source} at a target rate of {percent(event.target_rate)}"
+        case Offline():
+            return f"offline: {event.reason}; answering and learning go on locally"
+        case Online():
+            return "online again"
+        case OutboxDelivered():
+            return f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
+        case Notice():
+            return event.text
+        case AnswerFinished():
+            return f"answered {event.id} from {event.source} in {event.latency_s:.1f} s ({event.reason})"
+        case RunFinished():
+            return (
+                f"{event.reason} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
+                f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
+            )
+    return ""
+
+
+def accuracy(view: ProgressView) -> str:
+    """Accuracy of kept answers, never without its coverage."""
+    return f"kept {percent(view.kept_accuracy)} right of the {percent(view.coverage)} kept"
+
+
+def cloud(view: ProgressView) -> str:
+    """Calls and money so far."""
+    return f"{view.cloud_calls} calls, {dollars(view.spend_uusd)}" + (" (offline)" if view.offline else "")
+
+
+def timing(view: ProgressView) -> str:
+    """Speed and what is left."""
+    left = "" if view.left_s is None else f", {duration(view.left_s)} left"
+    return f"{view.tokens_per_s:.0f} tokens/s, {view.step_s:.1f} s/step{left}"
+
+
+def percent(share: float | None) -> str:
+    """`31.2 %`, or `-` for None."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def dollars(uusd: int) -> str:
+    """Micro-USD as dollars, with as many digits as small sums need."""
+    return f"${uusd / 1e6:.2f}" if uusd >= 1_000_000 else f"${uusd / 1e6:.6f}".rstrip("0").ljust(5, "0")
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A bar of `width` characters for a share in [0, 1]."""
+    filled = round(min(max(share, 0.0), 1.0) * width)
+    return "━" * filled + "╌" * (width - filled)
+
+
+def spark(shares: tuple[float, ...]) -> str:
+    """Shares in [0, 1] as a small curve."""
+    return "".join("▁▂▃▄▅▆▇█"[min(int(min(max(share, 0.0), 1.0) * 8), 7)] for share in shares)
+
+
+def _of(step: int, planned: int | None) -> str:
+    return f"{step}" if planned is None else f"{step}/{planned}"
+
+
+def _mean(weighted: list[tuple[float | None, float]]) -> float | None:
+    """Mean of (value, weight) pairs without the None values."""
+    known = [(value, weight) for value, weight in weighted if value is not None and weight > 0]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
