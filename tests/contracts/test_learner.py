@@ -1,0 +1,103 @@
+"""What every learner promises (edge/training/learner.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.core.errors import StateError
+from edge.core.types import TrainingGroup, TrainingSample
+from edge.core.worker import EngineWorker
+from edge.training.scripted import ScriptedLearner
+from tests.engine.tiny_learner import random_groups, tiny_learner
+
+
+@pytest.fixture(params=["torch", "scripted"])
+def make_learner(request):
+    """Makes equal learners, as a restarted process would."""
+    if request.param == "scripted":
+        yield ScriptedLearner
+        return
+    worker = EngineWorker()
+    yield lambda: tiny_learner(worker)
+    worker.close()
+
+
+def _dead_group() -> TrainingGroup:
+    return TrainingGroup((1, 2), (TrainingSample((3, 4), (-3.9, -3.9), 0.0),) * 4, 1 / 3)
+
+
+def _content(folder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+async def _saved(learner, folder) -> dict[str, bytes]:
+    folder.mkdir(exist_ok=True)
+    await learner.save(folder)
+    return _content(folder)
+
+
+async def test_an_update_reports_groups_tokens_and_dropped_share(make_learner) -> None:
+    live = random_groups(1, prompts=3)
+    report = await make_learner().update([*live, _dead_group()])
+    assert report.groups == 4
+    assert report.frac_reward_zero_std == 0.25
+    assert report.tokens == sum(len(sample.token_ids) for group in live for sample in group.samples)
+    assert report.skipped == ""
+
+
+async def test_an_update_changes_the_state(make_learner, tmp_path) -> None:
+    learner = make_learner()
+    before = await _saved(learner, tmp_path / "a")
+    await learner.update(random_groups(1))
+    assert await _saved(learner, tmp_path / "b") != before
+
+
+@pytest.mark.parametrize("groups", [[], [_dead_group()]], ids=["empty", "dead"])
+async def test_a_batch_with_nothing_to_learn_is_skipped_and_changes_nothing(make_learner, tmp_path, groups) -> None:
+    learner = make_learner()
+    before = await _saved(learner, tmp_path / "a")
+    report = await learner.update(groups)
+    assert report.skipped
+    assert report.tokens == 0
+    assert await _saved(learner, tmp_path / "b") == before
+
+
+async def test_a_resumed_learner_goes_on_exactly_as_an_uninterrupted_one(make_learner, tmp_path) -> None:
+    whole, stopped, resumed = make_learner(), make_learner(), make_learner()
+    await stopped.update(random_groups(1))
+    await _saved(stopped, tmp_path / "stop")
+    await resumed.load(tmp_path / "stop")
+    await whole.update(random_groups(1))
+    assert await whole.update(random_groups(2)) == await resumed.update(random_groups(2))
+    assert await _saved(whole, tmp_path / "a") == await _saved(resumed, tmp_path / "b")
+
+
+async def test_loading_from_a_folder_without_state_is_a_state_error(make_learner, tmp_path) -> None:
+    with pytest.raises(StateError):
+        await make_learner().load(tmp_path)
+
+
+async def test_loading_garbage_is_a_state_error(make_learner, tmp_path) -> None:
+    learner = make_learner()
+    for name in await _saved(learner, tmp_path):
+        (tmp_path / name).write_bytes(b"\x00garbage")
+    with pytest.raises(StateError):
+        await learner.load(tmp_path)
+
+
+async def test_an_export_is_a_new_folder_with_its_version(make_learner, tmp_path) -> None:
+    adapter = await make_learner().export(tmp_path / "deep" / "v7", 7)
+    assert adapter.version == 7
+    assert adapter.folder == str(tmp_path / "deep" / "v7")
+    assert _content(tmp_path / "deep" / "v7")
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["v7"]
+
+
+async def test_an_export_onto_an_existing_folder_is_refused_and_leaves_it_alone(make_learner, tmp_path) -> None:
+    learner = make_learner()
+    await learner.export(tmp_path / "v1", 1)
+    before = _content(tmp_path / "v1")
+    await learner.update(random_groups(1))
+    with pytest.raises(StateError, match="exists"):
+        await learner.export(tmp_path / "v1", 2)
+    assert _content(tmp_path / "v1") == before
