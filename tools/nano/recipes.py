@@ -14,7 +14,7 @@ CONTEXT_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Shape, optimiser and schedule. `peak_lr` after `warmup_steps`, constant until the last `decay_share` of `steps`."""
+    """Shape, optimiser and schedule. `matrix_lr` is Muon's peak rate, `peak_lr` AdamW's; both hold after `warmup_steps`, constant until the last `decay_share` of `steps`."""
 
     name: ModelName
     width: int
@@ -23,6 +23,7 @@ class Recipe:
     kv_heads: int
     ffn_width: int
     steps: int
+    matrix_lr: float = 4e-3
     peak_lr: float = 2e-3
     warmup_steps: int = 100
     decay_share: float = 0.3

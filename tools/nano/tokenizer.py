@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from edge.dagrpo.prompts import HELP_PHRASE
 from edge.tasks.practice import arith
 from tools.nano.data import SYSTEM_TEXT
 
@@ -44,7 +45,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 def corpus(seed: int) -> Iterator[str]:
     """Texts as the models meet them, without tags: questions, steps, the help phrase, words of the chat template."""
-    yield from [f"system\n{SYSTEM_TEXT}", "user\n", "assistant\n", arith.HELP_PHRASE, "\\boxed{"] * 500
+    yield from [f"system\n{SYSTEM_TEXT}", "user\n", "assistant\n", HELP_PHRASE, "\\boxed{"] * 500
     for item in itertools.islice(arith.stream(seed, "train"), CORPUS_ITEMS):
         yield item.question
         yield item.solution.replace("<think>", "").replace("</think>", "")

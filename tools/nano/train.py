@@ -26,6 +26,7 @@ from tools.nano.data import Batch, ExampleSource
 from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import train_tokenizer
 
+Optimisers = tuple[torch.optim.Optimizer, ...]
 CHECKPOINT_EVERY_S = 120.0
 REPORT_EVERY_STEPS = 20
 
@@ -59,11 +60,11 @@ def train(recipe: Recipe, options: TrainOptions) -> Path:
     options.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = run_tokenizer(options)
     decoder = initialise(Decoder(recipe.spec(tokenizer.get_vocab_size())))
-    optimiser = build_optimiser(decoder, recipe)
-    progress = load_checkpoint(options.folder, decoder, optimiser)
+    optimisers = build_optimisers(decoder, recipe)
+    progress = load_checkpoint(options.folder, decoder, optimisers)
     batches = ExampleSource(recipe.name, tokenizer, options.seed).batches(progress.step)
-    run_steps(recipe, options, decoder, optimiser, batches, progress)
-    save_checkpoint(options.folder, decoder, optimiser, progress)
+    run_steps(recipe, options, decoder, optimisers, batches, progress)
+    save_checkpoint(options.folder, decoder, optimisers, progress)
     save_atomically({"weights": decoder.state_dict(), "step": progress.step}, options.folder / "final.pt")
     plot_losses(progress, options.folder / "loss.png")
     return options.folder / "final.pt"
@@ -89,22 +90,31 @@ def initialise(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def build_optimiser(decoder: Decoder, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only."""
-    matrices = [p for p in decoder.parameters() if p.dim() == 2]
-    vectors = [p for p in decoder.parameters() if p.dim() != 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98), fused=True)
+def build_optimisers(decoder: Decoder, recipe: Recipe) -> Optimisers:
+    """Muon for the matrices within layers, AdamW for embeddings, norms and biases."""
+    matrices = [p for p in decoder.model.layers.parameters() if p.dim() == 2]
+    taken = {id(p) for p in matrices}
+    others = [p for p in decoder.parameters() if id(p) not in taken]
+    return (
+        torch.optim.Muon(
+            matrices, lr=recipe.matrix_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    )
 
 
-def learning_rate(recipe: Recipe, steps: int, step: int) -> float:
-    """Linear warm-up, constant, then a linear fall to `final_lr_share` of the peak over the last `decay_share` of `steps`."""
+def rate_share(recipe: Recipe, steps: int, step: int) -> float:
+    """The share of the peak learning rates at `step`: linear warm-up, constant, then a linear fall over the last `decay_share`."""
     warm = min(1.0, (step + 1) / recipe.warmup_steps)
     left = (steps - step) / (recipe.decay_share * steps)
-    return recipe.peak_lr * warm * max(recipe.final_lr_share, min(1.0, left))
+    return warm * max(recipe.final_lr_share, min(1.0, left))
+
+
+def set_rates(optimisers: Optimisers, recipe: Recipe, share: float) -> None:
+    """Set both optimisers' learning rates to `share` of their peaks."""
+    for optimiser, peak in zip(optimisers, (recipe.matrix_lr, recipe.peak_lr), strict=True):
+        for group in optimiser.param_groups:
+            group["lr"] = share * peak
 
 
 def response_loss(decoder: Decoder, batch: Batch) -> Tensor:
@@ -120,7 +130,7 @@ def run_steps(
     recipe: Recipe,
     options: TrainOptions,
     decoder: Decoder,
-    optimiser: torch.optim.Optimizer,
+    optimisers: Optimisers,
     batches: Iterator[Batch],
     progress: Progress,
 ) -> None:
@@ -130,9 +140,8 @@ def run_steps(
     window: list[float] = []
     while progress.step < steps:
         batch = next(batches)
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(recipe, steps, progress.step)
-        window.append(optimiser_step(decoder, optimiser, batch, recipe.grad_clip))
+        set_rates(optimisers, recipe, rate_share(recipe, steps, progress.step))
+        window.append(optimiser_step(decoder, optimisers, batch, recipe.grad_clip))
         now_s = time.perf_counter()
         progress.step += 1
         progress.tokens += int(batch.mask_BT.sum())
@@ -147,17 +156,18 @@ def run_steps(
             if mean_loss < options.stop_below_loss:
                 return
         if now_s - saved_s > CHECKPOINT_EVERY_S:
-            save_checkpoint(options.folder, decoder, optimiser, progress)
+            save_checkpoint(options.folder, decoder, optimisers, progress)
             saved_s = now_s
 
 
-def optimiser_step(decoder: Decoder, optimiser: torch.optim.Optimizer, batch: Batch, grad_clip: float) -> float:
+def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_clip: float) -> float:
     """One step on one batch; its loss."""
     loss = response_loss(decoder, batch)
-    optimiser.zero_grad(set_to_none=True)
+    decoder.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(decoder.parameters(), grad_clip)
-    optimiser.step()
+    for optimiser in optimisers:
+        optimiser.step()
     return loss.item()
 
 
@@ -179,25 +189,26 @@ def report(recipe: Recipe, progress: Progress, steps: int) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(folder: Path, decoder: Decoder, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+def save_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers, progress: Progress) -> None:
     """Everything a resumed run needs, in one file that is replaced in one step."""
     state = {
         "weights": decoder.state_dict(),
-        "optimiser": optimiser.state_dict(),
+        "optimisers": [optimiser.state_dict() for optimiser in optimisers],
         "torch_rng": torch.get_rng_state(),
         "progress": json.dumps([progress.step, progress.tokens, progress.elapsed_s, progress.losses]),
     }
     save_atomically(state, folder / "checkpoint.pt")
 
 
-def load_checkpoint(folder: Path, decoder: Decoder, optimiser: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers) -> Progress:
     """Restore the run in `folder`; a fresh Progress when there is none."""
     path = folder / "checkpoint.pt"
     if not path.exists():
         return Progress()
     state = torch.load(path, weights_only=True)
     decoder.load_state_dict(state["weights"])
-    optimiser.load_state_dict(state["optimiser"])
+    for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        optimiser.load_state_dict(saved)
     torch.set_rng_state(state["torch_rng"])
     step, tokens, elapsed_s, losses = json.loads(state["progress"])
     return Progress(step, tokens, elapsed_s, [(at, loss) for at, loss in losses])

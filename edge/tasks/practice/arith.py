@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge.core.types import AnswerKind, Split, TaskItem
+from edge.dagrpo.prompts import HELP_PHRASE
 
 Operator = Literal["+", "-", "*", "/"]
 
@@ -24,7 +25,6 @@ TASK = "math"
 MAX_STEPS = 4
 LEVELS = (1, 2, 3, 4, 5, 6, 7)
 DEFAULT_LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.20, 2: 0.20, 3: 0.18, 4: 0.14, 5: 0.12, 6: 0.09, 7: 0.07}
-HELP_PHRASE = "I need external assistance."
 TEST_SHARE = 0.1
 """Share of all possible questions that belongs to the test split."""
 

@@ -1,0 +1,203 @@
+"""How good a bundled model is, level by level, before any learning on the device.
+
+Knows sampling through the torch decoder and the table of scores; knows nothing of training. Two passes over the same test items: one
+in which the model may ask for help, one in which the help phrase is suppressed (forced-local).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edge.core.types import TaskItem
+from edge.dagrpo.answers import last_boxed
+from edge.dagrpo.format import FormatVerdict, check_format
+from edge.dagrpo.prompts import HELP_PHRASE
+from edge.models.decoder import Decoder, load_decoder
+from edge.models.gguf_reader import open_gguf
+from edge.tasks.practice import arith
+from tools.nano.data import prompt_text
+from tools.nano.tokenizer import tokenizer_from
+
+MAX_NEW_TOKENS = 320
+ROWS_AT_ONCE = 128
+CLOUD_MAX_STEPS = max(arith.LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Shares of one level's responses, or of a mix of levels.
+
+    `formatted`, `asked`: of the responses that may ask. `kept_acc`: correct among those that did not ask. `forced_acc`: correct with the
+    help phrase suppressed. `tokens`: mean length of a response.
+    """
+
+    formatted: float
+    asked: float
+    kept_acc: float
+    forced_acc: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Scores at one temperature, by level, and weighted by the family's default mix of levels."""
+
+    temperature: float
+    levels: dict[int, Score]
+    overall: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response, judged."""
+
+    verdict: FormatVerdict
+    correct: bool
+    tokens: int
+
+
+def evaluate_file(
+    path: Path, per_level: int, temperatures: Sequence[float], seed: int, threads: int
+) -> list[Report]:
+    """Reports of a GGUF file, one for each temperature."""
+    torch.set_num_threads(threads)
+    source = open_gguf(path)
+    tokenizer = tokenizer_from(source.metadata("tokenizer.ggml.tokens"), source.metadata("tokenizer.ggml.merges"))
+    max_steps = CLOUD_MAX_STEPS if source.metadata("general.name") == "nano-cloud" else arith.MAX_STEPS
+    responder = Responder(load_decoder(path), tokenizer, seed)
+    return [evaluate(responder, per_level, temperature, seed, max_steps) for temperature in temperatures]
+
+
+def evaluate(responder: Responder, per_level: int, temperature: float, seed: int, max_steps: int) -> Report:
+    """The report of one model at one temperature on `per_level` test items of each level."""
+    scores = {}
+    for level in arith.LEVELS:
+        items = [arith.generate(seed * 1_000_000 + index, "test", level) for index in range(per_level)]
+        free = responder.sample(items, temperature, max_steps, suppress_help=False)
+        forced = responder.sample(items, temperature, max_steps, suppress_help=True)
+        scores[level] = score(free, forced)
+        print(f"T={temperature:g} level {level}: {scores[level]}", file=sys.stderr, flush=True)
+    return Report(temperature, scores, mix(scores))
+
+
+def score(free: Sequence[Sample], forced: Sequence[Sample]) -> Score:
+    """Shares over one level."""
+    kept = [sample for sample in free if not sample.verdict.asks_help]
+    return Score(
+        formatted=share(sample.verdict.ok for sample in free),
+        asked=share(sample.verdict.asks_help for sample in free),
+        kept_acc=share(sample.correct for sample in kept),
+        forced_acc=share(sample.correct for sample in forced),
+        tokens=sum(sample.tokens for sample in free) / len(free),
+    )
+
+
+def mix(scores: dict[int, Score]) -> Score:
+    """Scores weighted by the default mix of levels; kept accuracy by the kept share of each level."""
+    weights = arith.DEFAULT_LEVEL_WEIGHTS
+
+    def mean(name: str) -> float:
+        return sum(weights[level] * getattr(scores[level], name) for level in scores)
+
+    kept = {level: weights[level] * (1 - scores[level].asked) for level in scores}
+    kept_acc = sum(kept[level] * scores[level].kept_acc for level in scores) / max(sum(kept.values()), 1e-9)
+    return Score(mean("formatted"), mean("asked"), kept_acc, mean("forced_acc"), mean("tokens"))
+
+
+def share(flags: Iterator[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values) if values else 0.0
+
+
+class Responder:
+    """Samples responses of one decoder in batches."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, seed: int) -> None:
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._random = torch.Generator().manual_seed(seed)
+        self._end = tokenizer.token_to_id("<|im_end|>")
+        self._decision = tokenizer.encode("</think>\n").ids
+        self._help = tokenizer.encode(HELP_PHRASE).ids[0]
+
+    def sample(
+        self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool
+    ) -> list[Sample]:
+        """One judged response for each item, in order of prompt length."""
+        prompts = sorted(((self._tokenizer.encode(prompt_text(item.question)).ids, item) for item in items), key=lambda p: len(p[0]))
+        samples = []
+        for first in range(0, len(prompts), ROWS_AT_ONCE):
+            rows = prompts[first : first + ROWS_AT_ONCE]
+            responses = self.respond([ids for ids, _ in rows], temperature, suppress_help=suppress_help)
+            samples += [self._judge(item, ids, max_steps) for (_, item), ids in zip(rows, responses, strict=True)]
+        return samples
+
+    @torch.inference_mode()
+    def respond(self, prompts: Sequence[list[int]], temperature: float, *, suppress_help: bool) -> list[list[int]]:
+        """Sampled ids of each prompt's response, without the end of turn."""
+        responses: list[list[int]] = [[] for _ in prompts]
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
+        mask = torch.tensor([[True] * len(prompt) + [False] * (width - len(prompt)) for prompt in prompts])
+        hidden = self._decoder.hidden_states(ids, mask, use_cache=True)
+        last = mask.sum(1) - 1
+        logits = self._decoder.lm_head(hidden.states_BTD[torch.arange(len(prompts)), last])
+        live = list(range(len(prompts)))
+        for _ in range(MAX_NEW_TOKENS):
+            chosen = self._choose(logits, temperature, [responses[i] for i in live], suppress_help)
+            going = [row for row, token in enumerate(chosen) if token != self._end]
+            for row in going:
+                responses[live[row]].append(chosen[row])
+            if not going:
+                break
+            past = hidden.past
+            assert past is not None
+            if len(going) < len(live):
+                keep = torch.tensor(going)
+                past = tuple((k[keep], v[keep]) for k, v in past)
+                mask, live = mask[keep], [live[row] for row in going]
+            mask = torch.cat((mask, torch.ones(len(live), 1, dtype=torch.bool)), dim=1)
+            hidden = self._decoder.hidden_states(torch.tensor([[chosen[row]] for row in going]), mask, past, use_cache=True)
+            logits = self._decoder.lm_head(hidden.states_BTD[:, -1])
+        return responses
+
+    def _choose(self, logits_BV: Tensor, temperature: float, so_far: Sequence[list[int]], suppress_help: bool) -> list[int]:
+        if suppress_help:
+            at_decision = [row for row, ids in enumerate(so_far) if ids[-len(self._decision) :] == self._decision]
+            logits_BV[at_decision, self._help] = -torch.inf
+        if temperature == 0:
+            return logits_BV.argmax(-1).tolist()
+        weights = torch.softmax(logits_BV.float() / temperature, dim=-1)
+        return torch.multinomial(weights, 1, generator=self._random)[:, 0].tolist()
+
+    def _judge(self, item: TaskItem, ids: list[int], max_steps: int) -> Sample:
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        verdict = check_format(text, max_steps)
+        return Sample(verdict, verdict.ok and last_boxed(text) == item.answer, len(ids) + 1)
+
+
+def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
+    """The reports as tables, or as one JSON document."""
+    if as_json:
+        print(json.dumps([asdict(report) for report in reports], indent=2))
+        return
+    for report in reports:
+        print(table(report))
+
+
+def table(report: Report) -> str:
+    """One report as a Markdown table."""
+    head = f"| T = {report.temperature:g} | format | asks help | kept accuracy | forced-local accuracy | tokens |\n|---|---|---|---|---|---|"
+    rows = [("mix", report.overall)] + [(f"level {level}", scores) for level, scores in report.levels.items()]
+    body = [
+        f"| {name} | {s.formatted:.3f} | {s.asked:.3f} | {s.kept_acc:.3f} | {s.forced_acc:.3f} | {s.tokens:.0f} |" for name, s in rows
+    ]
+    return "\n".join([head, *body, ""])
