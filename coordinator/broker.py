@@ -195,7 +195,7 @@ class Broker:
                 result = await _ask(flight, request)
         except ProviderError as error:
             log.info("upstream %s gave no answer (%s)", job.upstream.alias, error.kind)
-            resolution = await self._settled(lambda: self._resolve_failure(job, attempt, error))
+            resolution = await self._settled(lambda failed=error: self._resolve_failure(job, attempt, failed))
             raise _failure(resolution.call, error.retry_after_s) from error
         except TimeoutError as error:
             resolution = await self._settled(lambda: self._doubt(job, attempt, "deadline"))

@@ -1,4 +1,4 @@
-"""Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of balances or of how a hold is taken.
+"""Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of how a hold is taken.
 
 Limits come from the configuration; `budget set` writes others to `limits.json` in the state folder, which a running coordinator reads again.
 """
@@ -108,7 +108,7 @@ def save_limits(state_dir: Path, scope: str, changes: dict[str, Any]) -> None:
         json.dump(known, stream, indent=1, sort_keys=True)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    Path(temporary).replace(path)
 
 
 def _overlay(configured: BudgetsConfig, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class ServiceConfig(Section):
     drain_grace_s: NotNegative = 30.0
     sweep_interval_s: Positive = 2.0
     lease_margin_s: Positive = 30.0
+    answers_kept_s: Positive = 7 * 86400.0
     answer_cache: bool = True
     allow_insecure: bool = False
 

@@ -145,17 +145,21 @@ class GrpcCoordinatorClient:
                 recovered = await self._recover(call.call_key, end) if lost else None
                 return recovered or codec.decode_completion(await self._once("Complete", request, end))
             except (CoordinatorUnavailable, CallInProgress) as error:
-                lost = lost or error.reason in {"CONNECTION_LOST", "IN_PROGRESS"}
+                lost = lost or error.reason == "CONNECTION_LOST"
                 raise
 
         return await self._retrying(attempt, end)
 
     async def _recover(self, call_key: str, end: float) -> CloudCompletion | None:
-        """What became of a call whose reply was lost; None when the coordinator never heard of it."""
+        """The stored answer of a call whose reply was lost; None when asking again is right: it is unknown, runs on, or was not taken."""
         try:
             return codec.decode_completion(await self._once("GetCall", call_pb2.GetCallRequest(call_key=call_key), end))
-        except NotFound:
+        except (NotFound, CallInProgress):
             return None
+        except CoordinatorUnavailable as error:
+            if error.reason == "UPSTREAM_FAILED":
+                return None
+            raise
 
     async def _stream_once(self, call: CloudCall, end: float) -> AsyncIterator[CloudDelta]:
         request = call_pb2.StreamCompleteRequest(call=_encode(lambda: codec.encode_call(call)))

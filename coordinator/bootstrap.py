@@ -1,0 +1,211 @@
+"""Puts a coordinator together and runs it. The only place that names concrete stores and providers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.config import CoordinatorConfig, UpstreamConfig
+from edge.core.clock import Clock, SystemClock
+from edge.core.errors import ConfigError
+from edge.core.plugins import Registry
+
+if TYPE_CHECKING:
+    from coordinator.providers.provider import CloudProvider
+    from coordinator.server import CoordinatorServer
+    from coordinator.stores.store import LedgerStore
+    from coordinator.upstreams import Upstream
+
+log = logging.getLogger(__name__)
+LEDGER_FILE = "ledger.sqlite3"
+ORPHAN_GRACE_S = 5.0
+PROVIDERS = Registry(
+    "provider",
+    {
+        "bundled": "coordinator.bootstrap:bundled_provider",
+        "openai_compatible": "coordinator.bootstrap:openai_compatible_provider",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a started coordinator tells: where it listens, its state folder and its upstreams."""
+
+    addresses: tuple[str, ...]
+    state_dir: Path
+    upstreams: tuple[str, ...]
+
+
+def ledger_path(state_dir: Path) -> Path:
+    """Where the ledger of a state folder lies."""
+    return state_dir / LEDGER_FILE
+
+
+def default_state_dir() -> Path:
+    """The platform's folder for a coordinator's data."""
+    from platformdirs import user_data_path
+
+    return user_data_path("edge-coordinator")
+
+
+def state_dir_of(config: CoordinatorConfig) -> Path:
+    """The configured state folder or the platform's."""
+    return Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
+
+
+def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """A GGUF model in this process."""
+    raise NotImplementedError
+
+
+def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """A server that speaks OpenAI's chat completions."""
+    raise NotImplementedError
+
+
+def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
+    """The upstreams by alias. Raises ConfigError or UsageError."""
+    from coordinator.admission import Gate
+    from coordinator.pricing import Price
+    from coordinator.upstreams import Upstream
+
+    def build(alias: str, upstream: UpstreamConfig) -> Upstream:
+        return Upstream(
+            alias=alias,
+            provider=PROVIDERS.load(upstream.provider)(upstream, alias),
+            model=upstream.model,
+            price=Price(*upstream.prices) if upstream.prices else None,
+            gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
+            deadline_s=upstream.deadline_s,
+            max_output_tokens=upstream.max_output_tokens,
+        )
+
+    return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
+
+
+class Coordinator:
+    """A whole coordinator: `async with Coordinator(config) as it:` serves until `await it.drain()` or the block ends."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        clock: Clock | None = None,
+        store: LedgerStore | None = None,
+        upstreams: Mapping[str, Upstream] | None = None,
+    ) -> None:
+        if not config.listen:
+            raise ConfigError("nowhere to listen", hint="give --listen unix:PATH or --listen HOST:PORT, or `listen` in the file")
+        self.config = config
+        self.state_dir = state_dir_of(config)
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._upstreams = upstreams
+        self._resources = AsyncExitStack()
+
+    async def __aenter__(self) -> Serving:
+        """Open the ledger, start the providers, listen."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Drain and close everything."""
+        await self.drain(self.config.service.drain_grace_s)
+        await self._resources.aclose()
+
+    async def drain(self, grace_s: float) -> None:
+        """NOT_SERVING, stop admitting, settle, stop listening. Safe to call twice."""
+        if not self._drained:
+            self._drained = True
+            await self._server.drain(self._broker.drain, grace_s)
+
+    async def _start(self) -> Serving:
+        from coordinator.api import DeviceApi
+        from coordinator.broker import Broker, BrokerTerms
+        from coordinator.budgets import BudgetBook, load_limits
+        from coordinator.controller import StepController
+        from coordinator.fleet import Fleet
+        from coordinator.server import CoordinatorServer
+        from coordinator.upkeep import Upkeep
+        from coordinator.upstreams import UpstreamTable
+
+        config, service = self.config, self.config.service
+        store = self._store or await open_store(self.state_dir, self._clock)
+        self._resources.push_async_callback(store.aclose)
+        upstreams = self._upstreams if self._upstreams is not None else build_upstreams(config)
+        table = UpstreamTable(upstreams)
+        self._resources.push_async_callback(table.aclose)
+        await table.start()
+        book = BudgetBook(load_limits(self.state_dir, config.budgets))
+        controller = StepController(store, config.effective_tasks, self._clock)
+        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
+        self._broker = Broker(store, table, controller, book, self._clock, terms)
+        api = DeviceApi(self._broker, controller, Fleet(self._clock), _service_limits(config))
+        upkeep = asyncio.create_task(Upkeep(store, book, config, self.state_dir, self._clock).run(), name="upkeep")
+        self._resources.push_async_callback(_cancelled, upkeep)
+        self._server: CoordinatorServer = CoordinatorServer(api, config.listen, service)
+        self._drained = False
+        addresses = await self._server.start()
+        return Serving(addresses, self.state_dir, tuple(sorted(upstreams)))
+
+
+async def open_store(state_dir: Path, clock: Clock) -> LedgerStore:
+    """The SQLite ledger of a state folder. Raises StateError."""
+    from coordinator.stores.sqlite import SqliteLedgerStore
+
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot make the state folder {state_dir}: {error.strerror}") from error
+    return await SqliteLedgerStore.open(ledger_path(state_dir), clock.now())
+
+
+async def serve(config: CoordinatorConfig, on_serving: Callable[[Serving], None], *, parent_pid: int | None = None) -> None:
+    """Serve until SIGTERM, SIGINT, or (with `parent_pid`) the death of the parent; then drain. A second signal drains without grace."""
+    from coordinator.parent import parent_gone
+
+    coordinator = Coordinator(config)
+    async with coordinator as serving:
+        stop = _stop_on_signals()
+        on_serving(serving)
+        waits = [asyncio.create_task(stop.wait())]
+        if parent_pid is not None:
+            waits.append(asyncio.create_task(parent_gone(parent_pid)))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        orphaned = parent_pid is not None and os.getppid() != parent_pid
+        log.info("stopping: %s", "the parent is gone" if orphaned else "told to")
+        for task in waits:
+            await _cancelled(task)
+        grace_s = config.service.drain_grace_s
+        await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _cancelled(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _service_limits(config: CoordinatorConfig) -> object:
+    from edge.rpc.v1 import device_pb2
+
+    most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
+    return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)

@@ -1,0 +1,247 @@
+"""The commands: names, options, help and what they print. Knows typer; loads what a command needs only when it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from coordinator.accounts import BudgetRow, TaskRow
+    from coordinator.bootstrap import Serving
+    from coordinator.config import CoordinatorConfig
+
+app = typer.Typer(
+    name="edge-coordinator",
+    help="Brokers cloud LLM calls for many devices within exact budgets, and prices them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+ledger_app = typer.Typer(help="The ledger and its journal.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="The configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(budget_app, name="budget")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(config_app, name="config")
+
+Config = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
+State = Annotated[Path | None, typer.Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
+Limit = str | None
+LIMIT_HELP = "Most {unit} in the window, or `none`."
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
+    if version:
+        from edge import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    listen: Annotated[
+        list[str] | None, typer.Option("--listen", help="Where to listen. Repeatable.", metavar="HOST:PORT|unix:PATH")
+    ] = None,
+    state: State = None,
+    sets: Sets = None,
+    exit_with_parent: Annotated[
+        bool, typer.Option("--exit-with-parent", help="Stop when the process that started this one is gone.")
+    ] = False,
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "warning",
+    json_lines: Json = False,
+) -> int:
+    """Serve devices until SIGTERM or Ctrl-C.
+
+    Without a configuration the bundled nano-cloud model is the cloud LLM, at a notional price of 100 000 / 400 000 micro-USD per million
+    tokens in / out, so that spend moves and caps can be tried.
+    """
+    import asyncio
+    import os
+
+    parent_pid = os.getppid() if exit_with_parent else None
+    from coordinator.bootstrap import serve as run
+    from edge.core.log import configure_logging
+
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise UsageError(f"--log-level {log_level!r} is none of debug, info, warning, error")
+    configure_logging(log_level)
+    asyncio.run(run(_resolved(config, state, sets, listen), lambda serving: _tell(serving, json_lines), parent_pid=parent_pid))
+    return 0
+
+
+@budget_app.command("show")
+def budget_show(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
+    """Show every budget and every task's λ; also while a coordinator is running."""
+    from coordinator.bootstrap import ledger_path, state_dir_of
+    from coordinator.stores.sqlite import open_read_only
+
+    with open_read_only(ledger_path(state_dir_of(_resolved(config, state, sets)))) as tables:
+        budgets, tasks = list(tables.all_budgets()), list(tables.all_tasks())
+    if json_lines:
+        _print_json({"budgets": [_budget_json(row) for row in budgets], "tasks": [_task_json(row) for row in tasks]})
+        return 0
+    for line in (*_budget_lines(budgets), *(_task_line(row) for row in tasks)):
+        typer.echo(line)
+    return 0
+
+
+@budget_app.command("set")
+def budget_set(
+    scope: Annotated[str, typer.Argument(help="fleet, device or device_task.", metavar="SCOPE")],
+    calls: Annotated[Limit, typer.Option("--calls", help=LIMIT_HELP.format(unit="calls"), metavar="N|none")] = None,
+    tokens: Annotated[Limit, typer.Option("--tokens", help=LIMIT_HELP.format(unit="tokens"), metavar="N|none")] = None,
+    spend_uusd: Annotated[Limit, typer.Option("--spend-uusd", help=LIMIT_HELP.format(unit="micro-USD"), metavar="N|none")] = None,
+    window: Annotated[str | None, typer.Option("--window", help="total, month, day or hour.", metavar="WINDOW")] = None,
+    config: Config = None,
+    state: State = None,
+    json_lines: Json = False,
+) -> int:
+    """Change limits; a running coordinator takes them within seconds. What is spent stays spent."""
+    from coordinator.bootstrap import state_dir_of
+    from coordinator.budgets import SCOPES, load_limits, save_limits
+
+    if scope not in SCOPES:
+        raise UsageError(f"unknown scope {scope!r}; known: {', '.join(SCOPES)}")
+    given = {"calls_limit": calls, "tokens_limit": tokens, "spend_limit_uusd": spend_uusd}
+    changes: dict[str, Any] = {name: _limit(name, text) for name, text in given.items() if text is not None}
+    if window is not None:
+        changes["window"] = _window(window)
+    if not changes:
+        raise UsageError("nothing to set", hint="give --calls, --tokens, --spend-uusd or --window")
+    resolved = _resolved(config, state, None)
+    save_limits(state_dir_of(resolved), scope, changes)
+    limits = load_limits(state_dir_of(resolved), resolved.budgets)
+    _print_json(limits.model_dump()) if json_lines else typer.echo(f"{scope}: {_limit_text(getattr(limits, scope))}")
+    return 0
+
+
+@ledger_app.command("verify")
+def ledger_verify(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
+    """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs."""
+    from coordinator.bootstrap import ledger_path, state_dir_of
+    from coordinator.verify import verify_file
+
+    return _report(verify_file(ledger_path(state_dir_of(_resolved(config, state, sets)))), json_lines)
+
+
+@config_app.command("check")
+def config_check(config: Config = None, sets: Sets = None, json_lines: Json = False) -> int:
+    """Check a configuration file; exit code 1 with file and line when something is wrong."""
+    from coordinator.bootstrap import build_upstreams
+
+    resolved = _resolved(config, None, sets)
+    build_upstreams(resolved)
+    unpriced = [alias for alias, upstream in resolved.effective_upstreams.items() if upstream.prices is None]
+    if json_lines:
+        _print_json({"ok": True, "unpriced": unpriced, "config": resolved.model_dump(mode="json")})
+        return 0
+    typer.echo(f"{config or 'defaults'}: ok")
+    for alias in unpriced:
+        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    return 0
+
+
+def _resolved(
+    file: Path | None, state: Path | None, sets: Sequence[str] | None, listen: Sequence[str] | None = None
+) -> CoordinatorConfig:
+    from coordinator.config import resolve_coordinator_config
+    from edge.config.loader import Flag
+
+    flags = [Flag("state_dir", str(state), "--state")] if state is not None else []
+    if listen:
+        flags.append(Flag("listen", list(listen), "--listen"))
+    return resolve_coordinator_config(file, sets or (), flags).config
+
+
+def _tell(serving: Serving, json_lines: bool) -> None:
+    """One line once the service answers; whoever started this process waits for it."""
+    if json_lines:
+        told = {"addresses": serving.addresses, "state_dir": str(serving.state_dir), "upstreams": serving.upstreams}
+        _print_json({"kind": "serving", **told})
+    else:
+        print(f"SERVING on {' '.join(serving.addresses)}", flush=True)
+
+
+def _limit(name: str, text: str) -> int | None:
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{name} must be a whole number or `none`, not {text!r}")
+    return int(text)
+
+
+def _window(text: str) -> str:
+    if text not in ("total", "month", "day", "hour"):
+        raise UsageError(f"unknown window {text!r}; known: total, month, day, hour")
+    return text
+
+
+def _limit_text(limits: Any) -> str:
+    values = limits.model_dump()
+    window = values.pop("window")
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in values.items()) + f" (window: {window})"
+
+
+def _budget_json(row: BudgetRow) -> dict[str, Any]:
+    units = ("calls", "tokens", "uusd")
+    return {
+        "key": row.key,
+        **{unit: {name: getattr(getattr(row, name), unit) for name in ("committed", "reserved", "limits")} for unit in units},
+    }
+
+
+def _task_json(row: TaskRow) -> dict[str, Any]:
+    return {
+        "device": row.device,
+        "task": row.task,
+        "dual": row.dual,
+        "target_rate": row.target_rate,
+        "next_step": row.next_step,
+        "spend_uusd": row.charged.uusd,
+        "calls": row.charged.calls,
+        "tokens": row.charged.tokens,
+    }
+
+
+def _budget_lines(rows: Sequence[BudgetRow]) -> list[str]:
+    shown = [row for row in rows if not row.key.startswith("step[")]
+    if not shown:
+        return ["nothing was spent yet"]
+    return [
+        f"{row.key}: "
+        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
+        for row in shown
+    ]
+
+
+_UNITS = (("calls", "calls"), ("tokens", "tokens"), ("micro-USD", "uusd"))
+
+
+def _meter(label: str, used: int, limit: int | None) -> str:
+    return f"{label} {used}" + ("" if limit is None else f" of {limit}")
+
+
+def _task_line(row: TaskRow) -> str:
+    return f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {row.charged.calls} calls"
+
+
+def _report(report: Any, json_lines: bool) -> int:
+    raise NotImplementedError
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
