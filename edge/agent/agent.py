@@ -1,15 +1,44 @@
-"""The agent: answers and learns in one process. Knows when to learn and when to stop; knows nothing of HTTP, terminals or torch."""
+"""The agent: answers and learns in one process. Knows when to learn and when to stop; knows nothing of HTTP, terminals or torch.
+
+`async with` opens the parts in order (engine, coordinator, the step a crash left unfinished, the last adapter) and closes them in the
+reverse order. Learning pauses while somebody is served, and stops at safe points only: a step that has not begun its update is given
+up (it is made again, with the same seeds and call keys), one that has is finished.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Protocol, Self
 
-from edge.agent.answer import Answerer, AnswerRecord
-from edge.agent.events import RunFinished, StepFinished
+from edge import __version__
+from edge.agent.answer import Answerer, AnswerRecord, AnswerSettings
+from edge.agent.checkpoints import Checkpoint, Checkpoints
+from edge.agent.cloud import CloudDesk
+from edge.agent.curriculum import Curriculum
+from edge.agent.dial import HelpDial
+from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
+from edge.agent.gate import ServingGate
+from edge.agent.link import WatchedClient
+from edge.agent.rollout import Rollout, RolloutSettings
+from edge.agent.state import Position, StateFolder, Terms
+from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles
+from edge.agent.stepbook import StepBook
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorUnavailable, StateError, UsageError
+from edge.core.events import EventSink
 from edge.core.types import AdapterRef
-from edge.inference.backend import ModelInfo
-from edge.rpc.client import BudgetSnapshot
+from edge.dagrpo.advantages import AdvantageScale
+from edge.inference.backend import InferenceBackend, ModelInfo
+from edge.routing.policy import OffloadPolicy
+from edge.rpc.client import BudgetSnapshot, CoordinatorClient
+from edge.training.learner import Learner
+from edge.verifiers.verifier import Verifier
+
+StopReason = Literal["done", "max_steps", "stopped"]
+_DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +68,316 @@ class AgentStatus:
     uptime_s: float
 
 
+class CoordinatorProcess(Protocol):
+    """A coordinator that the agent starts for itself."""
+
+    async def start(self) -> None:
+        """Start it and wait until it serves. Raises CoordinatorUnavailable."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """What an agent is made of. Heavy parts are opened by async factories when they are needed, the learner when learning begins.
+
+    `coordinator_name` is shown to people: the address, or "embedded".
+    """
+
+    state: StateFolder
+    curriculum: Curriculum
+    open_backend: Callable[[], Awaitable[InferenceBackend]]
+    open_learner: Callable[[], Awaitable[Learner]]
+    client: CoordinatorClient
+    coordinator: CoordinatorProcess | None
+    coordinator_name: str
+    verifier: Verifier
+    policy: OffloadPolicy
+    sink: EventSink
+    clock: Clock
+    failpoint: Callable[[str], None] = lambda name: None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How it works. Prompt forms are "auto" (of the model) or fixed; `answers.prompt_form` likewise."""
+
+    rollout: RolloutSettings
+    answers: AnswerSettings
+    dual_init: float
+    advantage_scale: AdvantageScale
+    call_deadline_s: float
+    dial_rate: float | None
+
+
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it."""
 
     answerer: Answerer
 
+    def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._client = WatchedClient(parts.client, parts.sink, parts.clock)
+        self._gate = ServingGate()
+        self._stop = asyncio.Event()
+        self._learning = "idle"
+        self._phase_told: int | None = None
+        self._checkpoints = Checkpoints(parts.state.folder / "checkpoints")
+        self._book = StepBook(self._client, parts.state, parts.sink, parts.clock, settings.dual_init)
+        self._stack = AsyncExitStack()
+        self._began = parts.clock.monotonic()
+
     async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state."""
-        raise NotImplementedError
+        async with AsyncExitStack() as stack:
+            stack.callback(self._parts.state.close)
+            self._backend = await self._parts.open_backend()
+            stack.push_async_callback(self._backend.aclose)
+            stack.push_async_callback(self._client.aclose)
+            await self._reach_coordinator(stack)
+            await self._resume()
+            self.answerer = self._make_answerer()
+            stack.callback(self._keep_dial)
+            self._stack = stack.pop_all()
+        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Stop learning at the safe point, release engine, coordinator and state."""
-        raise NotImplementedError
+        self.request_stop()
+        await self._stack.aclose()
 
     async def learn(self, max_steps: int | None = None) -> RunFinished:
-        """Work through the phases, at most `max_steps` steps in this call; pauses while somebody is served."""
-        raise NotImplementedError
+        """Work through the phases, at most `max_steps` steps in this call; pauses while somebody is served.
+
+        Raises UsageError when it is learning already, and what a step could not get over (a refused credential, an engine failure).
+        """
+        if self._learning in ("learning", "paused"):
+            raise UsageError("this agent is learning already")
+        self._learning = "learning"
+        try:
+            step = await self._prepared_step()
+            self._tell_start()
+            reason = await self._learn_until(step, max_steps)
+            self._learning = "finished" if reason == "done" else "stopped"
+        except BaseException:
+            self._learning = "stopped"
+            raise
+        return self._tell_end(reason)
 
     def request_stop(self) -> None:
         """Ask learning to end after the step's current safe point; may be called from a signal handler."""
-        raise NotImplementedError
+        self._stop.set()
+
+    @property
+    def busy(self) -> bool:
+        """Somebody is being served."""
+        return self._gate.busy
 
     def status(self) -> AgentStatus:
         """A snapshot for a screen."""
-        raise NotImplementedError
+        state, position = self._parts.state, self._parts.state.position()
+        last = next(iter(state.steps(last=1)), None)
+        task = self._parts.curriculum.phase_task(position.phase)
+        terms = state.terms(task)
+        return AgentStatus(
+            run_id=state.run_id,
+            model=self._backend.model,
+            adapter_version=self._backend.adapter_version,
+            mode=self._settings.answers.mode,
+            learning="paused" if self._learning == "learning" and self._gate.busy else self._learning,
+            online=self._client.online,
+            offline_reason=self._client.offline_reason,
+            coordinator=self._parts.coordinator_name,
+            task=task,
+            target_rate=terms.target_rate if terms else self._parts.curriculum.phase_rate(position.phase),
+            dual=terms.dual if terms else None,
+            phase=position.phase,
+            steps_done=position.steps_done,
+            steps_planned=self._parts.curriculum.steps_planned,
+            last_step=last,
+            outbox=len(state.outbox()),
+            answers=self.answerer.answers,
+            total_cloud_calls=last.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.total_spend_uusd if last else 0,
+            uptime_s=self._parts.clock.monotonic() - self._began,
+        )
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """Finished steps from the state folder, oldest first (for learning curves)."""
-        raise NotImplementedError
+        return self._parts.state.steps(last)
 
     def why(self, request_id: str) -> AnswerRecord:
         """The stored record of an answer. Raises NotFound."""
-        raise NotImplementedError
+        return AnswerRecord(**self._parts.state.request(request_id))
 
     async def budget(self, task: str | None = None) -> BudgetSnapshot:
         """The budget at the coordinator. Raises CoordinatorError."""
-        raise NotImplementedError
+        return await self._client.get_budget(task or self._current_task())
 
     def adapter(self) -> AdapterRef | None:
         """The adapter in use, None for the bare model."""
-        raise NotImplementedError
+        checkpoint = self._checkpoints.at(self._parts.state.position().steps_done)
+        return checkpoint.adapter if checkpoint else None
+
+    def set_dial(self, rate: float | None) -> None:
+        """The share of served questions that may ask, from the next question on (None: the model decides alone). Kept over restarts."""
+        if rate is not None and not 0.0 <= rate <= 1.0:
+            raise UsageError(f"the dial must lie in [0, 1], not {rate}")
+        self._dial.target_rate = rate
+        self._parts.state.set_meta(_DIAL_RATE, "" if rate is None else repr(rate))
+
+    async def _reach_coordinator(self, stack: AsyncExitStack) -> None:
+        """Start the embedded one; register. Being offline is fine; a refused credential or unknown task is not."""
+        try:
+            if self._parts.coordinator is not None:
+                stack.push_async_callback(self._parts.coordinator.aclose)
+                await self._parts.coordinator.start()
+            await self._register()
+        except CoordinatorUnavailable as error:
+            self._client.lost(str(error))
+
+    async def _register(self) -> None:
+        registration = await self._client.register(__version__, self._parts.curriculum.tasks)
+        for terms in registration.tasks:
+            if self._parts.state.terms(terms.task) is None:
+                self._parts.state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
+
+    async def _resume(self) -> None:
+        """Finish the step a crash cut after its checkpoint, then serve the last adapter."""
+        position = self._parts.state.position()
+        cut = self._checkpoints.at(position.steps_done + 1)
+        if cut is not None:
+            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
+            await StepCloser(self._roles()).finish(cut)
+        elif (checkpoint := self._checkpoint_of(position)) is not None:
+            await self._backend.swap_adapter(checkpoint.adapter)
+        if self._parts.curriculum.adopt():
+            self._notice("the phases have changed; learning begins at the first one with the present adapter")
+
+    def _checkpoint_of(self, position: Position) -> Checkpoint | None:
+        """The checkpoint of the last committed step; None before the first. Raises StateError when it is gone."""
+        if position.steps_done == 0:
+            return None
+        checkpoint = self._checkpoints.at(position.steps_done)
+        if checkpoint is None:
+            raise StateError(
+                f"{self._parts.state.folder}: the checkpoint of step {position.steps_done} is missing",
+                hint="restore the folder from a backup, or choose another with --state",
+            )
+        return checkpoint
+
+    async def _prepared_step(self) -> LearningStep:
+        learner = await self._parts.open_learner()
+        checkpoint = self._checkpoint_of(self._parts.state.position())
+        if checkpoint is not None:
+            await learner.load(checkpoint.learner_folder)
+        desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
+        rollout = Rollout(
+            self._backend, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout
+        )
+        return LearningStep(self._roles(), rollout, learner, self._settings.rollout.group_size, self._settings.advantage_scale)
+
+    async def _learn_until(self, step: LearningStep, max_steps: int | None) -> StopReason:
+        made = 0
+        while not self._stop.is_set():
+            if max_steps is not None and made >= max_steps:
+                return "max_steps"
+            plan = self._parts.curriculum.next_step()
+            if plan is None:
+                return "done"
+            await self._unless_stopped(self._gate.idle())
+            if self._stop.is_set():
+                break
+            self._tell_phase(plan)
+            await self._unless_stopped(step.run(plan), may_cancel=lambda: step.interruptible)
+            made += 1
+        return "stopped"
+
+    async def _unless_stopped(self, work: Awaitable[object], may_cancel: Callable[[], bool] = lambda: True) -> None:
+        """Await the work; when a stop is asked for, cancel it if it may be cancelled, else wait for its end."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and may_cancel():
+                task.cancel()
+            await asyncio.wait({task})
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+    def _roles(self) -> StepRoles:
+        parts = self._parts
+        return StepRoles(self._backend, self._book, self._checkpoints, parts.state, parts.sink, parts.clock, parts.failpoint)
+
+    def _make_answerer(self) -> Answerer:
+        state = self._parts.state
+        kept = state.meta(_DIAL_RATE)
+        rate = self._settings.dial_rate if kept is None else (float(kept) if kept else None)
+        self._dial = HelpDial(rate, float(state.meta(_DIAL_BIAS) or 0.0))
+        return Answerer(
+            self._backend,
+            self._client,
+            state,
+            self._gate,
+            self._dial,
+            self._parts.sink,
+            self._parts.clock,
+            self._settings.answers,
+        )
+
+    def _keep_dial(self) -> None:
+        self._parts.state.set_meta(_DIAL_BIAS, repr(self._dial.bias))
+
+    def _current_task(self) -> str:
+        return self._parts.curriculum.phase_task(self._parts.state.position().phase)
+
+    def _tell_start(self) -> None:
+        state = self._parts.state
+        self._parts.sink.emit(
+            RunStarted(
+                state.run_id,
+                self._backend.model.name,
+                state.position().steps_done,
+                self._parts.curriculum.steps_planned,
+                self._backend.adapter_version,
+                self._parts.clock.now(),
+            )
+        )
+        self._learning_began = self._parts.clock.monotonic()
+
+    def _tell_phase(self, plan: StepPlan) -> None:
+        if self._phase_told == plan.phase:
+            return
+        self._phase_told = plan.phase
+        steps = self._parts.curriculum.phase(plan.phase).steps
+        self._parts.sink.emit(PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, steps, plan.phase_step))
+
+    def _tell_end(self, reason: StopReason) -> RunFinished:
+        state = self._parts.state
+        last = next(iter(state.steps(last=1)), None)
+        finished = RunFinished(
+            run_id=state.run_id,
+            reason=reason,
+            steps_done=state.position().steps_done,
+            adapter_version=self._backend.adapter_version,
+            total_cloud_calls=last.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.total_spend_uusd if last else 0,
+            seconds=self._parts.clock.monotonic() - self._learning_began,
+            at=self._parts.clock.now(),
+        )
+        self._parts.sink.emit(finished)
+        return finished
+
+    def _notice(self, text: str) -> None:
+        self._parts.sink.emit(Notice(text=text, at=self._parts.clock.now()))

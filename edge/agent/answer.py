@@ -1,14 +1,39 @@
-"""Answering one person. Knows the order local -> ask -> cloud -> fallback and records each answer; knows nothing of HTTP or gRPC."""
+"""Answering one person. Knows the order local -> ask -> cloud -> fallback and records each answer; knows nothing of HTTP or gRPC.
+
+Local text is streamed as it is sampled, except that what could turn out to be a help request is held back until it is known. When the
+model asks and may, the cloud's text follows in the same stream; when it may not, cannot, or the cloud fails, the local model goes on
+with the help phrase suppressed, and the record says which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from edge.agent.events import Source
+from edge.agent.dial import HelpDial
+from edge.agent.events import AnswerFinished, Source
+from edge.agent.gate import ServingGate
+from edge.agent.link import WatchedClient
+from edge.agent.state import StateFolder
+from edge.agent.streams import closing
 from edge.config.schema import Mode
-from edge.core.types import Message
+from edge.core.clock import Clock
+from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
+from edge.core.events import EventSink
+from edge.core.types import FinishReason, LocalResponse, Message, Sampling
+from edge.dagrpo.answers import shown_answer
+from edge.dagrpo.composition import local_part
+from edge.dagrpo.format import check_format, help_trigger_span
+from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
+from edge.inference.backend import InferenceBackend
+from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion
+
+OFFLINE_DEADLINE_S = 2.0
+"""How long a person waits for a coordinator that was away at the last attempt."""
+UNLIMITED_STEPS = 64
+"""Step limit when none is configured; free conversation has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +43,7 @@ class AnswerRecord:
     text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
     source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
     help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
-    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c.
+    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
     """
 
     id: str
@@ -40,10 +65,15 @@ class AnswerRecord:
     cloud_tokens: int = 0
     charged_uusd: int = 0
     created_at: float = 0.0
+    finish: str = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    mode: str = "auto"
+    help_bias: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        raise NotImplementedError
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +85,73 @@ class AnswerDelta:
     record: AnswerRecord | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """How people are answered. `switched_off`: why the cloud may not be asked ("" when it may)."""
+
+    mode: Mode
+    task: str
+    temperature: float
+    max_tokens: int
+    max_steps: int | None
+    prompt_form: str
+    cloud_prompt_form: str
+    max_output_tokens: int
+    cloud_deadline_s: float
+    model_alias: str = "default"
+    switched_off: str = ""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One answer while it grows."""
+
+    id: str
+    messages: tuple[Message, ...]
+    mode: Mode
+    sampling: Sampling
+    seed: int
+    began_at: float
+    began: float
+    text: str = ""
+    local_text: str = ""
+    cloud_text: str = ""
+    source: Source = "local"
+    reason: str = "answered on this device"
+    responses: list[LocalResponse] = field(default_factory=list)
+    completion: CloudCompletion | None = None
+
+
+Pieces = AsyncGenerator[AnswerDelta, None]
+
+
 class Answerer:
     """Streams answers; any number at once."""
 
-    def stream(
+    def __init__(
+        self,
+        backend: InferenceBackend,
+        client: WatchedClient,
+        state: StateFolder,
+        gate: ServingGate,
+        dial: HelpDial,
+        sink: EventSink,
+        clock: Clock,
+        settings: AnswerSettings,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(6),
+    ) -> None:
+        self._backend = backend
+        self._client = client
+        self._state = state
+        self._gate = gate
+        self._dial = dial
+        self._sink = sink
+        self._clock = clock
+        self._settings = settings
+        self._new_id = new_id
+        self.answers = 0
+
+    async def stream(
         self,
         messages: Sequence[Message],
         *,
@@ -67,10 +160,268 @@ class Answerer:
         temperature: float | None = None,
         max_tokens: int | None = None,
         seed: int = 0,
-    ) -> AsyncIterator[AnswerDelta]:
+    ) -> AsyncGenerator[AnswerDelta, None]:
         """Answer a conversation whose last message is the user's. Raises CoordinatorError only in mode cloud-only."""
-        raise NotImplementedError
+        if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+            raise UsageError("the last message must be the user's and not empty")
+        draft = self._draft(messages, mode, request_id, temperature, max_tokens, seed)
+        with self._gate.serving():
+            async with closing(self._answered(draft)) as pieces:
+                async for piece in pieces:
+                    draft.text += piece.text
+                    yield piece
+            record = self._recorded(draft)
+        yield AnswerDelta("", record.source, record)
 
-    async def answer(self, messages: Sequence[Message], *, mode: Mode | None = None, request_id: str | None = None) -> AnswerRecord:
+    async def answer(
+        self, messages: Sequence[Message], *, mode: Mode | None = None, request_id: str | None = None
+    ) -> AnswerRecord:
         """The whole answer at once."""
-        raise NotImplementedError
+        async with closing(self.stream(messages, mode=mode, request_id=request_id)) as pieces:
+            async for piece in pieces:
+                if piece.record is not None:
+                    return piece.record
+        raise AssertionError("a stream ends with a record")
+
+    def _draft(
+        self,
+        messages: Sequence[Message],
+        mode: Mode | None,
+        request_id: str | None,
+        temperature: float | None,
+        max_tokens: int | None,
+        seed: int,
+    ) -> _Draft:
+        settings = self._settings
+        sampling = Sampling(
+            temperature=settings.temperature if temperature is None else temperature,
+            max_tokens=min(max_tokens or settings.max_tokens, settings.max_tokens),
+            max_steps=settings.max_steps,
+            help_bias=self._dial.bias,
+        )
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        return _Draft(request_id or self._new_id(), tuple(messages), mode or settings.mode, sampling, seed, now, monotonic)
+
+    def _answered(self, draft: _Draft) -> Pieces:
+        if draft.mode == "cloud-only":
+            return self._from_the_cloud(draft)
+        if draft.mode == "auto" and not self._settings.switched_off:
+            return self._as_the_model_decides(draft)
+        return self._without_asking(draft)
+
+    async def _from_the_cloud(self, draft: _Draft) -> Pieces:
+        if self._settings.switched_off:
+            raise UsageError(f"mode cloud-only is not possible: {self._settings.switched_off}")
+        draft.reason = "mode cloud-only"
+        async with closing(self._cloud_pieces(draft)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _as_the_model_decides(self, draft: _Draft) -> Pieces:
+        hold = HelpHoldBack()
+        async with closing(self._local_pieces(draft, draft.sampling)) as texts:
+            async for text in texts:
+                yield AnswerDelta(hold.feed(text))
+        asked = self._asks(draft)
+        self._dial.answered(asked)
+        if not asked:
+            yield AnswerDelta(hold.rest())
+            return
+        start, end = help_trigger_span(draft.local_text) or (hold.sent, hold.sent)
+        yield AnswerDelta(draft.local_text[hold.sent : start])
+        failure = ""
+        try:
+            async with closing(self._cloud_pieces(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            draft.reason = "the model asked for help"
+            yield AnswerDelta(draft.local_text[end:], "cloud")
+        except CoordinatorError as error:
+            failure = _why_not(error)
+        if failure:
+            async with closing(self._locally_after_all(draft, failure)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _locally_after_all(self, draft: _Draft, failure: str) -> Pieces:
+        """Go on where the request for help stood, with the help phrase impossible."""
+        draft.source, draft.reason, draft.cloud_text = "local-fallback", f"the model asked for help, but {failure}", ""
+        prefix = local_part(draft.local_text)
+        draft.local_text = prefix
+        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True), prefix)) as texts:
+            async for text in texts:
+                yield AnswerDelta(text, "local-fallback")
+
+    async def _without_asking(self, draft: _Draft) -> Pieces:
+        """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
+        draft.reason = self._settings.switched_off or f"mode {draft.mode}"
+        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
+            async for text in texts:
+                yield AnswerDelta(text)
+        if draft.mode != "prefer-local" or self._settings.switched_off or self._usable(draft):
+            return
+        try:
+            yield AnswerDelta("\n")
+            async with closing(self._cloud_pieces(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            draft.reason = "mode prefer-local: the local answer was unusable"
+        except CoordinatorError as error:
+            draft.source, draft.reason = "local-fallback", f"the local answer is unusable, but {_why_not(error)}"
+
+    async def _local_pieces(self, draft: _Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
+        messages = local_messages(draft.messages, self._settings.prompt_form)
+        async with closing(self._backend.stream(messages, sampling, draft.seed, prefix)) as deltas:
+            async for delta in deltas:
+                if delta.response is not None:
+                    draft.responses.append(delta.response)
+                if delta.text:
+                    draft.local_text += delta.text
+                    yield delta.text
+
+    async def _cloud_pieces(self, draft: _Draft) -> Pieces:
+        settings = self._settings
+        call = CloudCall(
+            call_key=f"{self._state.run_id}-{draft.id}",
+            task=settings.task,
+            step=-1,
+            prompt_id=draft.id,
+            help_units=1,
+            messages=conversation_for_the_cloud(draft.messages, settings.cloud_prompt_form),
+            max_output_tokens=settings.max_output_tokens,
+            model_alias=settings.model_alias,
+        )
+        deadline_s = settings.cloud_deadline_s if self._client.online else min(OFFLINE_DEADLINE_S, settings.cloud_deadline_s)
+        async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
+            async for delta in deltas:
+                if delta.completion is not None:
+                    draft.completion, draft.source = delta.completion, "cloud"
+                if delta.text:
+                    draft.cloud_text += delta.text
+                    yield AnswerDelta(delta.text, "cloud")
+
+    def _asks(self, draft: _Draft) -> bool:
+        last = draft.responses[-1] if draft.responses else None
+        if last is None or last.finish is not FinishReason.EOS:
+            return False
+        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
+
+    def _usable(self, draft: _Draft) -> bool:
+        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
+
+    def _recorded(self, draft: _Draft) -> AnswerRecord:
+        record = self._record(draft)
+        self._state.put_request(record.id, record.created_at, record.to_json())
+        self.answers += 1
+        self._sink.emit(
+            AnswerFinished(
+                record.id,
+                record.source,
+                record.reason,
+                record.help_log_odds,
+                record.dual,
+                record.adapter_version,
+                record.latency_s,
+                record.cloud_tokens,
+                record.charged_uusd,
+            )
+        )
+        return record
+
+    def _record(self, draft: _Draft) -> AnswerRecord:
+        budget, terms = self._client.newest_budget, self._state.terms(self._settings.task)
+        first = draft.responses[0] if draft.responses else None
+        last = draft.responses[-1] if draft.responses else None
+        usage = draft.completion.usage if draft.completion else None
+        shown = draft.cloud_text if draft.source == "cloud" else draft.text
+        truncated = draft.source != "cloud" and last is not None and last.finish is FinishReason.LENGTH
+        return AnswerRecord(
+            id=draft.id,
+            source=draft.source,
+            text=draft.text,
+            final=shown_answer(shown),
+            help_log_odds=first.help_log_odds if first else None,
+            dual=budget.dual if budget else (terms.dual if terms else None),
+            calls_left=_left(budget, "calls", "calls_limit"),
+            tokens_left=_left(budget, "tokens", "tokens_limit"),
+            spend_left_uusd=_left(budget, "spend_uusd", "spend_limit_uusd"),
+            adapter_version=last.adapter_version if last else self._backend.adapter_version,
+            reason=draft.reason,
+            latency_s=self._clock.monotonic() - draft.began,
+            local_text=draft.local_text,
+            cloud_text=draft.cloud_text,
+            model=self._backend.model.name,
+            cloud_model=draft.completion.model if draft.completion else "",
+            cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
+            charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
+            created_at=draft.began_at,
+            finish="length" if truncated else "stop",
+            completion_tokens=sum(len(response.token_ids) for response in draft.responses),
+            mode=draft.mode,
+            help_bias=draft.sampling.help_bias,
+        )
+
+
+class HelpHoldBack:
+    """Lets text pass, except what follows `</think>` while it may still become a help request."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self.sent = 0
+        """Characters let pass so far."""
+
+    def feed(self, piece: str) -> str:
+        """Take the next piece; returns what may be shown now."""
+        self._text += piece
+        return self._release(self._safe_end())
+
+    def rest(self) -> str:
+        """All that is held; for a response that turned out not to ask."""
+        return self._release(len(self._text))
+
+    def _release(self, end: int) -> str:
+        start, self.sent = self.sent, max(self.sent, end)
+        return self._text[start : self.sent]
+
+    def _safe_end(self) -> int:
+        closing = self._text.find("</think>")
+        if closing < 0:
+            return len(self._text)
+        end = closing + len("</think>")
+        return end if may_become_request(self._text[end:]) else len(self._text)
+
+
+def may_become_request(tail: str) -> bool:
+    """Text after `</think>` that is a beginning of a help request, or one already."""
+    bare = tail.strip()
+    if "<answer>".startswith(bare):
+        return True
+    words = bare.removeprefix("<answer>").strip().lower()
+    phrase = HELP_PHRASE.rstrip(".").lower()
+    return phrase.startswith(words) or words.startswith(phrase)
+
+
+def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:
+    """What the SLM reads: the last question alone for "compact" models, else the conversation under the system prompt."""
+    if prompt_form == "compact":
+        return (messages[-1],)
+    own = "\n\n".join(message.content for message in messages if message.role == "system")
+    system = f"{SYSTEM_PROMPT}\n\n{own}" if own else SYSTEM_PROMPT
+    return (Message("system", system), *(message for message in messages if message.role != "system"))
+
+
+def conversation_for_the_cloud(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:
+    """What the cloud LLM reads: the last question alone for "compact" ones, else the conversation as it came."""
+    return (messages[-1],) if prompt_form == "compact" else tuple(messages)
+
+
+def _why_not(error: CoordinatorError) -> str:
+    if isinstance(error, BudgetExhausted):
+        return f"the budget is used up ({error}); answered on this device"
+    return f"the cloud cannot be reached ({error}); answered on this device"
+
+
+def _left(budget: BudgetSnapshot | None, used: str, limit: str) -> int | None:
+    if budget is None or getattr(budget, limit) is None:
+        return None
+    return max(0, int(getattr(budget, limit)) - int(getattr(budget, used)))

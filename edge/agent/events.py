@@ -42,6 +42,17 @@ class PhaseStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepProgress(Event):
+    """Inside a step: `done` of `of` prompt groups are scored (part rollout), or the part has begun (update, close)."""
+
+    kind: ClassVar[str] = "step_progress"
+    step: int
+    part: Literal["rollout", "update", "close"]
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepSeconds:
     """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply."""
 
@@ -138,10 +149,20 @@ class Offline(Event):
 
 @dataclass(frozen=True, slots=True)
 class Online(Event):
-    """The coordinator answers again; `delivered` step reports left the outbox."""
+    """The coordinator answers again."""
 
     kind: ClassVar[str] = "online"
-    delivered: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxDelivered(Event):
+    """Step reports that waited while the coordinator was away have been delivered, in order; λ is the coordinator's again."""
+
+    kind: ClassVar[str] = "outbox_delivered"
+    task: str
+    reports: int
+    dual: float
     at: float
 
 

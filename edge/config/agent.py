@@ -10,9 +10,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 
 
-def resolve_agent_config(
-    file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
-) -> Resolved[AgentConfig]:
+def resolve_agent_config(file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()) -> Resolved[AgentConfig]:
     """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer.
 
     Raises ConfigError with one line.

@@ -106,12 +106,22 @@ class PhaseConfig(Section):
 
 
 class EmbeddedCoordinatorConfig(Section):
-    """The coordinator that the agent starts for itself. `api_key_env` names the variable that holds the key, never the key."""
+    """The coordinator that the agent starts for itself. `api_key_env` names the variable that holds the key, never the key.
+
+    `path` is a GGUF file for upstream bundled in place of `model`. Prices are micro-USD per million tokens; an upstream other than the
+    bundled one is refused by the ledger without them. `step_credit_kappa` κ bounds a step's calls by ceil(κ·τ·prompts) (None: λ alone
+    steers, as in the paper, and the limits of `budget` stand behind it).
+    """
 
     upstream: Literal["bundled", "openai_compatible"] = "bundled"
     model: str = "nano-cloud"
     base_url: str | None = None
     api_key_env: str | None = None
+    path: str | None = None
+    price_in_uusd_per_mtok: int | None = Field(None, ge=0)
+    price_out_uusd_per_mtok: int | None = Field(None, ge=0)
+    threads: int = Field(1, ge=1)
+    step_credit_kappa: NotNegative | None = None
     start_timeout_s: Positive = 30.0
 
     @model_validator(mode="after")
@@ -129,18 +139,23 @@ class CoordinatorConfig(Section):
     control_deadline_s: Positive = 10.0
     max_output_tokens: int = Field(512, ge=1)
     model_alias: str = "default"
+    prompt_form: Literal["auto", "compact", "full"] = "auto"
     embedded: EmbeddedCoordinatorConfig = EmbeddedCoordinatorConfig()
 
 
 class ServeConfig(Section):
-    """Answering people: the local endpoint and how answers are sampled (temperature 0 is greedy)."""
+    """Answering people: the local endpoint and how answers are sampled (temperature 0 is greedy).
+
+    `task` is the label whose budget served cloud calls use (None: the label being learned).
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8040, ge=0, le=65535)
     temperature: NotNegative = 0.0
     max_tokens: int = Field(512, ge=1)
     max_steps: int | None = Field(None, ge=1)
-    task: str = "chat"
+    task: str | None = None
+    cloud_deadline_s: Positive = 20.0
 
 
 class BudgetConfig(Section):

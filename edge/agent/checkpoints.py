@@ -1,0 +1,110 @@
+"""Checkpoints of learning on disk. Knows atomic folders and their manifests; knows nothing of what a learner keeps inside.
+
+`checkpoints/step-000012/` holds `learner/`, `adapter/` and `manifest.json`. A folder with that name is complete: it is written under
+another name, synced, and renamed. After a crash, left-over temporary folders are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import StateError
+from edge.core.types import AdapterRef
+from edge.training.learner import Learner
+
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint after `step`; the adapter's version is the step's number."""
+
+    step: int
+    folder: Path
+
+    @property
+    def adapter(self) -> AdapterRef:
+        """The adapter this step left."""
+        return AdapterRef(self.step, str(self.folder / "adapter"))
+
+    @property
+    def learner_folder(self) -> Path:
+        """What `Learner.load` reads."""
+        return self.folder / "learner"
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest. Raises StateError when it is damaged."""
+        try:
+            data: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StateError(
+                f"{self.folder}: damaged checkpoint: {error}", hint="remove the folder to use the one before"
+            ) from error
+        return data
+
+
+class Checkpoints:
+    """The checkpoints of one state folder; the newest two are kept."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self._folder = folder
+        self._keep = keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob(".*.tmp"):
+            shutil.rmtree(left_over)
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, oldest first."""
+        names = sorted(path for path in self._folder.iterdir() if path.name.startswith(_PREFIX) and path.is_dir())
+        return [Checkpoint(int(path.name.removeprefix(_PREFIX)), path) for path in names]
+
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint after `step`, or None."""
+        return next((checkpoint for checkpoint in self.all() if checkpoint.step == step), None)
+
+    async def write(self, step: int, learner: Learner, manifest: Mapping[str, Any]) -> Checkpoint:
+        """Write the checkpoint of a step, atomically; one of the same number is replaced."""
+        final = self._folder / f"{_PREFIX}{step:06d}"
+        temporary = self._folder / f".{final.name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "learner").mkdir(parents=True)
+        await learner.save(temporary / "learner")
+        await learner.export(temporary / "adapter", step)
+        (temporary / "manifest.json").write_text(json.dumps(dict(manifest), allow_nan=False), encoding="utf-8")
+        _sync_tree(temporary)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync(self._folder)
+        return Checkpoint(step, final)
+
+    def prune(self) -> None:
+        """Remove all but the newest."""
+        for checkpoint in self.all()[: -self._keep]:
+            shutil.rmtree(checkpoint.folder)
+
+    def drop_after(self, step: int) -> None:
+        """Remove checkpoints newer than `step` (they belong to a history that was given up)."""
+        for checkpoint in self.all():
+            if checkpoint.step > step:
+                shutil.rmtree(checkpoint.folder)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""The order of learning: phases, their task streams and the data cursor. Knows what the next step is about; makes none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from edge.agent.state import Position, StateFolder
+from edge.agent.step import StepPlan
+from edge.config.schema import PhaseConfig
+from edge.core.errors import TaskFileError
+from edge.core.types import TaskItem
+from edge.tasks.source import TaskSource
+
+_PLAN = "plan"
+
+
+class Curriculum:
+    """Phases over task sources, continued where the state folder says."""
+
+    def __init__(
+        self,
+        phases: Sequence[PhaseConfig],
+        open_source: Callable[[str], TaskSource],
+        state: StateFolder,
+        seed: int,
+        prompts_per_step: int,
+    ) -> None:
+        """Opens every source at once, so that a bad task file shows at the start. Raises TaskFileError, UsageError."""
+        self._phases = tuple(phases)
+        self._sources = {phase.source: open_source(phase.source) for phase in phases}
+        self._tasks = [phase.task or self._label(phase.source, seed) for phase in phases]
+        self._state = state
+        self._seed = seed
+        self._prompts = prompts_per_step
+        self._streams: dict[str, tuple[int, Iterator[TaskItem]]] = {}
+
+    @property
+    def steps_planned(self) -> int | None:
+        """Steps over all phases counted from the first; None when the last phase is endless."""
+        steps = [phase.steps for phase in self._phases]
+        return None if any(count is None for count in steps) else sum(count or 0 for count in steps)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The task labels, each once, in order."""
+        return list(dict.fromkeys(self._tasks))
+
+    def adopt(self) -> bool:
+        """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
+
+        A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change.
+        """
+        position = self._state.position()
+        plan = [[phase.source, task] for phase, task in zip(self._phases, self._tasks, strict=True)]
+        known = json.loads(self._state.meta(_PLAN) or "null")
+        self._state.set_meta(_PLAN, json.dumps(plan))
+        if known is None or known[: position.phase + 1] == plan[: position.phase + 1]:
+            return False
+        self._state.set_position(replace(position, phase=0, phase_step=0))
+        return True
+
+    def phase_task(self, phase: int) -> str:
+        """The label of a phase (the last one's past the end)."""
+        return self._tasks[min(phase, len(self._tasks) - 1)]
+
+    def phase_rate(self, phase: int) -> float:
+        """τ of a phase (the last one's past the end)."""
+        return self._phases[min(phase, len(self._phases) - 1)].target_rate
+
+    def phase(self, phase: int) -> PhaseConfig:
+        """A phase's configuration."""
+        return self._phases[phase]
+
+    def next_step(self) -> StepPlan | None:
+        """What comes after the last committed step, or None when all phases are done."""
+        position = self._current(self._state.position())
+        if position.phase >= len(self._phases):
+            return None
+        phase = self._phases[position.phase]
+        cursor = self._state.cursor(phase.source, self._seed)
+        return StepPlan(
+            step=position.steps_done + 1,
+            steps_planned=self.steps_planned,
+            phase=position.phase,
+            phase_step=position.phase_step + 1,
+            source=phase.source,
+            task=self._tasks[position.phase],
+            target_rate=phase.target_rate,
+            items=self._take(phase.source, cursor),
+            cursor_seed=self._seed,
+            cursor_after=cursor + self._prompts,
+        )
+
+    def _current(self, position: Position) -> Position:
+        """The position with finished phases left behind."""
+        while position.phase < len(self._phases):
+            steps = self._phases[position.phase].steps
+            if steps is None or position.phase_step < steps:
+                break
+            position = replace(position, phase=position.phase + 1, phase_step=0)
+        return position
+
+    def _take(self, source: str, cursor: int) -> tuple[TaskItem, ...]:
+        """The next items of a source from `cursor`; a stream that stands there is continued, else it is opened there."""
+        stands_at, stream = self._streams.get(source, (-1, iter(())))
+        if stands_at != cursor:
+            stream = self._sources[source].train(self._seed, cursor)
+        items = tuple(itertools.islice(stream, self._prompts))
+        if len(items) < self._prompts:
+            raise TaskFileError(f"{source}: the training stream ended after {cursor + len(items)} items")
+        self._streams[source] = (cursor + self._prompts, stream)
+        return items
+
+    def _label(self, source: str, seed: int) -> str:
+        first = next(iter(self._sources[source].train(seed, 0)), None)
+        if first is None:
+            raise TaskFileError(f"{source}: there are no training items")
+        return first.task

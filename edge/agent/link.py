@@ -1,0 +1,111 @@
+"""A coordinator client that notices when the coordinator goes away and comes back. Knows reachability and the newest budget; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+
+from edge.agent.events import Offline, Online
+from edge.agent.streams import closing
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable
+from edge.core.events import EventSink
+from edge.rpc.client import (
+    BudgetSnapshot,
+    CloudCall,
+    CloudCompletion,
+    CloudDelta,
+    CoordinatorClient,
+    Registration,
+    StepClosed,
+    StepOpened,
+)
+
+LOST_REASONS = frozenset({"UNREACHABLE", "CONNECTION_LOST", "DRAINING"})
+"""The coordinator itself is away; with any other reason it has answered, and what is behind it failed."""
+
+
+class WatchedClient:
+    """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget."""
+
+    def __init__(self, client: CoordinatorClient, sink: EventSink, clock: Clock) -> None:
+        self._client = client
+        self._sink = sink
+        self._clock = clock
+        self.online = True
+        self.offline_reason = ""
+        self.newest_budget: BudgetSnapshot | None = None
+
+    async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
+        """Announce this device."""
+        with self._watching():
+            return await self._client.register(agent_version, tasks)
+
+    async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
+        """Open a learning step."""
+        with self._watching():
+            return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
+
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        """Ask the cloud once."""
+        with self._watching():
+            return self._noted(await self._client.complete(call, deadline_s))
+
+    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        """Ask the cloud once and stream its answer."""
+        with self._watching():
+            async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
+                async for delta in deltas:
+                    if delta.completion is not None:
+                        self._noted(delta.completion)
+                    yield delta
+
+    async def get_call(self, call_key: str) -> CloudCompletion:
+        """The stored result of an earlier call."""
+        with self._watching():
+            return self._noted(await self._client.get_call(call_key))
+
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+        """Report a step and move λ."""
+        with self._watching():
+            return await self._client.close_step(task, step, total_units, help_units)
+
+    async def get_budget(self, task: str) -> BudgetSnapshot:
+        """The current budget of this device for one task."""
+        with self._watching():
+            self.newest_budget = await self._client.get_budget(task)
+            return self.newest_budget
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except CoordinatorUnavailable as error:
+            if error.reason in LOST_REASONS:
+                self.lost(str(error))
+            elif error.reason != "DEADLINE_EXCEEDED":
+                self._reached()
+            raise
+        except CoordinatorError:
+            self._reached()
+            raise
+        self._reached()
+
+    def _reached(self) -> None:
+        if not self.online:
+            self.online, self.offline_reason = True, ""
+            self._sink.emit(Online(at=self._clock.now()))
+
+    def lost(self, reason: str) -> None:
+        """Note that the coordinator is away, for this reason in one line."""
+        if self.online:
+            self.online, self.offline_reason = False, reason
+            self._sink.emit(Offline(reason=reason, at=self._clock.now()))
+
+    def _noted(self, completion: CloudCompletion) -> CloudCompletion:
+        self.newest_budget = completion.budget or self.newest_budget
+        return completion

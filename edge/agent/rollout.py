@@ -1,0 +1,231 @@
+"""Collecting groups: G local responses per prompt, at most one cloud call per prompt, a reward and a cost for each response.
+
+Knows the order sample -> format -> ask -> compose -> verify -> reward; knows nothing of λ, training or step numbers at the coordinator
+beyond passing them on. All prompts of a batch run at once: the engine batches their responses, and a group's cloud call overlaps with
+the generation of the others. A failed call is data: its responses are masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge.agent.cloud import CloudDesk, CloudOutcome
+from edge.core.clock import Clock
+from edge.core.rng import derive_seed
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TaskItem
+from edge.dagrpo.composition import compose
+from edge.dagrpo.format import check_format
+from edge.dagrpo.prompts import compact_question, prompt_messages, user_prompt
+from edge.dagrpo.reward import Outcome, response_cost, task_reward
+from edge.inference.backend import InferenceBackend
+from edge.routing.policy import OffloadPolicy
+from edge.rpc.client import CloudCall, CloudCompletion
+from edge.verifiers.verifier import Verifier
+
+_UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's."""
+
+    run_id: str
+    seed: int
+    group_size: int
+    temperature: float
+    max_tokens: int
+    prompt_form: str
+    cloud_prompt_form: str
+    max_output_tokens: int
+    model_alias: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator."""
+
+    step: int
+    task: str
+    task_step: int
+    items: tuple[TaskItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredResponse:
+    """A local response with its verdicts. `correct` judges the composed response; `masked` responses leave the group."""
+
+    response: LocalResponse
+    format_ok: bool
+    asked: bool
+    correct: bool
+    reward: float
+    cost: int
+    masked: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """One prompt's scored responses, and the cloud's completion where one was asked for and came."""
+
+    item: TaskItem
+    prompt_ids: tuple[int, ...]
+    responses: tuple[ScoredResponse, ...]
+    completion: CloudCompletion | None
+    cloud_reason: str = ""
+
+    @property
+    def unmasked(self) -> tuple[ScoredResponse, ...]:
+        """The responses that count."""
+        return tuple(scored for scored in self.responses if not scored.masked)
+
+
+@dataclass(slots=True)
+class CloudSpan:
+    """From the first call to the last reply of a batch, in seconds of the clock."""
+
+    began: float | None = None
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """0 when nothing was asked."""
+        return 0.0 if self.began is None else self.ended - self.began
+
+
+class Rollout:
+    """Samples and scores the groups of one batch."""
+
+    def __init__(
+        self,
+        backend: InferenceBackend,
+        cloud: CloudDesk,
+        verifier: Verifier,
+        policy: OffloadPolicy,
+        clock: Clock,
+        settings: RolloutSettings,
+    ) -> None:
+        self._backend = backend
+        self._cloud = cloud
+        self._verifier = verifier
+        self._policy = policy
+        self._clock = clock
+        self._settings = settings
+        self.cloud_span = CloudSpan()
+
+    async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
+        """The scored groups in the order of the batch. `on_group` is told how many are done."""
+        self.cloud_span = CloudSpan()
+        done = 0
+
+        async def one(index: int) -> ScoredGroup:
+            nonlocal done
+            group = await self._collect_one(batch, index)
+            done += 1
+            on_group(done)
+            return group
+
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one(index)) for index in range(len(batch.items))]
+        return [task.result() for task in running]
+
+    async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
+        item = batch.items[index]
+        group = await self._sample(batch.step, index, item)
+        asking = [self._asks(item, response) for response in group.responses]
+        outcome = await self._ask(batch, index, sum(asking)) if any(asking) else CloudOutcome(None)
+        scored = [
+            await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
+        ]
+        return ScoredGroup(item, group.prompt_ids, tuple(scored), outcome.completion, outcome.reason)
+
+    async def _sample(self, step: int, index: int, item: TaskItem) -> PromptGroup:
+        settings = self._settings
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
+        seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
+        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+
+    def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
+        """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
+        return response.finish not in _UNFINISHED and self._policy.wants_cloud(item, response)
+
+    async def _ask(self, batch: Batch, index: int, help_units: int) -> CloudOutcome:
+        call = cloud_call(self._settings, batch, index, help_units)
+        if self.cloud_span.began is None:
+            self.cloud_span.began = self._clock.monotonic()
+        outcome = await self._cloud.ask(call)
+        self.cloud_span.ended = self._clock.monotonic()
+        return outcome
+
+    async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, outcome: CloudOutcome) -> ScoredResponse:
+        format_ok = is_well_formed(item, response)
+        if asked and outcome.completion is None:
+            refused_reward = task_reward(Outcome(False, format_ok, asked)) if outcome.refused else 0.0
+            cost = response_cost(outcome.refused)
+            return ScoredResponse(
+                response, format_ok, asked, False, refused_reward, cost, masked=not outcome.refused, refused=outcome.refused
+            )
+        cloud_text = outcome.completion.text if asked and outcome.completion else None
+        correct = await judge(self._verifier, item, composed_text(response.text, cloud_text))
+        return ScoredResponse(
+            response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
+        )
+
+
+def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:
+    """The local part's structure holds; truncated responses do not (decisions 3, 4, 17)."""
+    return response.finish not in _UNFINISHED and check_format(response.text, item.max_steps).ok
+
+
+def composed_text(local: str, cloud: str | None) -> str:
+    """C(y^θ, y^c); a policy other than the response's own request replaces the whole response."""
+    if cloud is None:
+        return local
+    composed = compose(local, cloud)
+    return cloud if composed == local else composed
+
+
+async def judge(verifier: Verifier, item: TaskItem, text: str) -> bool:
+    """The verifier's verdict; programs run on a thread so that serving goes on."""
+    if item.kind is AnswerKind.PROGRAM:
+        return await asyncio.to_thread(verifier.is_correct, item, text)
+    return verifier.is_correct(item, text)
+
+
+def cloud_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
+    """What the cloud LLM reads: the bare question for the bundled one, else the worded user prompt. Never the help phrase."""
+    return (Message("user", compact_question(item) if prompt_form == "compact" else user_prompt(item)),)
+
+
+def cloud_call(settings: RolloutSettings, batch: Batch, index: int, help_units: int) -> CloudCall:
+    """The one call of a prompt group. Its key depends on run, task, step and prompt only, so a repeated step never pays twice."""
+    item = batch.items[index]
+    return CloudCall(
+        call_key=call_key(settings.run_id, batch.task, batch.task_step, index, item.id),
+        task=batch.task,
+        step=batch.task_step,
+        prompt_id=f"{index}:{item.id}",
+        help_units=help_units,
+        messages=cloud_messages(item, settings.cloud_prompt_form),
+        max_output_tokens=settings.max_output_tokens,
+        model_alias=settings.model_alias,
+    )
+
+
+def call_key(run_id: str, task: str, task_step: int, prompt: int, item_id: str) -> str:
+    """A deterministic call key of 32 hex digits."""
+    text = "\x1f".join((run_id, task, str(task_step), str(prompt), item_id))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def step_units(groups: Sequence[ScoredGroup]) -> tuple[int, int]:
+    """(responses, of which validly asked): what Ĵ_c is made of.
+
+    Requests that failed or were refused count: they are demand. Leaving failures out would let λ fall during an outage, and every
+    device would come back asking for everything.
+    """
+    responses = [scored for group in groups for scored in group.responses]
+    return len(responses), sum(scored.asked for scored in responses)

@@ -1,0 +1,268 @@
+"""The state folder. Knows how to keep what must survive a crash; knows nothing of models, gRPC or how steps are made.
+
+One folder, one process (a lock file), one SQLite file in WAL mode with `synchronous=FULL`: what a method has written is there after a
+kill or a power cut. A learning step is committed in one transaction: its row, the position in the phases, the data cursor, the terms
+of its task and, when it could not be reported, its outbox entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.agent.events import StepFinished, StepSeconds
+from edge.core.errors import NotFound, StateError
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE steps (step INTEGER PRIMARY KEY, task TEXT NOT NULL, task_step INTEGER NOT NULL, event TEXT NOT NULL) STRICT;
+CREATE TABLE terms (task TEXT PRIMARY KEY, target_rate REAL NOT NULL, dual REAL NOT NULL, next_step INTEGER NOT NULL) STRICT;
+CREATE TABLE cursors (source TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (source, seed)) STRICT;
+CREATE TABLE adapters (version INTEGER PRIMARY KEY, folder TEXT NOT NULL, created_at REAL NOT NULL) STRICT;
+CREATE TABLE outbox (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
+    group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL
+) STRICT;
+CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far learning has come: steps done in all, the phase, and steps done in it."""
+
+    steps_done: int = 0
+    phase: int = 0
+    phase_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a task was last held to: τ, λ and the next step number at the coordinator."""
+
+    task: str
+    target_rate: float
+    dual: float
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A step's report to the coordinator: `help_units` of `total_units` responses validly asked for help."""
+
+    task: str
+    task_step: int
+    planned_prompts: int
+    group_size: int
+    target_rate: float
+    total_units: int
+    help_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All that one finished step changes."""
+
+    event: StepFinished
+    task_step: int
+    position: Position
+    cursor_source: str
+    cursor_seed: int
+    cursor: int
+    terms: Terms
+    adapter_folder: str
+    unreported: Report | None
+
+
+class StateFolder:
+    """An open state folder. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create. Raises StateError when it is locked by another process, damaged or from another version."""
+        self.folder = folder
+        _make_private(folder)
+        self._lock = _locked(folder / "lock")
+        try:
+            self._db = _opened(folder / "agent.sqlite")
+            self.run_id = self._run_id()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> StateFolder:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the database and the lock. Safe to call twice."""
+        if self._lock >= 0:
+            self._db.close()
+            os.close(self._lock)
+            self._lock = -1
+
+    def position(self) -> Position:
+        """How far learning has come."""
+        text = self.meta("position")
+        return Position(**json.loads(text)) if text else Position()
+
+    def meta(self, key: str) -> str | None:
+        """A small named value, or None."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Keep a small named value."""
+        with self._db:
+            self._put_meta(key, value)
+
+    def set_position(self, position: Position) -> None:
+        """Move to another place in the phases (a changed plan)."""
+        self.set_meta("position", json.dumps(asdict(position)))
+
+    def terms(self, task: str) -> Terms | None:
+        """What the task was last held to, or None before its first step."""
+        row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
+        return None if row is None else Terms(*row)
+
+    def note_terms(self, terms: Terms) -> None:
+        """Keep what the coordinator said of a task."""
+        with self._db:
+            self._put_terms(terms)
+
+    def cursor(self, source: str, seed: int) -> int:
+        """Items of a source's training stream that committed steps have used."""
+        row = self._db.execute("SELECT position FROM cursors WHERE source = ? AND seed = ?", (source, seed)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def commit_step(self, commit: Commit) -> None:
+        """Commit a finished step, all or nothing."""
+        event = commit.event
+        with self._db:
+            self._db.execute(
+                "INSERT INTO steps VALUES (?, ?, ?, ?)", (event.step, event.task, commit.task_step, json.dumps(event.to_json()))
+            )
+            self._put_meta("position", json.dumps(asdict(commit.position)))
+            self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
+            self._put_terms(commit.terms)
+            self._db.execute("REPLACE INTO adapters VALUES (?, ?, ?)", (event.adapter_version, commit.adapter_folder, event.at))
+            if commit.unreported is not None:
+                self._queue(commit.unreported)
+
+    def steps(self, last: int | None = None) -> list[StepFinished]:
+        """The last committed steps (None: all), oldest first."""
+        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
+        return [step_from_json(json.loads(row[0])) for row in reversed(rows)]
+
+    def outbox(self) -> list[tuple[int, Report]]:
+        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
+        return [(row[0], Report(*row[1:])) for row in self._db.execute("SELECT * FROM outbox ORDER BY id")]
+
+    def delivered(self, outbox_id: int, terms: Terms | None) -> None:
+        """Remove a delivered report and keep the terms it brought, in one transaction."""
+        with self._db:
+            self._db.execute("DELETE FROM outbox WHERE id = ?", (outbox_id,))
+            if terms is not None:
+                self._put_terms(terms)
+
+    def put_request(self, request_id: str, created_at: float, record: dict[str, Any]) -> None:
+        """Keep an answer's record."""
+        with self._db:
+            self._db.execute("REPLACE INTO requests VALUES (?, ?, ?)", (request_id, created_at, json.dumps(record)))
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"no answer with id {request_id} in {self.folder}")
+        record: dict[str, Any] = json.loads(row[0])
+        return record
+
+    def requests(self, last: int) -> list[dict[str, Any]]:
+        """The records of the last answers, newest first."""
+        rows = self._db.execute("SELECT record FROM requests ORDER BY created_at DESC, id LIMIT ?", (last,)).fetchall()
+        return [json.loads(row[0]) for row in rows]
+
+    def _run_id(self) -> str:
+        known = self.meta("run_id")
+        if known is None:
+            known = secrets.token_hex(8)
+            self.set_meta("run_id", known)
+        return known
+
+    def _put_meta(self, key: str, value: str) -> None:
+        self._db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _put_terms(self, terms: Terms) -> None:
+        self._db.execute("REPLACE INTO terms VALUES (?, ?, ?, ?)", (terms.task, terms.target_rate, terms.dual, terms.next_step))
+
+    def _queue(self, report: Report) -> None:
+        columns: Sequence[Any] = tuple(asdict(report).values())
+        self._db.execute(
+            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            columns,
+        )
+
+
+def step_from_json(data: dict[str, Any]) -> StepFinished:
+    """A StepFinished event from its JSON object."""
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    return StepFinished(**{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])})
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: cannot create the state folder: {error.strerror}", hint="choose another with --state"
+        ) from error
+
+
+def _locked(path: Path) -> int:
+    """An open descriptor that holds the folder's lock; the system drops it when the process dies, however it dies."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateError(
+            f"{path.parent}: cannot write the state folder: {error.strerror}", hint="choose another with --state"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StateError(
+            f"{path.parent}: another agent is using this state folder",
+            hint="stop it first, or choose another folder with --state",
+        ) from error
+    return descriptor
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, check_same_thread=False)
+        os.chmod(path, 0o600)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        _create_or_check(connection, path)
+    except sqlite3.Error as error:
+        raise StateError(f"{path}: cannot be used: {error}", hint="move the file away to start afresh") from error
+    return connection
+
+
+def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    elif version != SCHEMA_VERSION:
+        raise StateError(f"{path}: written by another version (format {version}, this program reads {SCHEMA_VERSION})")

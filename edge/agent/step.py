@@ -1,0 +1,225 @@
+"""One learning step of DA-GRPO over injected roles. Knows the order of things; knows nothing of how any of them is done.
+
+    collect groups -> score -> advantages at the current λ -> learner update -> checkpoint -> report, new λ -> commit -> swap
+
+Crash safety: up to the checkpoint nothing but idempotent calls has happened, so the step is simply made again with the same seeds and
+call keys. From the checkpoint on, its manifest holds all that is needed to report and commit, which `StepCloser` does (again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edge.agent.checkpoints import Checkpoint, Checkpoints
+from edge.agent.events import AdapterSwapped, StepFinished, StepProgress, StepSeconds
+from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
+from edge.agent.state import Commit, Position, StateFolder, step_from_json
+from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
+from edge.agent.summary import StepSetting, summarise
+from edge.core.clock import Clock
+from edge.core.events import EventSink
+from edge.core.types import TaskItem, TrainingGroup, TrainingSample
+from edge.dagrpo.advantages import AdvantageScale, dual_advantages, estimator_weight, scale_advantages
+from edge.inference.backend import InferenceBackend
+from edge.training.learner import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards."""
+
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    target_rate: float
+    items: tuple[TaskItem, ...]
+    cursor_seed: int
+    cursor_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoles:
+    """What keeping, reporting and serving a step needs."""
+
+    backend: InferenceBackend
+    book: StepBook
+    checkpoints: Checkpoints
+    state: StateFolder
+    sink: EventSink
+    clock: Clock
+    failpoint: Callable[[str], None] = lambda name: None
+
+
+class StepCloser:
+    """Reports, commits and serves what a checkpoint holds; also what a restart does for a step cut after its checkpoint."""
+
+    def __init__(self, roles: StepRoles) -> None:
+        self._roles = roles
+
+    async def finish(self, checkpoint: Checkpoint, watch: StopWatch | None = None) -> StepFinished:
+        """Idempotent up to the commit: the coordinator answers a repeated report with its first answer."""
+        roles, manifest = self._roles, checkpoint.manifest()
+        watch = watch or StopWatch(roles.clock)
+        opened, draft = OpenStep(**manifest["opened"]), step_from_json(manifest["draft"])
+        roles.sink.emit(StepProgress(checkpoint.step, "close", 0, 1))
+        closed = await roles.book.close(opened, manifest["total_units"], manifest["help_units"])
+        watch.lap("close")
+        roles.failpoint("closed")
+        event = replace(draft, dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now())
+        roles.state.commit_step(_commit(watch.timed(event), opened, closed, checkpoint, manifest))
+        roles.failpoint("committed")
+        await roles.backend.swap_adapter(checkpoint.adapter)
+        watch.lap("swap")
+        roles.checkpoints.prune()
+        roles.sink.emit(AdapterSwapped(checkpoint.step, checkpoint.adapter.folder))
+        event = watch.timed(event)
+        roles.sink.emit(event)
+        return event
+
+
+class LearningStep:
+    """Makes steps one after the other. `interruptible` tells when cancelling loses nothing but work that can be made again."""
+
+    def __init__(
+        self, roles: StepRoles, rollout: Rollout, learner: Learner, group_size: int, scale: AdvantageScale = AdvantageScale.NONE
+    ) -> None:
+        self._roles = roles
+        self._rollout = rollout
+        self._learner = learner
+        self._group_size = group_size
+        self._scale = scale
+        self._closer = StepCloser(roles)
+        self.interruptible = True
+
+    async def run(self, plan: StepPlan) -> StepFinished:
+        """One step, committed when this returns."""
+        watch = StopWatch(self._roles.clock)
+        opened = await self._roles.book.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
+        groups = await self._rollout.collect(_batch(plan, opened), self._on_group(plan))
+        watch.lap("rollout")
+        self._roles.failpoint("collected")
+        self.interruptible = False
+        try:
+            checkpoint = await self._improve(plan, opened, groups, watch)
+            return await self._closer.finish(checkpoint, watch)
+        finally:
+            self.interruptible = True
+
+    async def _improve(self, plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], watch: StopWatch) -> Checkpoint:
+        """Advantages at the step's λ, one update, and everything that follows from it on disk."""
+        self._roles.sink.emit(StepProgress(plan.step, "update", 0, 1))
+        report = await self._learner.update(training_groups(groups, opened.dual, self._scale))
+        watch.lap("update")
+        self._roles.failpoint("updated")
+        setting = _setting(plan, opened, self._roles.state)
+        draft = summarise(groups, report, setting, watch.seconds(self._rollout.cloud_span.seconds))
+        checkpoint = await self._roles.checkpoints.write(plan.step, self._learner, _manifest(plan, opened, groups, draft))
+        watch.lap("save")
+        self._roles.failpoint("checkpointed")
+        return checkpoint
+
+    def _on_group(self, plan: StepPlan) -> Callable[[int], None]:
+        return lambda done: self._roles.sink.emit(StepProgress(plan.step, "rollout", done, len(plan.items)))
+
+
+def training_groups(groups: Sequence[ScoredGroup], dual: float, scale: AdvantageScale) -> list[TrainingGroup]:
+    """Groups with advantages at λ = `dual`. Masked responses are left out; a group with fewer than two left has no baseline and goes."""
+    usable = [group for group in groups if len(group.unmasked) >= 2]
+    advantages_B_G = [
+        dual_advantages([scored.reward for scored in group.unmasked], [scored.cost for scored in group.unmasked], dual)
+        for group in usable
+    ]
+    return [
+        TrainingGroup(group.prompt_ids, _samples(group, advantages_G), estimator_weight(len(group.unmasked)))
+        for group, advantages_G in zip(usable, scale_advantages(advantages_B_G, scale), strict=True)
+    ]
+
+
+def _samples(group: ScoredGroup, advantages_G: Sequence[float]) -> tuple[TrainingSample, ...]:
+    return tuple(
+        TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage)
+        for scored, advantage in zip(group.unmasked, advantages_G, strict=True)
+    )
+
+
+def _batch(plan: StepPlan, opened: OpenStep) -> Batch:
+    return Batch(plan.step, plan.task, opened.task_step, plan.items)
+
+
+def _setting(plan: StepPlan, opened: OpenStep, state: StateFolder) -> StepSetting:
+    last = state.steps(last=1)
+    return StepSetting(
+        step=plan.step,
+        steps_planned=plan.steps_planned,
+        phase=plan.phase,
+        phase_step=plan.phase_step,
+        source=plan.source,
+        task=plan.task,
+        target_rate=opened.target_rate,
+        dual=opened.dual,
+        calls_before=last[0].total_cloud_calls if last else 0,
+        tokens_before=last[0].total_cloud_tokens if last else 0,
+        spend_before_uusd=last[0].total_spend_uusd if last else 0,
+    )
+
+
+def _manifest(plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], draft: StepFinished) -> dict[str, Any]:
+    total_units, help_units = step_units(groups)
+    return {
+        "opened": asdict(opened),
+        "total_units": total_units,
+        "help_units": help_units,
+        "position": asdict(Position(plan.step, plan.phase, plan.phase_step)),
+        "source": plan.source,
+        "cursor_seed": plan.cursor_seed,
+        "cursor_after": plan.cursor_after,
+        "draft": draft.to_json(),
+    }
+
+
+def _commit(
+    event: StepFinished, opened: OpenStep, closed: ClosedStep, checkpoint: Checkpoint, manifest: dict[str, Any]
+) -> Commit:
+    return Commit(
+        event=event,
+        task_step=opened.task_step,
+        position=Position(**manifest["position"]),
+        cursor_source=manifest["source"],
+        cursor_seed=manifest["cursor_seed"],
+        cursor=manifest["cursor_after"],
+        terms=closed.terms,
+        adapter_folder=checkpoint.adapter.folder,
+        unreported=closed.unreported,
+    )
+
+
+class StopWatch:
+    """Laps of one step, in seconds of the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = clock.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """End the part that ran since the last lap."""
+        now = self._clock.monotonic()
+        self._laps[part] = self._laps.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self, cloud: float) -> StepSeconds:
+        """All laps so far; parts not reached are 0."""
+        parts = {name: self._laps.get(name, 0.0) for name in ("rollout", "update", "save", "close", "swap")}
+        return StepSeconds(cloud=cloud, **parts)
+
+    def timed(self, event: StepFinished) -> StepFinished:
+        """The event with the laps of now; laps it already had and this watch does not know are kept."""
+        known = {**asdict(event.seconds_by_part), **self._laps}
+        parts = StepSeconds(**known)
+        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap
+        return replace(event, seconds_by_part=parts, seconds=total)

@@ -1,0 +1,104 @@
+"""What one step is reported to be. Knows counting; knows nothing of how the groups came about. Every accuracy travels with its rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.agent.events import StepFinished, StepSeconds
+from edge.agent.rollout import ScoredGroup
+from edge.core.types import FinishReason
+from edge.dagrpo.advantages import mean, standard_deviation
+from edge.dagrpo.metrics import tally
+from edge.training.learner import LearnerReport
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """What is known before a step is counted: its place, λ and τ, and the run's cloud totals so far."""
+
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    target_rate: float
+    dual: float
+    calls_before: int
+    tokens_before: int
+    spend_before_uusd: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloudUse:
+    """Billed calls, their tokens, and micro-USD of one step. A cached answer is no call."""
+
+    calls: int
+    tokens: int
+    spend_uusd: int
+
+
+def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
+    """What the groups' completions cost."""
+    billed = [group.completion for group in groups if group.completion is not None and not group.completion.cached]
+    tokens = sum(completion.usage.input_tokens + completion.usage.output_tokens for completion in billed)
+    return CloudUse(len(billed), tokens, sum(completion.charged_uusd for completion in billed))
+
+
+def summarise(groups: Sequence[ScoredGroup], report: LearnerReport, setting: StepSetting, seconds: StepSeconds) -> StepFinished:
+    """The step's event; λ after the step, `offline` and the end time are filled in when it is closed."""
+    responses = [scored for group in groups for scored in group.responses]
+    unmasked = [scored for scored in responses if not scored.masked]
+    counts = tally((scored.asked, scored.correct) for scored in unmasked)
+    rewards = [scored.reward for scored in unmasked]
+    asked = sum(scored.asked for scored in responses)
+    tokens = sum(len(scored.response.token_ids) for scored in responses)
+    use = cloud_use(groups)
+    return StepFinished(
+        step=setting.step,
+        steps_planned=setting.steps_planned,
+        phase=setting.phase,
+        phase_step=setting.phase_step,
+        source=setting.source,
+        task=setting.task,
+        prompts=len(groups),
+        responses=len(responses),
+        kept_accuracy=counts.kept_accuracy if counts.kept else None,
+        coverage=1.0 - asked / len(responses),
+        joint_accuracy=counts.joint_accuracy if unmasked else None,
+        assist_rate=asked / len(responses),
+        target_rate=setting.target_rate,
+        dual_before=setting.dual,
+        dual_after=setting.dual,
+        reward_mean=mean(rewards) if rewards else 0.0,
+        reward_std=standard_deviation(rewards),
+        format_ok=sum(scored.format_ok for scored in responses) / len(responses),
+        truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
+        masked=len(responses) - len(unmasked),
+        refused=sum(scored.refused for scored in responses),
+        cloud_calls=use.calls,
+        cloud_tokens=use.tokens,
+        spend_uusd=use.spend_uusd,
+        total_cloud_calls=setting.calls_before + use.calls,
+        total_cloud_tokens=setting.tokens_before + use.tokens,
+        total_spend_uusd=setting.spend_before_uusd + use.spend_uusd,
+        tokens=tokens,
+        tokens_per_s=tokens / seconds.rollout if seconds.rollout > 0 else 0.0,
+        seconds=seconds.rollout + seconds.update,
+        seconds_by_part=seconds,
+        adapter_version=setting.step,
+        offline=False,
+        groups_trained=report.groups,
+        frac_reward_zero_std=report.frac_reward_zero_std,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        entropy=report.entropy,
+        mean_abs_logprob_diff=report.mean_abs_logprob_diff,
+        kl=report.kl,
+        effective_sample_share=report.effective_sample_share,
+        clipped_share=report.clipped_share,
+        learning_rate=report.learning_rate,
+        learner_skipped=report.skipped,
+        at=0.0,
+    )
