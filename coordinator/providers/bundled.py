@@ -1,0 +1,249 @@
+"""The bundled cloud LLM: a GGUF model decoded in this process. Knows threads, deadlines and token usage; knows nothing of budgets.
+
+One owned thread decodes; calls in flight share its decode batches. At temperature 0 an answer depends on the conversation alone; above it,
+also on the idempotency key, which seeds the draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
+from edge.core.errors import EdgeError, InvalidRequest
+from edge.core.rng import stream as random_stream
+from edge.core.types import TokenUsage
+
+if TYPE_CHECKING:
+    from coordinator.providers.batcher import Generation, RowBatcher
+    from coordinator.providers.gguf_chat import ChatModel
+
+MAX_CONTEXT_TOKENS = 4096
+_BYTES_OF_A_TURN = 64
+
+
+def bundled_model_path(model: str) -> Path:
+    """Where a model that ships with the project lies."""
+    return Path(str(files("edge.models.files").joinpath(f"{model}.gguf")))
+
+
+class BundledProvider:
+    """CloudProvider over a local GGUF file: `path`, or the bundled `model`. `rows` calls are decoded at once on `n_threads` threads."""
+
+    def __init__(
+        self, *, model: str = "nano-cloud", path: str | Path | None = None, n_threads: int = 1, rows: int = 16, seed: int = 0
+    ) -> None:
+        self.name = f"bundled:{model if path is None else Path(path).stem}"
+        self._path = bundled_model_path(model) if path is None else Path(path)
+        self._n_threads = n_threads
+        self._rows = rows
+        self._seed = seed
+        self._engine: _Engine | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the model. Raises ModelFileError. Safe to call twice."""
+        async with self._starting:
+            if self._engine is None:
+                engine = _Engine(self._path, self._rows, self._n_threads)
+                await asyncio.wrap_future(engine.start())
+                self._engine = engine
+
+    def input_token_bound(self, request: ProviderRequest) -> int:
+        """The exact number of input tokens once the model is loaded; before that a bound by bytes."""
+        if self._engine is not None:
+            try:
+                return len(self._engine.model.prompt_ids(request.messages))
+            except InvalidRequest:  # complete() will say so
+                pass
+        return sum(len(turn.content.encode("utf-8", "replace")) + _BYTES_OF_A_TURN for turn in request.messages) + 256
+
+    async def complete(self, request: ProviderRequest) -> ProviderResult:
+        """Complete once. Raises ProviderError."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        generation, engine = await self._submit(request, _setter(done), streamed=False)
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await done
+        except TimeoutError:
+            raise _deadline_error(generation) from None
+        finally:
+            if not generation.finish:
+                generation.cancel()
+        return _result(generation, request)
+
+    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderDelta]:
+        """Complete once, piece by piece. Raises ProviderError."""
+        news = asyncio.Event()
+        generation, engine = await self._submit(request, news.set, streamed=True)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        sent = 0
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                while not generation.finish:
+                    await news.wait()
+                    news.clear()
+                    data = bytes(generation.text[sent:])
+                    sent += len(data)
+                    if text := decoder.decode(data):
+                        yield ProviderDelta(text)
+        except TimeoutError:
+            raise _deadline_error(generation) from None
+        finally:
+            if not generation.finish:
+                generation.cancel()
+        result = _result(generation, request)
+        yield ProviderDelta(decoder.decode(bytes(generation.text[sent:]), final=True), result)
+
+    async def aclose(self) -> None:
+        """Stop decoding and free the model. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+
+    async def _submit(
+        self, request: ProviderRequest, notify: Callable[[], None], *, streamed: bool
+    ) -> tuple[Generation, _Engine]:
+        await self.start()
+        engine = self._engine
+        if engine is None:
+            raise ProviderError("the bundled model is closed", kind="closed", executed=False)
+        return engine.submit(request, self._seed, notify, streamed=streamed), engine
+
+
+class _Engine:
+    """The thread that owns model and context."""
+
+    def __init__(self, path: Path, rows: int, n_threads: int) -> None:
+        self.model: ChatModel
+        self._path = path
+        self._row_count = rows
+        self._n_threads = n_threads
+        self._queue: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._serve, name="bundled-llm", daemon=True)
+        self._context_tokens = 0
+
+    def start(self) -> Future[None]:
+        """Start the thread; the future is done when the model is loaded, or holds why it is not."""
+        self._thread.start()
+        return self._ready
+
+    def submit(self, request: ProviderRequest, seed: int, notify: Callable[[], None], *, streamed: bool) -> Generation:
+        """Queue a request; `notify` is called on the caller's loop at every token of a streamed one and at the end."""
+        from coordinator.providers.batcher import Generation
+
+        ids = self._prompt_ids(request)
+        loop = asyncio.get_running_loop()
+
+        def told(_: Any) -> None:
+            try:
+                loop.call_soon_threadsafe(notify)
+            except RuntimeError:  # the caller's loop is closed: nobody waits any more
+                generation.cancelled = True
+
+        random = random_stream(seed, "bundled", request.idempotency_key)
+        generation = Generation(ids, request.max_output_tokens, request.temperature, random, told, streamed)
+        self._queue.put(generation)
+        return generation
+
+    def close(self) -> None:
+        """Stop, failing what runs, and wait."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _prompt_ids(self, request: ProviderRequest) -> list[int]:
+        try:
+            ids = self.model.prompt_ids(request.messages)
+        except InvalidRequest as error:
+            raise ProviderError(str(error), kind="bad_request", executed=False) from error
+        if not ids or len(ids) >= self._context_tokens:
+            message = f"a prompt of {len(ids)} tokens does not fit the model's context of {self._context_tokens}"
+            raise ProviderError(message, kind="too_long", executed=False)
+        return ids
+
+    def _serve(self) -> None:
+        try:
+            batcher = self._load()
+        except Exception as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            self._decode_until_closed(batcher)
+        finally:
+            batcher.fail_all(_closed())
+            self._fail_queued()
+            batcher.close()
+            self.model.close()
+
+    def _load(self) -> RowBatcher:
+        from coordinator.providers.batcher import DecodeError, RowBatcher
+        from coordinator.providers.gguf_chat import ChatModel
+
+        self.model = ChatModel(self._path)
+        self._context_tokens = min(self.model.trained_context, MAX_CONTEXT_TOKENS)
+        try:
+            return RowBatcher(self.model, rows=self._row_count, context_tokens=self._context_tokens, n_threads=self._n_threads)
+        except DecodeError as error:
+            self.model.close()
+            raise EdgeError(str(error), hint="use fewer rows or a smaller model") from error
+
+    def _decode_until_closed(self, batcher: RowBatcher) -> None:
+        from coordinator.providers.batcher import DecodeError
+
+        while True:
+            try:
+                if not self._admit_waiting(batcher):
+                    return
+                batcher.step()
+            except DecodeError as error:
+                batcher.fail_all(ProviderError(str(error), kind="engine", executed=True))
+
+    def _admit_waiting(self, batcher: RowBatcher) -> bool:
+        """Take in what waits, as far as there is room; wait when nothing runs. False when it is time to stop."""
+        while batcher.has_room:
+            try:
+                generation = self._queue.get(block=not batcher.busy)
+            except queue.Empty:
+                break
+            if generation is None:
+                return False
+            batcher.admit(generation)
+        return True
+
+    def _fail_queued(self) -> None:
+        while not self._queue.empty():
+            generation = self._queue.get()
+            if generation is not None and generation.claim():
+                generation.error, generation.finish = _closed(executed=False), "error"
+                generation.told(generation)
+
+
+def _setter(done: asyncio.Future[None]) -> Callable[[], None]:
+    return lambda: None if done.done() else done.set_result(None)
+
+
+def _closed(executed: bool | None = True) -> ProviderError:
+    return ProviderError("the bundled model was closed", kind="closed", executed=executed)
+
+
+def _deadline_error(generation: Generation) -> ProviderError:
+    """A call that never began is certainly not executed; one that did is."""
+    began = not generation.cancel()
+    return ProviderError("the bundled model did not answer in time", kind="deadline", executed=began)
+
+
+def _result(generation: Generation, request: ProviderRequest) -> ProviderResult:
+    if generation.error is not None:
+        raise generation.error
+    usage = TokenUsage(len(generation.prompt_ids), generation.output_tokens)
+    text = generation.text.decode("utf-8", "replace")
+    return ProviderResult(text, usage, f"bundled:{request.idempotency_key}", generation.finish)
