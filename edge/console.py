@@ -24,6 +24,7 @@ from edge.agent.events import (
     RunStarted,
     StepFinished,
     StepProgress,
+    StepSeconds,
 )
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink, JsonLinesSink
@@ -95,7 +96,7 @@ class Progress:
             return None
         last, steps = self._steps[-1], tuple(self._steps)
         planned = self._until if self._until is not None else last.steps_planned
-        step_s = sum(step.seconds for step in steps) / len(steps)
+        step_s = sum(whole_seconds(step.seconds_by_part) for step in steps) / len(steps)
         return ProgressView(
             step=last.step,
             planned=planned,
@@ -108,7 +109,7 @@ class Progress:
             dual=last.dual_after,
             cloud_calls=last.total_cloud_calls,
             spend_uusd=last.total_spend_uusd,
-            tokens_per_s=sum(step.tokens for step in steps) / max(sum(step.seconds for step in steps), 1e-9),
+            tokens_per_s=_mean([(step.tokens_per_s, 1.0) for step in steps]) or 0.0,
             step_s=step_s,
             left_s=None if planned is None else max(0, planned - last.step) * step_s,
             offline=last.offline,
@@ -155,6 +156,19 @@ class PlainConsole:
             return event.done == event.of
         view = self._progress.view()
         return view is not None and view.step == view.planned
+
+
+class ProblemLines:
+    """Only what a person must know while waiting for one answer: that the cloud is away, and notices."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def emit(self, event: Event) -> None:
+        """Write a line for a problem."""
+        if isinstance(event, (Offline, Notice)):
+            self._stream.write(spoken(event) + "\n")
+            self._stream.flush()
 
 
 class LiveConsole:
@@ -216,7 +230,7 @@ class LiveConsole:
 class Console:
     """What commands talk to: a sink for events, a line to say, and results on stdout."""
 
-    def __init__(self, sink: EventSink, say: PlainConsole | LiveConsole | None) -> None:
+    def __init__(self, sink: EventSink, say: PlainConsole | LiveConsole | None = None) -> None:
         self.sink = sink
         self._say = say
 
@@ -230,7 +244,7 @@ class Console:
 def open_console(clock: Clock, *, json_lines: bool = False, max_steps: int | None = None) -> Iterator[Console]:
     """The console that fits: JSON lines on stdout, a live block on a terminal, plain lines elsewhere (both on stderr)."""
     if json_lines:
-        yield Console(JsonLinesSink(sys.stdout), None)
+        yield Console(JsonLinesSink(sys.stdout))
         return
     progress = Progress(max_steps)
     if not sys.stderr.isatty():
@@ -239,6 +253,11 @@ def open_console(clock: Clock, *, json_lines: bool = False, max_steps: int | Non
         return
     with LiveConsole(sys.stderr, progress) as live:
         yield Console(live, live)
+
+
+def whole_seconds(parts: StepSeconds) -> float:
+    """How long a step took from end to end; cloud calls overlap with answering."""
+    return parts.rollout + parts.update + parts.save + parts.close + parts.swap
 
 
 def progress_line(view: ProgressView) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from edge.agent.agent import Agent
-from edge.agent.answer import AnswerDelta, AnswerRecord
+from edge.agent.answer import AnswerRecord
 from edge.core.errors import CoordinatorError
 from edge.serve.ports import AnswerNote, AnswerPiece, Question
 
@@ -31,7 +31,7 @@ class AgentAnswers:
             max_tokens=question.max_tokens,
             seed=abs(question.seed or 0),
         )
-        async with aclosing(cast(AsyncGenerator[AnswerDelta, None], deltas)):
+        async with aclosing(deltas):
             async for delta in deltas:
                 yield AnswerPiece(delta.text, note=note_of(delta.record) if delta.record else None)
 
@@ -75,4 +75,5 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         spend_uusd=record.charged_uusd,
         adapter_version=record.adapter_version,
         latency_s=record.latency_s,
+        final=record.final,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -21,11 +21,10 @@ from edge.core.errors import EdgeError
 from edge.serve import openai_wire as wire
 from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import LOOPBACK_NAMES, App, Guard
-from edge.serve.ports import AnswerNote, AnswerPiece, AnswerService
-from edge.serve.reasoning import AnswerReader, ChannelText
+from edge.serve.ports import AnswerNote, AnswerService
+from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 T = TypeVar("T")
-Reading = AsyncGenerator[ChannelText | AnswerNote, None]
 
 _LOG = logging.getLogger(__name__)
 _PAGE = {
@@ -75,7 +74,7 @@ class _Endpoint:
     async def chat(self, request: Request) -> Response:
         """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
         chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8))
-        reading = _read(self._answers.answer(chat.question), chat.stops)
+        reading = read_answer(self._answers.answer(chat.question), chat.stops)
         if not chat.stream:
             return await _unless_gone(request, self._whole(chat, reading))
         first = await _unless_gone(request, _first(reading))
@@ -129,19 +128,6 @@ class _Endpoint:
         """How one answer came about."""
         answer_id = request.path_params["answer_id"].removeprefix("chatcmpl-")
         return JSONResponse(await self._answers.why(answer_id))
-
-
-async def _read(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str]) -> Reading:
-    """Text by channel, then the note. After a stop string the rest is not shown, but the answer runs to its record."""
-    reader = AnswerReader(stops)
-    async with aclosing(pieces):
-        async for piece in pieces:
-            for part in reader.feed(piece.text):
-                yield part
-            if piece.note:
-                for part in reader.finish():
-                    yield part
-                yield piece.note
 
 
 async def _first(reading: Reading) -> ChannelText | AnswerNote:

@@ -34,7 +34,7 @@ class AnswerNote:
 
     `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop or length. `help_log_odds` (nats) and
     `dual` are None where no decision was taken; `calls_left` is None where there is no limit. Token counts are this machine's;
-    `cloud_tokens` are billed elsewhere.
+    `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     """
 
     id: str
@@ -51,6 +51,7 @@ class AnswerNote:
     spend_uusd: int = 0
     adapter_version: int = 0
     latency_s: float = 0.0
+    final: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the wire says elsewhere."""

@@ -6,8 +6,11 @@ answer. Text may arrive cut anywhere, also in the middle of a tag, so what may b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+
+from edge.serve.ports import AnswerNote, AnswerPiece
 
 _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "</answer>": "content"}
 
@@ -18,6 +21,9 @@ class ChannelText:
 
     channel: str
     text: str
+
+
+Reading = AsyncGenerator[ChannelText | AnswerNote, None]
 
 
 class ReasoningSplitter:
@@ -110,6 +116,19 @@ class AnswerReader:
     def _cut(self, parts: list[ChannelText]) -> list[ChannelText]:
         cut = (ChannelText(p.channel, self._cutter.feed(p.text)) if p.channel == "content" else p for p in parts)
         return [part for part in cut if part.text]
+
+
+async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = ()) -> Reading:
+    """Text by channel, then the note. After a stop string the rest is not shown, but the answer runs to its record."""
+    reader = AnswerReader(stops)
+    async with aclosing(pieces):
+        async for piece in pieces:
+            for part in reader.feed(piece.text):
+                yield part
+            if piece.note:
+                for part in reader.finish():
+                    yield part
+                yield piece.note
 
 
 def longest_partial(text: str, words: Sequence[str]) -> int:

@@ -1,0 +1,170 @@
+"""One answer in the terminal. Knows how an answer is shown as it comes; knows nothing of who gives it."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+from edge.cli.running import running_agent
+from edge.core.errors import EdgeError, UsageError
+from edge.core.types import Message
+from edge.serve.ports import AnswerNote, Mode, Question
+from edge.serve.reasoning import ChannelText, Reading, read_answer
+
+if TYPE_CHECKING:
+    from edge.cli.settings import Settings
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Reader(Protocol):
+    """Whoever answers: this process's own agent or a running one."""
+
+    def read(self, question: Question) -> Reading:
+        """Stream one answer by channel, then its note."""
+        ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """A finished answer by channel."""
+
+    reasoning: str = ""
+    content: str = ""
+    note: AnswerNote = field(default_factory=lambda: AnswerNote(id="", source=""))
+
+    @property
+    def final(self) -> str:
+        """The answer alone."""
+        return self.note.final or self.content.strip() or self.reasoning.strip()
+
+
+@asynccontextmanager
+async def answering(settings: Settings) -> AsyncIterator[Reader]:
+    """The agent that runs on the state folder, or one started here for the time of the block."""
+    from edge.bootstrap import state_folder
+
+    config = settings.config()
+    async with running_agent(state_folder(config)) as remote:
+        if remote is not None:
+            if settings.model or settings.coordinator:
+                raise UsageError(
+                    f"an agent is running at {remote.url} with its own settings", hint="leave out --model and --coordinator"
+                )
+            yield remote
+            return
+    async with _own_agent(settings) as reader:
+        yield reader
+
+
+@asynccontextmanager
+async def _own_agent(settings: Settings) -> AsyncIterator[Reader]:
+    from edge.bootstrap import build_agent
+    from edge.console import ProblemLines
+    from edge.serve.agent_answers import AgentAnswers
+
+    class OwnAgent:
+        def __init__(self, answers: AgentAnswers) -> None:
+            self._answers = answers
+
+        def read(self, question: Question) -> Reading:
+            return read_answer(self._answers.answer(question))
+
+    async with build_agent(settings.config(), ProblemLines(sys.stderr)) as agent:
+        yield OwnAgent(AgentAnswers(agent))
+
+
+async def ask_and_show(reader: Reader, messages: Sequence[Message], mode: str | None, screen: Screen) -> Answer:
+    """Ask, and show the answer on the screen as it comes. Raises EdgeError."""
+    answer = Answer()
+    question = Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode))
+    async with aclosing(reader.read(question)) as events:
+        async for event in events:
+            if isinstance(event, AnswerNote):
+                answer.note = event
+            else:
+                _append(answer, event)
+                screen.show(event)
+    screen.finish(answer)
+    if not answer.note.id:
+        raise EdgeError("the answer was cut off")
+    return answer
+
+
+def _append(answer: Answer, event: ChannelText) -> None:
+    if event.channel == "reasoning":
+        answer.reasoning += event.text
+    else:
+        answer.content += event.text
+
+
+class Screen:
+    """Where an answer is shown; this one shows nothing."""
+
+    def show(self, event: ChannelText) -> None:
+        """A piece has come."""
+
+    def finish(self, answer: Answer) -> None:
+        """The answer is complete."""
+
+
+class Pipe(Screen):
+    """For other programs: the answer alone, at the end, after the reasoning if that is wanted."""
+
+    def __init__(self, *, full: bool) -> None:
+        self._full = full
+
+    def finish(self, answer: Answer) -> None:
+        """Print it."""
+        if self._full and answer.reasoning.strip():
+            print(answer.reasoning.strip())
+        print(answer.final, flush=True)
+
+
+class Terminal(Screen):
+    """For a person: everything as it comes, the reasoning dim. A boxed answer is shown at the end, without its box."""
+
+    def __init__(self) -> None:
+        self._content = ""
+        self._shown = 0
+        self._dim = False
+        self._began = False
+
+    def show(self, event: ChannelText) -> None:
+        """Paint the piece."""
+        if event.channel == "reasoning":
+            self._paint(event.text, dim=True)
+            return
+        self._content += event.text
+        if not _may_be_boxed(self._content):
+            self._paint(self._content[self._shown :], dim=False)
+            self._shown = len(self._content)
+
+    def finish(self, answer: Answer) -> None:
+        """Paint what was held back."""
+        self._paint("" if self._shown else answer.final, dim=False)
+        print(flush=True)
+
+    def _paint(self, text: str, *, dim: bool) -> None:
+        if dim != self._dim:
+            self._dim = dim
+            gap = "\n" if self._began and not dim else ""
+            sys.stdout.write(_DIM if dim else _PLAIN + gap)
+        self._began = self._began or bool(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def screen_for_stdout(*, full: bool = False, nothing: bool = False) -> Screen:
+    """The screen that fits where stdout goes."""
+    if nothing:
+        return Screen()
+    return Terminal() if sys.stdout.isatty() else Pipe(full=full)
+
+
+def _may_be_boxed(content: str) -> bool:
+    return content.startswith("\\boxed{") or "\\boxed{".startswith(content)

@@ -1,0 +1,207 @@
+"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; changes nothing.
+
+A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edge.cli.saying import print_json
+from edge.core.errors import EdgeError
+
+if TYPE_CHECKING:
+    from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
+
+_EXTRAS = {
+    "agent": (("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp"), "fail"),
+    "train": (("torch", "peft", "safetensors"), "warn"),
+    "figures": (("matplotlib",), "warn"),
+}
+_NEEDED_GIB, _FREE_GIB = 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    text: str
+    hint: str = ""
+
+
+def doctor(settings: Settings, *, as_json: bool) -> int:
+    """Run every check; 1 when one of them failed."""
+    findings = list(examine(settings, say=None if as_json else _print_finding))
+    if as_json:
+        print_json({"ok": not _failed(findings), "checks": [asdict(finding) for finding in findings]})
+    return int(_failed(findings))
+
+
+def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Iterator[Finding]:
+    """Findings one by one, each said as it comes."""
+    for finding in _findings(settings):
+        if say is not None:
+            say(finding)
+        yield finding
+
+
+def _findings(settings: Settings) -> Iterator[Finding]:
+    yield check_python()
+    yield from (check_extra(name) for name in _EXTRAS)
+    yield check_cores()
+    yield check_memory()
+    try:
+        config = settings.config()
+    except EdgeError as error:
+        yield Finding("configuration", "fail", str(error), error.hint)
+        return
+    yield Finding("configuration", "ok", str(settings.file or "defaults"))
+    yield from check_models(config)
+    yield check_sandbox()
+    yield check_state(config)
+    yield check_coordinator(config)
+
+
+def check_python() -> Finding:
+    """Version and build."""
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < (3, 11):
+        return Finding("python", "fail", text, "Python 3.11 or newer is needed")
+    return Finding("python", "ok", text)
+
+
+def check_extra(name: str) -> Finding:
+    """Whether the packages of a part are there; they are looked up, not imported."""
+    packages, severity = _EXTRAS[name]
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if not missing:
+        return Finding(name, "ok", "installed")
+    extra = "train" if name == "figures" else name
+    state: Literal["warn", "fail"] = "fail" if severity == "fail" else "warn"
+    return Finding(name, state, f"missing: {', '.join(missing)}", f"pip install 'edge-agent[{extra}]'")
+
+
+def check_cores() -> Finding:
+    """Cores this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if usable < 2:
+        return Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
+    return Finding("cores", "ok", f"{usable} cores")
+
+
+def check_memory() -> Finding:
+    """Free memory."""
+    if importlib.util.find_spec("psutil") is None:
+        return Finding("memory", "warn", "unknown (psutil is not installed)")
+    import psutil
+
+    memory = psutil.virtual_memory()
+    free, whole = memory.available / 2**30, memory.total / 2**30
+    text = f"{free:.1f} GiB free of {whole:.1f} GiB"
+    if free < _NEEDED_GIB:
+        return Finding("memory", "warn", text, "learning with the bundled model wants about 1 GiB")
+    return Finding("memory", "ok", text)
+
+
+def check_models(config: AgentConfig) -> Iterator[Finding]:
+    """The model that answers, and the bundled one behind an embedded coordinator, each loaded for real."""
+    yield _check_model("model", config.model.path)
+    embedded = config.coordinator.embedded
+    if config.coordinator.address is None and embedded.upstream == "bundled":
+        yield _check_model("cloud model", embedded.model)
+
+
+def _check_model(name: str, path: str) -> Finding:
+    try:
+        text = _loaded(path)
+    except ImportError as error:
+        return Finding(name, "fail", f"{path}: cannot be loaded without {error.name}", "pip install 'edge-agent[agent]'")
+    except EdgeError as error:
+        return Finding(name, "fail", str(error), error.hint)
+    return Finding(name, "ok", text)
+
+
+def _loaded(path: str) -> str:
+    """Load the vocabulary and header with llama.cpp. Raises ModelFileError."""
+    from edge.models.registry import model_file
+
+    file = model_file(path)
+    return f"{file.name}, {file.stat().st_size / 2**20:.1f} MiB"
+
+
+def check_sandbox() -> Finding:
+    """Whether programs written by a model can be isolated; only the `code` tasks need it."""
+    if sys.platform == "darwin" and shutil.which("sandbox-exec"):
+        return Finding("sandbox", "ok", "sandbox-exec")
+    if shutil.which("bwrap"):
+        return Finding("sandbox", "ok", "bubblewrap")
+    return Finding("sandbox", "warn", "no isolation found", "install bubblewrap to learn from code tasks")
+
+
+def check_state(config: AgentConfig) -> Finding:
+    """Whether the state folder can be written, has room, and is free."""
+    from edge.bootstrap import state_folder
+
+    folder = state_folder(config)
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(place, os.W_OK):
+        return Finding("state folder", "fail", f"{folder} cannot be written", "choose another with --state")
+    free = shutil.disk_usage(place).free / 2**30
+    if free < _FREE_GIB:
+        return Finding("state folder", "warn", f"{folder}: only {free:.2f} GiB free on this disk")
+    return Finding("state folder", "ok", f"{folder}, {free:.0f} GiB free{_in_use(folder)}")
+
+
+def _in_use(folder: Path) -> str:
+    from edge.cli.running import running_agent
+
+    async def url() -> str:
+        async with running_agent(folder) as remote:
+            return f", in use by the agent at {remote.url}" if remote else ""
+
+    return asyncio.run(url()) if (folder / "endpoint.json").is_file() else ""
+
+
+def check_coordinator(config: AgentConfig) -> Finding:
+    """Whether the coordinator answers; an embedded one is only started by an agent."""
+    address = config.coordinator.address
+    if address is None:
+        if importlib.util.find_spec("coordinator") is None:
+            return Finding("coordinator", "fail", "the coordinator package is missing", "pip install 'edge-agent[coordinator]'")
+        return Finding("coordinator", "ok", "embedded, started with the agent")
+    try:
+        asyncio.run(_reach(address, min(config.coordinator.control_deadline_s, 3.0)))
+    except EdgeError as error:
+        return Finding("coordinator", "warn", f"{address}: {error}", error.hint or "the agent will answer locally")
+    return Finding("coordinator", "ok", f"{address} answers")
+
+
+async def _reach(address: str, deadline_s: float) -> None:
+    from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+
+    client = GrpcCoordinatorClient(address, device_id="doctor", policy=ClientPolicy(control_deadline_s=deadline_s, max_retries=0))
+    try:
+        await client.get_budget("doctor")
+    finally:
+        await client.aclose()
+
+
+def _failed(findings: list[Finding]) -> bool:
+    return any(finding.state == "fail" for finding in findings)
+
+
+def _print_finding(finding: Finding) -> None:
+    hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
+    print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)

@@ -1,0 +1,89 @@
+"""`edge-agent run`: serve and learn until Ctrl-C, or for some steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge.bootstrap import build_agent, state_folder
+from edge.cli.running import announced
+from edge.cli.shell import INTERRUPTED
+from edge.cli.stopping import stop_on_signals
+from edge.config.schema import AgentConfig
+from edge.console import Console, open_console
+from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge.agent.agent import Agent
+    from edge.cli.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What this run does: how many steps (None: no end), and which of its two jobs."""
+
+    steps: int | None
+    learn: bool
+    serve: bool
+    json: bool
+
+
+def run(settings: Settings, options: RunOptions) -> int:
+    """Serve and learn; 0 when it ended as asked."""
+    if not (options.learn or options.serve):
+        raise UsageError("--no-learn and --no-serve together leave nothing to do")
+    config = settings.config()
+    try:
+        asyncio.run(_run(config, options))
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    return 0
+
+
+async def _run(config: AgentConfig, options: RunOptions) -> None:
+    with open_console(SystemClock(), json_lines=options.json, max_steps=options.steps) as console:
+        console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
+        async with build_agent(config, console.sink) as agent:
+            stop = asyncio.Event()
+            with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
+                if options.serve:
+                    async with _endpoint(agent, config, console):
+                        await _work(agent, config, options, stop)
+                else:
+                    await _work(agent, config, options, stop)
+
+
+def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
+    console.say("stopping after the work in progress; Ctrl-C again stops at once")
+    agent.request_stop()
+    stop.set()
+
+
+async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: asyncio.Event) -> None:
+    """Learn while serving; with a number of steps, end when they are done."""
+    if options.learn and config.learning.enabled:
+        await agent.learn(options.steps)
+        if options.steps is not None or not options.serve:
+            return
+    await stop.wait()
+
+
+@asynccontextmanager
+async def _endpoint(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
+    from edge.serve.agent_answers import AgentAnswers
+    from edge.serve.endpoint import build_app
+    from edge.serve.server import is_loopback, serving
+
+    if not is_loopback(config.serve.host):
+        raise UsageError(
+            f"serve.host {config.serve.host} is not a loopback address", hint="the endpoint has no users or passwords"
+        )
+    app = build_app(AgentAnswers(agent), SystemClock())
+    async with serving(app, config.serve.host, config.serve.port) as url:
+        with announced(state_folder(config), url):
+            console.say(f"chat at {url}/ · OpenAI-compatible at {url}/v1 · Ctrl-C stops")
+            yield

@@ -1,0 +1,140 @@
+"""Finding an agent that already runs on a state folder, and talking to it. Knows the endpoint file and our HTTP routes.
+
+`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why` and `budget` use the agent that is there instead of
+failing at its lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.core.errors import CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.serve.ports import AnswerNote, Question
+from edge.serve.reasoning import ChannelText, Reading
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_FILE = "endpoint.json"
+_MODELS = {"local-only": "edge-local", "cloud-only": "edge-cloud"}
+_PROBE_S = 2.0
+
+
+@contextmanager
+def announced(state: Path, url: str) -> Iterator[None]:
+    """Let other commands find the endpoint while the block runs."""
+    file = state / _FILE
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"url": url}), encoding="utf-8")
+    temporary.replace(file)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
+    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed."""
+    url = _announced_url(state)
+    if url is None:
+        yield None
+        return
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session:
+        remote = RemoteAgent(session, url)
+        yield remote if await remote.answers_at_all() else None
+
+
+class RemoteAgent:
+    """A running agent behind its HTTP endpoint."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self.url = url
+
+    async def answers_at_all(self) -> bool:
+        """Whether an endpoint of ours is there."""
+        import aiohttp
+
+        try:
+            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(_PROBE_S)) as reply:
+                return reply.status == 200 and (await reply.json()).get("status") == "ok"
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
+            return False
+
+    async def read(self, question: Question) -> Reading:
+        """Stream one answer by channel, then its note."""
+        import aiohttp
+
+        body = {
+            "model": _MODELS.get(question.mode or "", "edge"),
+            "messages": [{"role": message.role, "content": message.content} for message in question.messages],
+            "stream": True,
+        }
+        limits = aiohttp.ClientTimeout(total=None)
+        try:
+            async with self._session.post(f"{self.url}/v1/chat/completions", json=body, timeout=limits) as reply:
+                await _raise_for(reply)
+                async for line in reply.content:
+                    for event in _events_of(line):
+                        yield event
+        except aiohttp.ClientError as error:
+            raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+
+    async def get(self, path: str) -> Mapping[str, Any]:
+        """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
+        import aiohttp
+
+        try:
+            async with self._session.get(self.url + path) as reply:
+                await _raise_for(reply)
+                value: Mapping[str, Any] = await reply.json()
+                return value
+        except aiohttp.ClientError as error:
+            raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+
+
+def _announced_url(state: Path) -> str | None:
+    try:
+        url = json.loads((state / _FILE).read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return url if isinstance(url, str) and url.startswith("http://") else None
+
+
+async def _raise_for(reply: aiohttp.ClientResponse) -> None:
+    if reply.status < 400:
+        return
+    try:
+        error = (await reply.json())["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"message": f"HTTP {reply.status}"}
+    raise _error_of(reply.status, str(error.get("message")))
+
+
+def _error_of(status: int, message: str) -> EdgeError:
+    kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
+    return kinds.get(status, EdgeError)(message)
+
+
+def _events_of(line: bytes) -> Iterator[ChannelText | AnswerNote]:
+    """Text and note of one line of the event stream. Raises EdgeError for an error that came in the stream."""
+    if not line.startswith(b"data: {"):
+        return
+    value = json.loads(line.removeprefix(b"data: "))
+    if "error" in value:
+        raise EdgeError(str(value["error"].get("message")))
+    for choice in value.get("choices", ()):
+        for field, channel in (("reasoning_content", "reasoning"), ("content", "content")):
+            if choice["delta"].get(field):
+                yield ChannelText(channel, choice["delta"][field])
+    if "edge" in value:
+        known = {field.name for field in fields(AnswerNote)}
+        yield AnswerNote(**{name: item for name, item in value["edge"].items() if name in known})

@@ -1,0 +1,70 @@
+"""Sentences of the commands' results. Knows notes and records; knows nothing of where they are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from edge.console import dollars
+from edge.serve.ports import AnswerNote
+
+_SOURCES = {
+    "local": "answered locally",
+    "cloud": "answered with help",
+    "local-fallback": "answered locally without the help it asked for",
+}
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(value, ensure_ascii=False, indent=None if isinstance(value, list) else 2))
+
+
+def print_line(line: str) -> None:
+    """One line on stderr: what is about the result, not the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def source_line(note: AnswerNote) -> str:
+    """Where an answer came from, in one line."""
+    parts = [_SOURCES.get(note.source, note.source)]
+    if note.reason:
+        parts[0] += f" ({note.reason})"
+    if note.help_log_odds is not None:
+        parts.append(f"help log-odds {note.help_log_odds:+.2f}")
+    if note.dual is not None:
+        parts.append(f"λ {note.dual:.3f}")
+    if note.spend_uusd:
+        parts.append(dollars(note.spend_uusd))
+    if note.calls_left is not None:
+        parts.append(f"{note.calls_left} calls left")
+    return " · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"])
+
+
+def why_lines(record: Mapping[str, Any]) -> list[str]:
+    """A stored answer explained."""
+    shown = {
+        "answer": record.get("final") or record.get("text"),
+        "source": _SOURCES.get(str(record.get("source")), record.get("source")),
+        "reason": record.get("reason"),
+        "help log-odds": _number(record.get("help_log_odds"), "no decision was reached"),
+        "price λ": _number(record.get("dual"), "not known"),
+        "calls left": _number(record.get("calls_left"), "no limit known"),
+        "charged": dollars(int(record.get("charged_uusd") or 0)),
+        "model": record.get("model"),
+        "cloud model": record.get("cloud_model"),
+        "adapter": record.get("adapter_version"),
+        "own attempt": record.get("local_text"),
+        "cloud said": record.get("cloud_text"),
+    }
+    return [f"{name + ':':<15} {_indented(value)}" for name, value in shown.items() if value not in (None, "")]
+
+
+def _number(value: Any, otherwise: str) -> str:
+    return otherwise if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _indented(value: Any) -> str:
+    return str(value).strip().replace("\n", "\n" + " " * 16)
