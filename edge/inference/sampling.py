@@ -30,11 +30,14 @@ class RowSampler:
         blocks = -(-vocab_size // self._block)
         self._mass = np.zeros((max_rows, blocks * self._block), dtype=np.float32)
 
-    def sample(self, logits_RV: Floats, temperatures_R: Doubles, uniforms_R: Doubles) -> tuple[Ids, Doubles]:
+    def sample(
+        self, logits_RV: Floats, temperatures_R: Doubles, uniforms_R: Doubles, forced_R: Ids | None = None
+    ) -> tuple[Ids, Doubles]:
         """Ids [R] and their log-probabilities [R] (nats, temperature 1).
 
-        Temperature 0 is the arg max (first of equals). `uniforms_R` in [0, 1) is not read where the temperature is 0. A logit of
-        -inf is never drawn; a row whose logits are all -inf or hold a nan raises FloatingPointError.
+        Temperature 0 is the arg max (first of equals). `uniforms_R` in [0, 1) is not read where the temperature is 0. Where
+        `forced_R` is not negative that id is taken instead of a drawn one. A logit of -inf is never drawn; a row whose logits are
+        all -inf or hold a nan raises FloatingPointError.
         """
         peak_R = logits_RV.max(axis=1)
         if not np.isfinite(peak_R).all():
@@ -47,6 +50,8 @@ class RowSampler:
         else:
             ids_R = self._draw(mass_RV, sums_RB, uniforms_R)
             self._draw_other_temperatures(ids_R, logits_RV, peak_R, temperatures_R, uniforms_R)
+        if forced_R is not None:
+            ids_R = np.where(forced_R >= 0, forced_R, ids_R)
         chosen_R = logits_RV[np.arange(len(ids_R)), ids_R].astype(np.float64)
         return ids_R, chosen_R - peak_R - log_total_R
 

@@ -1,0 +1,338 @@
+"""Continuous batching. Knows requests, rows and when a response ends; knows nothing of threads, templates or llama.cpp's API.
+
+One *request* is one prompt with G seeds. Its prompt is decoded once, alone; its responses start from copies of that row and are
+advanced one token at a time together with everybody else's. Active rows are always rows 0..R-1 of the engine: a row that ends is
+refilled from the most urgent waiting request, or else takes over the last row. `step` is one slice of work: one prompt or one decode.
+"""
+
+from __future__ import annotations
+
+import codecs
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.core.rng import stream
+from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling
+from edge.core.worker import Priority
+from edge.inference.decisions import HelpTokens, ResponseFollower
+from edge.inference.sampling import Floats, RowSampler, log_odds_of
+
+
+class Engine(Protocol):
+    """The rows that the batcher drives (llama_engine.LlamaEngine)."""
+
+    rows: int
+    n_ctx: int
+    vocab_size: int
+
+    def prefill(self, row: int, ids: list[int]) -> Floats:
+        """Put a prompt into a row; logits [V] behind it."""
+        ...
+
+    def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
+        """One more token in each of rows 0..R-1; logits [R, V], valid until the next call, may be overwritten."""
+        ...
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of a row."""
+        ...
+
+
+class TokenTable(Protocol):
+    """What the batcher needs of a vocabulary (gguf_model.Vocabulary)."""
+
+    pieces: list[bytes]
+    texts: list[str]
+    ends: list[bool]
+
+
+class Request:
+    """One prompt with its seeds. `future` resolves to the PromptGroup; cancel it to withdraw the request.
+
+    `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
+    sampled: these ids are fed and their log-probabilities recorded.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        priority: Priority,
+        *,
+        prefix: str = "",
+        on_text: Callable[[str], None] | None = None,
+        forced_ids: Sequence[int] = (),
+    ) -> None:
+        self.prompt_ids = list(prompt_ids)
+        self.sampling = sampling
+        self.seeds = tuple(seeds)
+        self.priority = priority
+        self.prefix = prefix
+        self.on_text = on_text
+        self.forced_ids = tuple(forced_ids)
+        self.future: Future[PromptGroup] = Future()
+        self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
+        self.started = 0
+        self.prompt_logits: Floats | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """True while responses are left to start."""
+        return self.started < len(self.seeds)
+
+    @property
+    def over(self) -> bool:
+        """True when it was withdrawn, failed, or completed."""
+        return self.future.done()
+
+    def finish_one(self, index: int, response: LocalResponse) -> None:
+        """Record a response; resolves the future with the last one."""
+        self.responses[index] = response
+        done = [response for response in self.responses if response is not None]
+        if len(done) == len(self.seeds) and self.future.set_running_or_notify_cancel():
+            self.future.set_result(PromptGroup(tuple(self.prompt_ids), tuple(done)))
+
+
+class _Sequence:
+    """One response in progress."""
+
+    __slots__ = (
+        "decoder",
+        "follower",
+        "help_log_odds",
+        "index",
+        "limit",
+        "logprobs",
+        "pieces",
+        "request",
+        "token_ids",
+        "uniform",
+        "version",
+    )
+
+    def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
+        self.request = request
+        self.index = index
+        self.version = version
+        self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
+        self.uniform = stream(request.seeds[index], "sample").random
+        self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.pieces: list[bytes] = []
+        self.help_log_odds: float | None = None
+
+    @property
+    def position(self) -> int:
+        """Where the last token goes in the row."""
+        return len(self.request.prompt_ids) + len(self.token_ids) - 1
+
+    @property
+    def forced(self) -> int:
+        """The id to take next, -1 when it is to be sampled."""
+        forced = self.request.forced_ids
+        return forced[len(self.token_ids)] if forced else -1
+
+    def finish_reason(self, ends: bool) -> FinishReason | None:
+        """Why the response is over after its last token, or None."""
+        if ends and not self.request.forced_ids:
+            return FinishReason.EOS
+        if self.follower.steps_over and not self.request.forced_ids:
+            return FinishReason.STEP_LIMIT
+        return FinishReason.LENGTH if len(self.token_ids) >= self.limit else None
+
+    def response(self, finish: FinishReason) -> LocalResponse:
+        """The finished response."""
+        text = b"".join(self.pieces).decode("utf-8", "replace")
+        return LocalResponse(text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds)
+
+
+class Batcher:
+    """Drives an engine. All methods but `add` must be called on the engine's thread.
+
+    At most `rollout_rows` rows are given to requests below serving priority; the engine's other rows are kept for serving.
+    """
+
+    def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
+        self.adapter_version = 0
+        self.hold = False
+        self._engine = engine
+        self._tokens = tokens
+        self._rollout_rows = rollout_rows
+        self._help = HelpTokens(tokens.texts)
+        self._help_ids = {key: np.array(ids, dtype=np.intp) for key, ids in self._help.starts.items()}
+        self._sampler = RowSampler(engine.vocab_size, engine.rows)
+        self._inbox: deque[Request] = deque()
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._ticket = itertools.count()
+        self._active: list[_Sequence] = []
+        self._prompt_in_row: list[Request | None] = [None] * engine.rows
+
+    def add(self, request: Request) -> None:
+        """Queue a request, from any thread."""
+        self._inbox.append(request)
+
+    def has_work(self, priority: Priority) -> bool:
+        """True while a request of this priority or a more urgent one can be advanced by `step`."""
+        self._take_in()
+        if any(sequence.request.priority <= priority for sequence in self._active):
+            return True
+        return any(request.priority <= priority and self._may_start(request) for _, _, request in self._waiting)
+
+    def step(self) -> None:
+        """One slice: decode one prompt and start its responses, or advance all rows by one token."""
+        self._take_in()
+        self._drop_withdrawn()
+        if self._start_next():
+            return
+        if self._active:
+            self._advance()
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with this error."""
+        self._take_in()
+        requests = {*(sequence.request for sequence in self._active), *(request for _, _, request in self._waiting)}
+        self._active.clear()
+        self._waiting.clear()
+        for request in requests:
+            if not request.over and request.future.set_running_or_notify_cancel():
+                request.future.set_exception(error)
+
+    def forget_prompts(self) -> None:
+        """What rows hold is void (another adapter is in use); waiting requests decode their prompts again."""
+        self._prompt_in_row = [None] * self._engine.rows
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            request = self._inbox.popleft()
+            heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
+
+    def _drop_withdrawn(self) -> None:
+        """Free what cancelled requests hold."""
+        while self._waiting and self._waiting[0][2].over:
+            heapq.heappop(self._waiting)
+        self._close_gaps([sequence.request.over for sequence in self._active])
+
+    def _start_next(self) -> bool:
+        """Start responses of the most urgent waiting request at the end of the batch; True when its prompt was decoded for it."""
+        request = self._next_request(len(self._active))
+        if request is None:
+            return False
+        decoded = False
+        if request not in self._prompt_in_row:
+            row = len(self._active)
+            request.prompt_logits = self._engine.prefill(row, request.prompt_ids)
+            self._prompt_in_row[row] = request
+            decoded = True
+        while self._next_request(len(self._active)) is request:
+            self._start_one(request, len(self._active))
+        return decoded
+
+    def _next_request(self, busy_rows: int) -> Request | None:
+        """The most urgent request with a response to start, if a row would be left for it beside this many busy ones."""
+        while self._waiting and not (self._waiting[0][2].waiting and not self._waiting[0][2].over):
+            heapq.heappop(self._waiting)
+        for _, _, request in sorted(self._waiting) if self.hold else self._waiting[:1]:
+            if self._may_start(request) and busy_rows < self._rows_for(request):
+                return request
+        return None
+
+    def _may_start(self, request: Request) -> bool:
+        """True when it has responses to start; while on hold, only those of requests that have begun."""
+        return request.waiting and not request.over and (request.started > 0 or not self.hold)
+
+    def _rows_for(self, request: Request) -> int:
+        return self._engine.rows if request.priority <= Priority.SERVING else self._rollout_rows
+
+    def _start_one(self, request: Request, row: int) -> bool:
+        """Sample a response's first token and put it into a row; False when that token ended it already."""
+        assert request.prompt_logits is not None
+        room = self._engine.n_ctx - len(request.prompt_ids)
+        sequence = _Sequence(request, request.started, self._help, room, self.adapter_version)
+        request.started += 1
+        if self._sample([sequence], request.prompt_logits[None].copy())[0]:
+            return False
+        source = row if self._prompt_in_row[row] is request else self._prompt_in_row.index(request)
+        self._engine.fork(source, row, len(request.prompt_ids))
+        self._prompt_in_row[row] = request
+        self._active[row : row + 1] = [sequence]
+        return True
+
+    def _advance(self) -> None:
+        tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
+        positions = np.array([sequence.position for sequence in self._active], dtype=np.int32)
+        logits_RV = self._engine.decode(tokens, positions)
+        self._close_gaps(self._sample(self._active, logits_RV))
+
+    def _close_gaps(self, over: Sequence[bool]) -> None:
+        """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
+        for row in [row for row, ended in enumerate(over) if ended][::-1]:
+            if self._refill(row):
+                continue
+            last = len(self._active) - 1
+            moved = self._active.pop()
+            if row != last:
+                self._engine.fork(last, row, moved.position)
+                self._active[row] = moved
+                self._prompt_in_row[row] = self._prompt_in_row[last]
+
+    def _refill(self, row: int) -> bool:
+        """Start a response whose prompt is at hand in a row that just ended; False when there is none."""
+        while True:
+            request = self._next_request(len(self._active) - 1)
+            if request is None or request not in self._prompt_in_row:
+                return False
+            if self._start_one(request, row):
+                return True
+
+    def _sample(self, sequences: Sequence[_Sequence], logits_RV: Floats) -> list[bool]:
+        """Take the next token of each sequence; true where that ended it."""
+        for sequence, logits_V in zip(sequences, logits_RV, strict=True):
+            if sequence.follower.pending is not None:
+                self._steer(sequence, logits_V)
+        temperatures = np.array([sequence.request.sampling.temperature for sequence in sequences])
+        uniforms = np.array([sequence.uniform() for sequence in sequences])
+        forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
+        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced)
+        return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
+
+    def _steer(self, sequence: _Sequence, logits_V: Floats) -> None:
+        """Record and bias the decision to ask for help, in place."""
+        key = sequence.follower.pending or ""
+        starts = self._help_ids[key]
+        if key == "" and sequence.help_log_odds is None:
+            sequence.help_log_odds = log_odds_of(logits_V, starts)
+        if sequence.request.sampling.suppress_help:
+            logits_V[starts] = -np.inf
+        elif sequence.request.sampling.help_bias:
+            logits_V[starts] += np.float32(sequence.request.sampling.help_bias)
+
+    def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
+        """Append a token to its response; true when the response is over."""
+        piece = self._tokens.pieces[token]
+        sequence.token_ids.append(token)
+        sequence.logprobs.append(logprob)
+        sequence.pieces.append(piece)
+        sequence.follower.add(token, self._tokens.texts[token])
+        finish = sequence.finish_reason(self._tokens.ends[token])
+        if sequence.request.on_text is not None:
+            self._tell(sequence, piece, finish is not None)
+        if finish is None:
+            return False
+        sequence.request.finish_one(sequence.index, sequence.response(finish))
+        return True
+
+    @staticmethod
+    def _tell(sequence: _Sequence, piece: bytes, last: bool) -> None:
+        text = sequence.decoder.decode(piece, last)
+        if text and sequence.request.on_text is not None:
+            sequence.request.on_text(text)

@@ -1,0 +1,120 @@
+"""From messages to prompt ids through the model's own chat template. Knows jinja2 and control tokens; knows nothing of engines.
+
+Injection: only the template may write control tokens. Every control token spelled out in a message (`<|im_end|>` in a user's text) is
+masked while the template is rendered, so that the search for control tokens cannot find it, and is tokenised as the plain text
+it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edge.core.errors import EdgeError, ModelFileError
+from edge.core.types import Message
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Used for models that know ChatML's control tokens and carry no template."""
+
+_PRIVATE_USE = range(0xE000, 0xF900)
+
+
+class Tokeniser(Protocol):
+    """What rendering needs of a vocabulary (gguf_model.Vocabulary)."""
+
+    control_ids: dict[str, int]
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning-of-text token or -1."""
+        ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """True when prompts start with `bos`."""
+        ...
+
+    def tokenise(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        ...
+
+
+class ChatTemplate:
+    """The chat template of one model. `special_texts` are the template's variables such as `bos_token`."""
+
+    def __init__(self, source: str, tokeniser: Tokeniser, special_texts: Mapping[str, str]) -> None:
+        self._tokeniser = tokeniser
+        self._special_texts = dict(special_texts)
+        self._control = _any_of(tokeniser.control_ids)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source or self._fallback())
+        except TemplateError as error:
+            raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
+
+    def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> list[int]:
+        """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has said already."""
+        masks = self._masks([message.content for message in messages] + [prefix])
+        text = self._render(messages, masks) + self._masked(prefix, masks)
+        ids = self._tokenise(text, {masked: plain for plain, masked in masks.items()})
+        if self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]:
+            ids.insert(0, self._tokeniser.bos)
+        return ids
+
+    def _fallback(self) -> str:
+        if "<|im_start|>" in self._tokeniser.control_ids and "<|im_end|>" in self._tokeniser.control_ids:
+            return CHATML
+        raise ModelFileError("the model file holds no chat template", hint="use an instruct model whose GGUF carries one")
+
+    def _masks(self, texts: Sequence[str]) -> dict[str, str]:
+        """A private-use character for each first letter of a control token, none of which occurs in the texts."""
+        taken = set("".join(texts))
+        spare = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+        return {letter: next(spare) for letter in sorted({text[0] for text in self._tokeniser.control_ids})}
+
+    def _masked(self, text: str, masks: Mapping[str, str]) -> str:
+        if self._control is None:
+            return text
+        return self._control.sub(lambda found: masks[found.group()[0]] + found.group()[1:], text)
+
+    def _render(self, messages: Sequence[Message], masks: Mapping[str, str]) -> str:
+        turns = [{"role": message.role, "content": self._masked(message.content, masks)} for message in messages]
+        try:
+            return self._template.render(messages=turns, add_generation_prompt=True, **self._special_texts)
+        except TemplateError as error:
+            raise EdgeError(f"the model's chat template refused the conversation: {_one_line(error)}") from error
+
+    def _tokenise(self, text: str, unmasks: Mapping[str, str]) -> list[int]:
+        unmask = str.maketrans(dict(unmasks))
+        ids: list[int] = []
+        start = 0
+        for found in self._control.finditer(text) if self._control else ():
+            ids += self._plain(text[start : found.start()].translate(unmask))
+            ids.append(self._tokeniser.control_ids[found.group()])
+            start = found.end()
+        return ids + self._plain(text[start:].translate(unmask))
+
+    def _plain(self, text: str) -> list[int]:
+        return self._tokeniser.tokenise(text) if text else []
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of the texts, the longest first; None when there are none."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(re.escape(text) for text in longest_first)) if longest_first else None
+
+
+def _refuse(message: Any = "") -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

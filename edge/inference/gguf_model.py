@@ -1,0 +1,201 @@
+"""A loaded GGUF model and its vocabulary. Knows llama.cpp's loader and tokenizer; knows nothing of contexts, rows or requests.
+
+Errors: ModelFileError with one line for a file that is missing, not a GGUF, cut short, or of an architecture llama.cpp lacks.
+llama.cpp's own messages are kept (the last error goes into ours) instead of being printed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from edge.core.errors import ModelFileError
+
+GGUF_MAGIC = b"GGUF"
+_ERROR_LEVEL = 4
+_CONTINUED_LEVEL = 5
+_RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+class EngineLog:
+    """Collects what llama.cpp would print to stderr; the library has one log per process, so there is one of these."""
+
+    def __init__(self) -> None:
+        self._errors: deque[str] = deque(maxlen=8)
+        self._level = 0
+        self._callback = llama_cpp.llama_log_callback(self._take)
+
+    def install(self) -> None:
+        """Route llama.cpp's messages here from now on."""
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def forget(self) -> None:
+        """Drop what was collected, before an operation whose errors matter."""
+        self._errors.clear()
+
+    def last_error(self) -> str:
+        """The most telling error line since `forget`: the first one, without llama.cpp's function names; "" when there is none."""
+        if not self._errors:
+            return ""
+        return self._errors[0].strip().partition(": ")[2] or self._errors[0].strip()
+
+    def _take(self, level: int, text: bytes, _data: Any) -> None:
+        self._level = self._level if level == _CONTINUED_LEVEL else level
+        if self._level == _ERROR_LEVEL and text.strip():
+            self._errors.append(text.decode("utf-8", "replace").strip())
+
+
+ENGINE_LOG = EngineLog()
+
+
+class GgufModel:
+    """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary."""
+
+    def __init__(self, path: Path, *, n_gpu_layers: int = 0) -> None:
+        check_gguf_file(path)
+        ENGINE_LOG.install()
+        ENGINE_LOG.forget()
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        self.path = path
+        self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.handle:
+            raise _load_failure(path)
+        if not llama_cpp.llama_model_has_decoder(self.handle) or llama_cpp.llama_model_is_recurrent(self.handle):
+            self.close()
+            raise ModelFileError(
+                f"{path}: not a decoder-only transformer", hint="use a Qwen2-, Qwen3- or Llama-architecture GGUF"
+            )
+        self.vocabulary = Vocabulary(self.handle)
+
+    def metadata(self, key: str) -> str:
+        """A metadata value as text, "" when absent."""
+        size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), ctypes.create_string_buffer(1), 1)
+        if size < 0:
+            return ""
+        buffer = ctypes.create_string_buffer(size + 1)
+        llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return int(llama_cpp.llama_model_n_params(self.handle))
+
+    @property
+    def trained_context_tokens(self) -> int:
+        """Context length the model was trained for."""
+        return int(llama_cpp.llama_model_n_ctx_train(self.handle))
+
+    def close(self) -> None:
+        """Free the weights. Safe to call twice."""
+        if self.handle:
+            llama_cpp.llama_model_free(self.handle)
+            self.handle = None
+
+
+class Vocabulary:
+    """Token ids, their bytes, and the tokenizer. Tables are built once, so that a piece costs one list look-up."""
+
+    def __init__(self, model_handle: Any) -> None:
+        self.handle = llama_cpp.llama_model_get_vocab(model_handle)
+        if llama_cpp.llama_vocab_type(self.handle) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelFileError("the model file holds no tokenizer", hint="use a GGUF that was converted with its tokenizer")
+        self.size = int(llama_cpp.llama_vocab_n_tokens(self.handle))
+        controls = [token for token in range(self.size) if self._is_control(token)]
+        self.control_ids = {self._raw_piece(token, special=True).decode("utf-8", "replace"): token for token in controls}
+        self.control_ids.pop("", None)
+        self.ends = [bool(llama_cpp.llama_vocab_is_eog(self.handle, token)) for token in range(self.size)]
+        self.pieces = self._pieces({*controls, *(token for token in range(self.size) if self.ends[token])})
+        self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning-of-text token, -1 when there is none."""
+        return int(llama_cpp.llama_vocab_bos(self.handle))
+
+    @property
+    def eos(self) -> int:
+        """Id of the end-of-text token, -1 when there is none."""
+        return int(llama_cpp.llama_vocab_eos(self.handle))
+
+    @property
+    def adds_bos(self) -> bool:
+        """True when every prompt of this model starts with `bos`."""
+        return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.handle))
+
+    def text_of(self, token: int) -> str:
+        """How a token is written in templates, special tokens included; "" for -1."""
+        return self._raw_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def tokenise(self, text: str) -> list[int]:
+        """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end."""
+        data = text.encode("utf-8")
+        room = len(data) + 16
+        ids = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self.handle, data, len(data), ids, room, False, False)
+        if count < 0:
+            raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
+        return list(ids[:count])
+
+    def _is_control(self, token: int) -> bool:
+        unseen = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & unseen)
+
+    def _pieces(self, silent: set[int]) -> list[bytes]:
+        """Bytes of every token as they appear in a response: silent ones have none, but for the tags of the response format."""
+        rendered = {self.control_ids[text] for text in _RENDERED_CONTROL if text in self.control_ids}
+        return [
+            b"" if token in silent and token not in rendered else self._raw_piece(token, special=token in rendered)
+            for token in range(self.size)
+        ]
+
+    def _raw_piece(self, token: int, *, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        size = llama_cpp.llama_token_to_piece(self.handle, token, buffer, len(buffer), 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = llama_cpp.llama_token_to_piece(self.handle, token, buffer, len(buffer), 0, special)
+        return buffer.raw[: max(size, 0)]
+
+
+def check_gguf_file(path: Path) -> None:
+    """Refuse what is plainly no model file before llama.cpp sees it. Raises ModelFileError."""
+    if not path.exists():
+        raise ModelFileError(
+            f"{path}: no such model file", hint="check the path, or leave the model unset to use the bundled one"
+        )
+    if not path.is_file():
+        raise ModelFileError(f"{path}: not a file", hint="give the path of one .gguf file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})", hint="check its permissions") from error
+    if magic != GGUF_MAGIC:
+        raise ModelFileError(f"{path}: not a GGUF file", hint="convert the model to GGUF, or download a GGUF version of it")
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_failure(path: Path) -> ModelFileError:
+    """llama.cpp's complaint in one line, with what to do about it."""
+    reason = ENGINE_LOG.last_error()
+    reason = reason.removeprefix("error loading model: ").removeprefix("error loading model architecture: ")
+    if "unknown model architecture" in reason:
+        return ModelFileError(f"{path}: {reason}", hint="use a Qwen2-, Qwen3- or Llama-architecture GGUF")
+    if "not within the file bounds" in reason or "failed to read" in reason:
+        return ModelFileError(f"{path}: cut short or corrupt ({reason})", hint="download or copy the file again")
+    return ModelFileError(
+        f"{path}: cannot be loaded ({reason or 'llama.cpp gave no reason'})", hint="download or copy the file again"
+    )

@@ -1,0 +1,158 @@
+"""A backend without a model: a script says what it answers. Knows the contract of sampling; knows nothing of engines.
+
+For tests, the simulator and dry runs. Token ids (one per word, with the white space before it) and log-probabilities are made up
+deterministically from the text and the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from edge.core.errors import AdapterError, EdgeError, UsageError
+from edge.core.rng import stream
+from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.worker import Priority
+from edge.dagrpo.prompts import HELP_PHRASE
+from edge.inference.backend import ModelInfo
+from edge.inference.decisions import first_decision, opens_step
+
+Script = Callable[[Sequence[Message], Sampling, int], str]
+"""(messages, sampling, seed) -> the text of the response."""
+
+EOS = 0
+VOCABULARY_SIZE = 32_768
+_TOKEN = re.compile(r"\s*\S+|\s+\Z")
+_HELP_AT_DECISION = re.compile(rf"((?:</think>|<answer>)\s*){re.escape(HELP_PHRASE.rstrip('.'))}\.?", re.IGNORECASE)
+
+
+class ScriptedBackend:
+    """Implements `InferenceBackend` from a script: a function, or a list of texts of which a seed picks number seed mod length.
+
+    The contract holds whatever the script says: `max_tokens` and `max_steps` cut the text, `suppress_help` removes a request for
+    help. `seconds_per_token` makes a group take as long as its longest response (virtual time works). `adapters_on_disk=False`
+    accepts adapters whose folder does not exist.
+    """
+
+    def __init__(
+        self,
+        script: Script | Sequence[str],
+        *,
+        seconds_per_token: float = 0.0,
+        adapters_on_disk: bool = True,
+        prompt_form: str = "compact",
+    ) -> None:
+        self._script = script if callable(script) else _picker(tuple(script))
+        self._seconds_per_token = seconds_per_token
+        self._adapters_on_disk = adapters_on_disk
+        self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", "", prompt_form)
+        self._adapter_version = 0
+        self._closed = False
+
+    @property
+    def model(self) -> ModelInfo:
+        """A model of no size."""
+        return self._info
+
+    @property
+    def adapter_version(self) -> int:
+        """Version of the adapter in use; 0 is the bare model."""
+        return self._adapter_version
+
+    async def sample_group(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        priority: Priority = Priority.ROLLOUT,
+    ) -> PromptGroup:
+        """One scripted response per seed; see `InferenceBackend`."""
+        self._require_open()
+        responses = tuple(self._respond(messages, sampling, seed) for seed in seeds)
+        await asyncio.sleep(self._seconds_per_token * max((len(response.token_ids) for response in responses), default=0))
+        return PromptGroup(prompt_tokens(messages), responses)
+
+    async def stream(
+        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
+    ) -> AsyncIterator[TextDelta]:
+        """The scripted response word by word; a `prefix` that the script repeats is left out. See `InferenceBackend`."""
+        self._require_open()
+        response = self._respond(messages, sampling, seed, prefix)
+        for piece in _TOKEN.findall(response.text):
+            await asyncio.sleep(self._seconds_per_token)
+            yield TextDelta(piece)
+        yield TextDelta("", response)
+
+    async def swap_adapter(self, adapter: AdapterRef | None) -> None:
+        """Use this version from now on. Raises AdapterError when its folder does not exist."""
+        self._require_open()
+        bare = adapter is None or (adapter.version == 0 and not adapter.folder)
+        if adapter is not None and not bare and self._adapters_on_disk and not Path(adapter.folder).is_dir():
+            raise AdapterError(f"{adapter.folder}: no such adapter folder")
+        self._adapter_version = 0 if adapter is None else adapter.version
+
+    async def aclose(self) -> None:
+        """Refuse further requests. Safe to call twice."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EdgeError("the inference engine is closed")
+
+    def _respond(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> LocalResponse:
+        if sampling.max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        text = self._script(messages, sampling, seed).removeprefix(prefix)
+        if sampling.suppress_help:
+            text = _without_help(text, prefix)
+        text, finish = _cut_steps(text, sampling.max_steps)
+        words = _TOKEN.findall(text)
+        if len(words) + (finish is FinishReason.EOS) > sampling.max_tokens:
+            words, finish = words[: sampling.max_tokens], FinishReason.LENGTH
+        ids = tuple(word_token(word) for word in words) + ((EOS,) if finish is FinishReason.EOS else ())
+        logprobs = made_up_logprobs(text, seed, len(ids))
+        log_odds = made_up_log_odds(prefix + "".join(words))
+        return LocalResponse("".join(words), ids, logprobs, finish, self._adapter_version, log_odds)
+
+
+def prompt_tokens(messages: Sequence[Message]) -> tuple[int, ...]:
+    """Made-up ids of a conversation, one per word."""
+    return tuple(word_token(word) for message in messages for word in (message.role, *_TOKEN.findall(message.content)))
+
+
+def word_token(word: str) -> int:
+    """A made-up id for a word, never EOS."""
+    return 1 + zlib.crc32(word.encode()) % (VOCABULARY_SIZE - 1)
+
+
+def made_up_logprobs(text: str, seed: int, count: int) -> tuple[float, ...]:
+    """Log-probabilities between -1.5 and 0 nats from the text and the seed."""
+    random = stream(seed, "scripted", text)
+    return tuple(-1.5 * random.random() for _ in range(count))
+
+
+def made_up_log_odds(text: str) -> float | None:
+    """+2 where the text asks for help at its first decision point, -2 where it does not, None where it has none."""
+    point = first_decision(text)
+    if point is None:
+        return None
+    return 2.0 if text[point:].casefold().startswith(HELP_PHRASE.casefold().rstrip(".")) else -2.0
+
+
+def _picker(texts: tuple[str, ...]) -> Script:
+    if not texts:
+        raise UsageError("a scripted backend needs at least one text")
+    return lambda _messages, _sampling, seed: texts[seed % len(texts)]
+
+
+def _without_help(text: str, prefix: str) -> str:
+    """The text with every request for help at a decision point left out; the tags and the rest stay."""
+    return _HELP_AT_DECISION.sub(r"\1", prefix + text)[len(prefix) :]
+
+
+def _cut_steps(text: str, max_steps: int | None) -> tuple[str, FinishReason]:
+    end = None if max_steps is None else opens_step(text, max_steps + 1)
+    return (text, FinishReason.EOS) if end is None else (text[:end], FinishReason.STEP_LIMIT)

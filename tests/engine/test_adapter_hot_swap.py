@@ -1,0 +1,213 @@
+"""Adapters: converted exactly for both architectures, swapped atomically, refused with one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge.core.errors import AdapterError
+from edge.core.types import AdapterRef, Message, Sampling
+from edge.core.worker import EngineWorker, Priority
+from edge.inference.adapters import interleave_rotary_rows, lora_scaling, write_gguf_adapter
+from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.decoder import Decoder, DecoderSpec
+from tests.engine.made_up_lora import write_adapter, write_peft_adapter
+from tests.engine.tiny_gguf import TinyModel, permute_rows, write_tiny_model
+
+ARCHITECTURES = ("qwen2", "llama")
+QUESTION = [Message("user", "What is 2 + 3?")]
+SAMPLING = Sampling(max_tokens=24)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> TinyModel:
+    return write_tiny_model(tmp_path / "tiny.gguf", request.param, quantised=False)
+
+
+@pytest.fixture
+def worker() -> AsyncIterator[EngineWorker]:
+    worker = EngineWorker()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+async def backend(tiny: TinyModel, worker: EngineWorker) -> AsyncIterator[LlamaCppBackend]:
+    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4)
+    yield backend
+    await backend.aclose()
+
+
+def reference_logprobs(
+    model: TinyModel, state: dict[str, np.ndarray], prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> np.ndarray:
+    """Teacher-forced log-probabilities in torch float32 with the given weights."""
+    spec = DecoderSpec(
+        model.architecture, len(model.vocab), model.width, model.layers, model.heads, model.kv_heads, model.head_dim,
+        model.ffn_width, model.context_length, model.rope_base, model.norm_eps, model.architecture == "qwen2", False,
+    )  # fmt: skip
+    decoder = Decoder(spec).eval()
+    decoder.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
+    with torch.no_grad():
+        logits = decoder(torch.tensor([[*prompt, *tokens]]))[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.double(), -1)[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
+
+
+async def gap(backend: LlamaCppBackend, model: TinyModel, state: dict[str, np.ndarray]) -> float:
+    """Mean |Δ log p| between served and reference log-probabilities of sampled tokens."""
+    group = await backend.sample_group(QUESTION, SAMPLING, [1, 2])
+    differences = [
+        np.abs(np.array(response.logprobs) - reference_logprobs(model, state, group.prompt_ids, response.token_ids))
+        for response in group.responses
+    ]
+    return float(np.concatenate(differences).mean())
+
+
+async def test_the_bare_model_serves_the_reference_logits(backend: LlamaCppBackend, tiny: TinyModel) -> None:
+    assert await gap(backend, tiny, tiny.state) < 0.003
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path, rslora: bool
+) -> None:
+    folder = tmp_path / "adapter"
+    merged = write_peft_adapter(folder, tiny, rslora=rslora)
+    write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
+    await backend.swap_adapter(AdapterRef(1, str(folder)))
+    assert await gap(backend, tiny, merged) < 0.003
+    assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
+
+
+async def test_swaps_take_effect_at_once_and_can_be_taken_back(backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path) -> None:
+    bare = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
+    first = write_adapter(tmp_path / "one", tiny, 1, seed=1)
+    second = write_adapter(tmp_path / "two", tiny, 2, seed=2)
+    texts = {}
+    for adapter in (first, second, first, None):
+        await backend.swap_adapter(adapter)
+        version = adapter.version if adapter else 0
+        group = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
+        assert backend.adapter_version == version
+        assert {response.adapter_version for response in group.responses} == {version}
+        assert texts.setdefault(version, group) == group
+    assert len({group.responses for group in texts.values()}) == 3
+    assert texts[0] == bare
+
+
+async def test_responses_in_flight_keep_their_adapter_and_waiting_ones_get_the_new_one(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "one", tiny, 1)
+    long = Sampling(max_tokens=120)
+    running = asyncio.create_task(backend.sample_group(QUESTION, long, [1, 2, 3, 4, 5, 6]))
+    await asyncio.sleep(0)
+    await backend.score([1, 2, 3], [4, 5, 6, 7], Priority.ROLLOUT)  # behind the group in the queue: by now the group has begun
+    swap = asyncio.create_task(backend.swap_adapter(adapter))
+    await asyncio.sleep(0)
+    later = asyncio.create_task(backend.sample_group(QUESTION, long, [1]))
+    await swap
+    assert {response.adapter_version for response in (await running).responses} == {0}
+    assert (await later).responses[0].adapter_version == 1
+
+
+async def test_many_swaps_while_requests_come_and_go_never_mix_versions(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
+) -> None:
+    adapters = [None, *(write_adapter(tmp_path / str(version), tiny, version, seed=version) for version in (1, 2))]
+    expected = {}
+    for adapter in adapters:
+        await backend.swap_adapter(adapter)
+        expected[backend.adapter_version] = (await backend.sample_group(QUESTION, SAMPLING, [3])).responses[0]
+    tasks = []
+    for turn in range(12):
+        tasks += [asyncio.create_task(backend.sample_group(QUESTION, SAMPLING, [3])) for _ in range(3)]
+        await asyncio.sleep(0.002)
+        await backend.swap_adapter(adapters[turn % 3])
+    for group in await asyncio.gather(*tasks):
+        response = group.responses[0]
+        assert response == expected[response.adapter_version]
+
+
+def broken_adapters(folder: Path, model: TinyModel) -> dict[str, Path]:
+    """Adapter folders that cannot be used, by what is wrong."""
+    good = folder / "good"
+    write_adapter(good, model, 1)
+    data = (good / "adapter.gguf").read_bytes()
+    wide = write_tiny_model(folder / "other.gguf", "llama" if model.architecture == "qwen2" else "qwen2")
+    write_adapter(folder / "mismatched", wide, 1)
+    for name, content in {"cut short": data[:-900], "corrupt": b"\0" * 100, "empty": b"", "cut in header": data[:60]}.items():
+        (folder / name).mkdir()
+        (folder / name / "adapter.gguf").write_bytes(content)
+    return {name: folder / name for name in ("missing", "mismatched", "cut short", "corrupt", "empty", "cut in header")}
+
+
+async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_stays(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await backend.swap_adapter(write_adapter(tmp_path / "used", tiny, 7))
+    before = await backend.sample_group(QUESTION, SAMPLING, [1])
+    for name, folder in broken_adapters(tmp_path / "broken", tiny).items():
+        with pytest.raises(AdapterError) as caught:
+            await backend.swap_adapter(AdapterRef(8, str(folder)))
+        assert "\n" not in str(caught.value), name
+        assert str(folder) in str(caught.value), name
+        assert await backend.sample_group(QUESTION, SAMPLING, [1]) == before, name
+        assert backend.adapter_version == 7, name
+    assert capfd.readouterr().err == ""
+
+
+def test_interleaving_rows_is_what_the_llama_file_format_does() -> None:
+    weight = np.arange(24.0).reshape(8, 3)
+    assert np.array_equal(interleave_rotary_rows(weight, 2), permute_rows(weight, 2))
+    assert interleave_rotary_rows(weight, 1)[:, 0].tolist() == [0, 12, 3, 15, 6, 18, 9, 21]
+
+
+def test_scaling_follows_peft() -> None:
+    assert lora_scaling({"r": 16, "lora_alpha": 32}) == 2.0
+    assert lora_scaling({"r": 16, "lora_alpha": 32, "use_rslora": True}) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"peft_type": "IA3"}, "not a LoRA"),
+        ({"use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"bias": "all"}, "biases"),
+        ({"r": 5}, "rank 5"),
+        ({"r": None}, "must be numbers"),
+    ],
+)
+def test_an_adapter_that_is_not_plain_lora_is_refused(
+    tiny: TinyModel, tmp_path: Path, change: dict[str, object], complaint: str
+) -> None:
+    folder = tmp_path / "adapter"
+    write_peft_adapter(folder, tiny)
+    config = json.loads((folder / "adapter_config.json").read_text()) | change
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(AdapterError, match=complaint):
+        write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_bfloat16_weights_are_read(tiny: TinyModel, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    write_peft_adapter(folder, tiny)
+    path = folder / "adapter_model.safetensors"
+    halves = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
+    save_file(halves, path)
+    write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
+    import gguf
+
+    written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "adapter.gguf").tensors}
+    source = halves["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"].float().numpy()
+    assert np.array_equal(written["blk.0.ffn_up.weight.lora_a"], source)

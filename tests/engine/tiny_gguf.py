@@ -1,0 +1,176 @@
+"""Tiny random models of both architectures as GGUF files, with a real byte-level BPE tokenizer, chat template and known weights.
+
+The weights are random, so is what the models say; but they are exact: `TinyModel.state` holds the dequantised weights under
+their Hugging Face names, the way `edge.models.decoder` wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize, quantize
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+WORDS = (" I", " need", " external", " assistance", "Step", " Step", "think", "answer", "user", "assistant", "In", " It")
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A written model: its file, shape and dequantised weights (Hugging Face names and layout, float32)."""
+
+    path: Path
+    architecture: str
+    vocab: tuple[str, ...]
+    state: dict[str, np.ndarray]
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    ffn_width: int = 96
+    context_length: int = 512
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+def write_tiny_model(
+    path: Path,
+    architecture: str = "qwen2",
+    seed: int = 1,
+    quantised: bool = True,
+    chat_template: str | None = CHAT_TEMPLATE,
+    prompt_form: str | None = "compact",
+    scale: float = 1.0,
+) -> TinyModel:
+    """Write a random model. `scale` multiplies the output weights: larger makes the distributions sharper."""
+    model = TinyModel(path, architecture, byte_level_vocabulary(), {})
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_shape(writer, model)
+    _write_tokenizer(writer, model.vocab, chat_template)
+    if prompt_form is not None:
+        writer.add_string("edge_agent.prompt_form", prompt_form)
+    _write_weights(writer, model, np.random.Generator(np.random.Philox(seed)), quantised, scale)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def permute_rows(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Half-split rotary order to llama.cpp's interleaved order of a llama file: row j of a head's halves becomes row 2j, 2j + 1."""
+    rows = weight.shape[0]
+    return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def byte_level_vocabulary() -> tuple[str, ...]:
+    """256 byte tokens, merged words with all their prefixes, and the control tokens last."""
+    tokens = [*_byte_letters().values()]
+    for word in WORDS:
+        letters = _as_letters(word)
+        tokens += [letters[:length] for length in range(2, len(letters) + 1)]
+    unique = list(dict.fromkeys(tokens))
+    return (*unique, *CONTROL_TOKENS)
+
+
+def _byte_letters() -> dict[int, str]:
+    """GPT-2's printable stand-ins for the 256 bytes: visible Latin-1 characters for themselves, the rest from U+0100 on."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters, spare = {}, 256
+    for byte in range(256):
+        letters[byte] = chr(byte if byte in visible else spare)
+        spare += byte not in visible
+    return letters
+
+
+def _as_letters(text: str) -> str:
+    letters = _byte_letters()
+    return "".join(letters[byte] for byte in text.encode())
+
+
+def _merges(vocab: tuple[str, ...]) -> list[str]:
+    """Each merged token grows by one letter from the prefix before it, so one merge rule per token makes them all reachable."""
+    merged = sorted((token for token in vocab if token not in CONTROL_TOKENS and len(token) > 1), key=len)
+    return [f"{token[:-1]} {token[-1]}" for token in merged]
+
+
+def _write_shape(writer: gguf.GGUFWriter, model: TinyModel) -> None:
+    writer.add_name("tiny")
+    writer.add_context_length(model.context_length)
+    writer.add_embedding_length(model.width)
+    writer.add_block_count(model.layers)
+    writer.add_feed_forward_length(model.ffn_width)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
+    writer.add_rope_freq_base(model.rope_base)
+    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
+    writer.add_vocab_size(len(model.vocab))
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, vocab: tuple[str, ...], chat_template: str | None) -> None:
+    normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(list(vocab))
+    writer.add_token_types([control if token in CONTROL_TOKENS else normal for token in vocab])
+    writer.add_token_merges(_merges(vocab))
+    writer.add_eos_token_id(vocab.index("<|im_end|>"))
+    writer.add_pad_token_id(vocab.index("<|endoftext|>"))
+    writer.add_add_bos_token(False)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+
+
+def _write_weights(writer: gguf.GGUFWriter, model: TinyModel, random: np.random.Generator, quantised: bool, scale: float) -> None:
+    architecture = gguf.MODEL_ARCH.QWEN2 if model.architecture == "qwen2" else gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(architecture, model.layers)
+    for name, shape in _shapes(model).items():
+        values = _random_values(name, shape, random, scale)
+        kind = gguf.GGMLQuantizationType.Q8_0 if quantised and len(shape) == 2 else gguf.GGMLQuantizationType.F32
+        stored = quantize(_in_file_order(model, name, values), kind)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), stored, raw_dtype=kind)
+        plain = quantize(values, kind)
+        model.state[name] = dequantize(plain, kind).reshape(shape).astype(np.float32)
+
+
+def _in_file_order(model: TinyModel, name: str, values: np.ndarray) -> np.ndarray:
+    if model.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return values
+    return np.ascontiguousarray(permute_rows(values, model.heads if "q_proj" in name else model.kv_heads))
+
+
+def _random_values(name: str, shape: tuple[int, ...], random: np.random.Generator, scale: float) -> np.ndarray:
+    if "norm" in name:
+        return (1.0 + 0.1 * random.normal(size=shape)).astype(np.float32)
+    gain = scale * 3.0 if name == "lm_head.weight" else 1.0
+    return (random.normal(size=shape) * gain / np.sqrt(shape[-1])).astype(np.float32)
+
+
+def _shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
+    vocab, width, ffn, kv_width = len(model.vocab), model.width, model.ffn_width, model.kv_heads * model.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width)}
+    for layer in range(model.layers):
+        root = f"model.layers.{layer}."
+        shapes[root + "input_layernorm.weight"] = (width,)
+        for part, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
+            shapes[f"{root}self_attn.{part}_proj.weight"] = (rows, width)
+            if model.architecture == "qwen2":
+                shapes[f"{root}self_attn.{part}_proj.bias"] = (rows,)
+        shapes[root + "self_attn.o_proj.weight"] = (width, width)
+        shapes[root + "post_attention_layernorm.weight"] = (width,)
+        shapes[root + "mlp.gate_proj.weight"] = shapes[root + "mlp.up_proj.weight"] = (ffn, width)
+        shapes[root + "mlp.down_proj.weight"] = (width, ffn)
+    shapes["model.norm.weight"] = (width,)
+    shapes["lm_head.weight"] = (vocab, width)
+    return shapes
