@@ -60,6 +60,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """The normalised x, in its own type."""
         x32 = x.float()
         scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
         return (x32 * scale * self.weight.float()).to(x.dtype)
@@ -116,6 +117,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
+        """What was attended to [B, T, D], and the keys and values up to here."""
         rows, length, _ = x.shape
         q = self.q_proj(x).view(rows, length, self.heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
@@ -141,6 +143,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(spec.ffn_width, spec.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """down(silu(gate x) * up x)."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -157,6 +160,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
+        """The new residual stream [B, T, D], and the layer's keys and values."""
         mixed, cache = self.self_attn(self.input_layernorm(x), cos, sin, attend, past)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), cache

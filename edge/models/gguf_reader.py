@@ -77,6 +77,7 @@ class GGUFModel:
 
     @cached_property
     def tensors(self) -> dict[str, ReaderTensor]:
+        """Every tensor by its stored name."""
         return {tensor.name: tensor for tensor in self._reader.tensors}
 
     def metadata(self, key: str, default: Any = None) -> Any:

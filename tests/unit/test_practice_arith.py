@@ -15,7 +15,10 @@ from edge.dagrpo.answers import last_boxed
 from edge.dagrpo.format import check_format
 from edge.tasks.practice import arith, practice_item, practice_stream
 
-KNOWN = ('Sara brings 69 eggs. They are shared equally by 3 tables and we look at one table. Chloe brings 12 more. How many eggs are there now?', '35')
+KNOWN = (
+    "Sara brings 69 eggs. They are shared equally by 3 tables and we look at one table. Chloe brings 12 more. How many eggs are there now?",
+    "35",
+)
 
 
 def take(count: int, split: str = "train", seed: int = 3) -> list[TaskItem]:

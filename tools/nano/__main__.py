@@ -21,6 +21,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(prog="python -m tools.nano", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train a bundled model, or go on with its training")
@@ -46,6 +47,7 @@ def parse() -> argparse.Namespace:
 
 
 def run_train(arguments: argparse.Namespace) -> None:
+    """Train one model; print where its weights are."""
     from tools.nano.recipes import RECIPES
     from tools.nano.train import TrainOptions, train
 
@@ -61,6 +63,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> None:
+    """Write one GGUF file; print its size."""
     from tools.nano.export import export_weights
 
     weights = arguments.weights or RUNS / arguments.model / "final.pt"
@@ -70,6 +73,7 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
+    """Print the scores of one GGUF file."""
     from tools.nano.evaluate import evaluate_file, print_reports
 
     bundled = BUNDLED / f"{arguments.model}.gguf"

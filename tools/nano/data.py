@@ -50,6 +50,7 @@ class Example:
 
     @property
     def length(self) -> int:
+        """Tokens of the whole chat."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 

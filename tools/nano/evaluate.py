@@ -64,9 +64,7 @@ class Sample:
     tokens: int
 
 
-def evaluate_file(
-    path: Path, per_level: int, temperatures: Sequence[float], seed: int, threads: int
-) -> list[Report]:
+def evaluate_file(path: Path, per_level: int, temperatures: Sequence[float], seed: int, threads: int) -> list[Report]:
     """Reports of a GGUF file, one for each temperature."""
     torch.set_num_threads(threads)
     source = open_gguf(path)
@@ -113,6 +111,7 @@ def mix(scores: dict[int, Score]) -> Score:
 
 
 def share(flags: Iterator[bool]) -> float:
+    """The share that is true; 0 of none."""
     values = list(flags)
     return sum(values) / len(values) if values else 0.0
 
@@ -128,11 +127,10 @@ class Responder:
         self._decision = tokenizer.encode("</think>\n").ids
         self._help = tokenizer.encode(HELP_PHRASE).ids[0]
 
-    def sample(
-        self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool
-    ) -> list[Sample]:
+    def sample(self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool) -> list[Sample]:
         """One judged response for each item, in order of prompt length."""
-        prompts = sorted(((self._tokenizer.encode(prompt_text(item.question)).ids, item) for item in items), key=lambda p: len(p[0]))
+        encoded = [(self._tokenizer.encode(prompt_text(item.question)).ids, item) for item in items]
+        prompts = sorted(encoded, key=lambda row: len(row[0]))
         samples = []
         for first in range(0, len(prompts), ROWS_AT_ONCE):
             rows = prompts[first : first + ROWS_AT_ONCE]
@@ -198,6 +196,7 @@ def table(report: Report) -> str:
     head = f"| T = {report.temperature:g} | format | asks help | kept accuracy | forced-local accuracy | tokens |\n|---|---|---|---|---|---|"
     rows = [("mix", report.overall)] + [(f"level {level}", scores) for level, scores in report.levels.items()]
     body = [
-        f"| {name} | {s.formatted:.3f} | {s.asked:.3f} | {s.kept_acc:.3f} | {s.forced_acc:.3f} | {s.tokens:.0f} |" for name, s in rows
+        f"| {name} | {s.formatted:.3f} | {s.asked:.3f} | {s.kept_acc:.3f} | {s.forced_acc:.3f} | {s.tokens:.0f} |"
+        for name, s in rows
     ]
     return "\n".join([head, *body, ""])

@@ -6,7 +6,6 @@ Knows the file's keys and the order of its tensors; knows nothing of training.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,10 +58,11 @@ def write_gguf(name: str, spec: DecoderSpec, state: Mapping[str, Tensor], tokeni
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(partial, output)
+    partial.replace(output)
 
 
 def add_description(writer: GGUFWriter, name: str) -> None:
+    """Name, purpose, licence and kind of quantisation."""
     writer.add_name(name)
     writer.add_description(DESCRIPTIONS.get(name, name))
     writer.add_license("apache-2.0")
@@ -72,6 +72,7 @@ def add_description(writer: GGUFWriter, name: str) -> None:
 
 
 def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
+    """The decoder's shape under the architecture's keys."""
     writer.add_context_length(spec.context_length)
     writer.add_embedding_length(spec.width)
     writer.add_block_count(spec.layers)
@@ -102,6 +103,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
 
 
 def token_type(token: str) -> gguf.TokenType:
+    """Control for turn marks, user-defined for tags (they render as text), normal for the rest."""
     if token in CONTROL_TOKENS:
         return gguf.TokenType.CONTROL
     return gguf.TokenType.USER_DEFINED if token in TAG_TOKENS else gguf.TokenType.NORMAL

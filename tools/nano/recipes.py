@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from edge.models.decoder import DecoderSpec
 from tools.nano.data import ModelName
 
-
 CONTEXT_LENGTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Shape, optimiser and schedule. `matrix_lr` is Muon's peak rate, `peak_lr` AdamW's; both hold after `warmup_steps`, constant until the last `decay_share` of `steps`."""
+    """Shape, optimiser and schedule.
+
+    `matrix_lr` is the peak rate of Muon, `peak_lr` that of AdamW. Both rise over `warmup_steps`, hold, and fall over the last
+    `decay_share` of `steps`. One step is one batch of 32 chats.
+    """
 
     name: ModelName
     width: int

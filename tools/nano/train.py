@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from edge.core.clock import SystemClock
 from edge.models.decoder import Decoder
 from tools.nano.data import Batch, ExampleSource
 from tools.nano.recipes import Recipe
@@ -96,9 +95,7 @@ def build_optimisers(decoder: Decoder, recipe: Recipe) -> Optimisers:
     taken = {id(p) for p in matrices}
     others = [p for p in decoder.parameters() if id(p) not in taken]
     return (
-        torch.optim.Muon(
-            matrices, lr=recipe.matrix_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=recipe.matrix_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     )
 
@@ -135,14 +132,14 @@ def run_steps(
     progress: Progress,
 ) -> None:
     """Optimiser steps until the recipe's number is reached or the loss is low enough."""
-    steps = options.steps or recipe.steps
-    saved_s = last_s = time.perf_counter()
+    steps, clock = options.steps or recipe.steps, SystemClock()
+    saved_s = last_s = clock.monotonic()
     window: list[float] = []
     while progress.step < steps:
         batch = next(batches)
         set_rates(optimisers, recipe, rate_share(recipe, steps, progress.step))
         window.append(optimiser_step(decoder, optimisers, batch, recipe.grad_clip))
-        now_s = time.perf_counter()
+        now_s = clock.monotonic()
         progress.step += 1
         progress.tokens += int(batch.mask_BT.sum())
         progress.elapsed_s, last_s = progress.elapsed_s + now_s - last_s, now_s
@@ -172,6 +169,7 @@ def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_
 
 
 def snapshot_path(options: TrainOptions, step: int) -> Path:
+    """Where the weights after `step` are kept."""
     return options.folder / f"step-{step:05d}.pt"
 
 
@@ -215,9 +213,10 @@ def load_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers) -> P
 
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:
+    """Write a file of tensors so that it is whole or absent."""
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def plot_losses(progress: Progress, path: Path) -> None:

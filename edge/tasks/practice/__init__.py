@@ -20,9 +20,7 @@ def practice_item(family: str, split: Split, level: int, seed: int) -> TaskItem:
     return arith.generate(seed, split, level)
 
 
-def practice_stream(
-    family: str, split: Split, seed: int, weights: Mapping[int, float] | None = None
-) -> Iterator[TaskItem]:
+def practice_stream(family: str, split: Split, seed: int, weights: Mapping[int, float] | None = None) -> Iterator[TaskItem]:
     """Items of `family` without end, levels drawn by `weights` (None: the family's mix). Raises ValueError on an unknown family."""
     _check_family(family)
     return arith.stream(seed, split, weights)

@@ -72,6 +72,7 @@ class Problem:
 
     @property
     def answer(self) -> int:
+        """The value after the last operation."""
         return self.values[-1]
 
 
@@ -142,6 +143,7 @@ class Theme:
     each: tuple[str, ...] = ()
 
     def sentences(self, operator: Operator) -> tuple[str, ...]:
+        """The templates that tell `operator`."""
         return {"+": self.add, "-": self.subtract, "*": self.multiply, "/": self.divide}[operator]
 
 
@@ -149,10 +151,18 @@ COLLECTION = Theme(
     things=("marbles", "stickers", "coins", "shells", "stamps", "cards", "buttons", "beads", "pencils", "badges"),
     opening=("{Name} has {n} {thing}.", "{Name} starts with {n} {thing}.", "{Name} owns {n} {thing}."),
     each=("{Name} has {k} boxes with {n} {thing} in each.", "{Name} fills {k} bags with {n} {thing} each."),
-    add=("{They} finds {n} more.", "{They} buys {n} more {thing}.", "{friend} gives {them} {n} more.", "{They} wins {n} {thing}."),
+    add=(
+        "{They} finds {n} more.",
+        "{They} buys {n} more {thing}.",
+        "{friend} gives {them} {n} more.",
+        "{They} wins {n} {thing}.",
+    ),
     subtract=("{They} gives {n} to {friend}.", "{They} loses {n} of them.", "{They} sells {n} {thing}."),
     multiply=("{They} trades each one for {n} new ones.", "Soon {they} has {n} times as many."),
-    divide=("{They} makes {n} equal piles and keeps one pile.", "{They} shares them equally among {n} people and keeps one share."),
+    divide=(
+        "{They} makes {n} equal piles and keeps one pile.",
+        "{They} shares them equally among {n} people and keeps one share.",
+    ),
     double=("{They} doubles the number of {thing}.", "Soon {they} has twice as many."),
     half=("{They} gives half of them to {friend}.", "{They} keeps only half of them."),
     question=("How many {thing} does {Name} have now?", "How many {thing} does {they} have in the end?"),
@@ -164,7 +174,10 @@ KITCHEN = Theme(
     add=("{friend} brings {n} more.", "Then {n} more arrive.", "Another {n} {thing} are added."),
     subtract=("The guests eat {n} of them.", "Then {n} {thing} are sold.", "{friend} takes {n} away."),
     multiply=("The next day there are {n} times as many.", "A new order makes it {n} times as many."),
-    divide=("They are packed equally into {n} boxes and one box is kept.", "They are shared equally by {n} tables and we look at one table."),
+    divide=(
+        "They are packed equally into {n} boxes and one box is kept.",
+        "They are shared equally by {n} tables and we look at one table.",
+    ),
     double=("The next day there are twice as many.",),
     half=("Half of them are given away.",),
     question=("How many {thing} are there now?", "How many {thing} are left?"),
@@ -176,7 +189,10 @@ MONEY = Theme(
     add=("{They} earns {n} {thing}.", "{friend} pays {them} {n} {thing}.", "{They} gets {n} more."),
     subtract=("{They} spends {n} {thing}.", "{They} lends {friend} {n} {thing}.", "{They} pays {n} for lunch."),
     multiply=("{They} saves until {they} has {n} times as much.", "{They} makes it {n} times as much."),
-    divide=("{They} splits the money into {n} equal parts and keeps one part.", "{They} shares it equally among {n} people and keeps one share."),
+    divide=(
+        "{They} splits the money into {n} equal parts and keeps one part.",
+        "{They} shares it equally among {n} people and keeps one share.",
+    ),
     double=("{They} doubles the money.",),
     half=("{They} spends half of the money.",),
     question=("How many {thing} does {Name} have now?", "How much money is left?"),
@@ -281,9 +297,7 @@ def merged_lines(problem: Problem, max_steps: int = MAX_STEPS) -> list[str]:
 def detailed_lines(problem: Problem) -> list[str]:
     """One line for each operation with its intermediate results: `37 * 3 = 90 + 21 = 111`."""
     values = problem.values
-    return [
-        " = ".join(detailed_chain(values[i], operation, values[i + 1])) for i, operation in enumerate(problem.operations)
-    ]
+    return [" = ".join(detailed_chain(values[i], operation, values[i + 1])) for i, operation in enumerate(problem.operations)]
 
 
 def detailed_chain(value: int, operation: Operation, result: int) -> list[str]:
