@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
 from edge import __version__
@@ -99,6 +99,8 @@ class AgentParts:
     sink: EventSink
     clock: Clock
     failpoint: Callable[[str], None] = lambda name: None
+    release: Callable[[], None] = lambda: None
+    """Called last, after every part is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,15 @@ class AgentSettings:
     advantage_scale: AdvantageScale
     call_deadline_s: float
     dial_rate: float | None
+
+
+def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:
+    """The settings with "auto" prompt forms replaced by what the loaded model reads."""
+    if settings.rollout.prompt_form != "auto":
+        return settings
+    form = model.prompt_form
+    rollout, answers = replace(settings.rollout, prompt_form=form), replace(settings.answers, prompt_form=form)
+    return replace(settings, rollout=rollout, answers=answers)
 
 
 class Agent:
@@ -135,8 +146,10 @@ class Agent:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state."""
         async with AsyncExitStack() as stack:
             stack.callback(self._parts.state.close)
+            stack.callback(self._parts.release)
             self._backend = await self._parts.open_backend()
             stack.push_async_callback(self._backend.aclose)
+            self._settings = with_prompt_form(self._settings, self._backend.model)
             stack.push_async_callback(self._client.aclose)
             await self._reach_coordinator(stack)
             await self._resume()
@@ -332,7 +345,7 @@ class Agent:
             self._dial,
             self._parts.sink,
             self._parts.clock,
-            self._settings.answers,
+            replace(self._settings.answers, task=self._settings.answers.task or self._current_task()),
         )
 
     def _keep_dial(self) -> None:

@@ -86,7 +86,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
 def coordinator_command() -> list[str]:
     """How the coordinator is started: the module beside this package, else the console script. Raises CoordinatorUnavailable."""
     if importlib.util.find_spec("coordinator") is not None:
-        return [sys.executable, "-m", "coordinator"]
+        return [sys.executable, "-c", "import sys; from coordinator.cli import main; sys.exit(main())"]
     script = shutil.which("edge-coordinator")
     if script is None:
         raise CoordinatorUnavailable(
@@ -156,7 +156,7 @@ class EmbeddedCoordinator:
         return self._folder / "coordinator.log"
 
     async def _until_serving(self) -> None:
-        while not await self._probe():
+        while not await self._probe():  # noqa: ASYNC110 (another process: there is no event to wait for)
             await asyncio.sleep(_PROBE_S)
 
     async def _keep_running(self) -> None:

@@ -1,4 +1,7 @@
-"""A coordinator client that notices when the coordinator goes away and comes back. Knows reachability and the newest budget; decides nothing."""
+"""A coordinator client that notices when the coordinator goes away and comes back.
+
+Knows reachability and the newest budget; decides nothing.
+"""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def _locked(path: Path) -> int:
 def _opened(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, check_same_thread=False)
-        os.chmod(path, 0o600)
+        path.chmod(0o600)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         _create_or_check(connection, path)

@@ -82,13 +82,14 @@ class StepBook:
 
     async def deliver(self) -> None:
         """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""
-        delivered = 0
-        for outbox_id, report in self._state.outbox():
+        waiting = self._state.outbox()
+        for outbox_id, report in waiting:
             terms = await self._deliver_one(report)
             self._state.delivered(outbox_id, terms)
-            delivered += 1
-            if len(self._state.outbox()) == 0 and terms is not None:
-                self._sink.emit(OutboxDelivered(report.task, delivered, terms.dual, self._clock.now()))
+        if waiting:
+            task = waiting[-1][1].task
+            known = self._state.terms(task)
+            self._sink.emit(OutboxDelivered(task, len(waiting), known.dual if known else self._dual_init, self._clock.now()))
 
     async def _open_online(self, plan: OpenStep) -> OpenStep:
         try:

@@ -36,7 +36,7 @@ class ModelConfig(Section):
     """The SLM: a GGUF file by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
 
     path: str = "nano-edge"
-    context_tokens: int = Field(2048, ge=64)
+    context_tokens: int = Field(1024, ge=64)
     prompt_form: Literal["auto", "compact", "full"] = "auto"
 
 
@@ -132,9 +132,14 @@ class EmbeddedCoordinatorConfig(Section):
 
 
 class CoordinatorConfig(Section):
-    """Where the cloud is asked. `address` is HOST:PORT or unix:PATH; without one an embedded coordinator is started."""
+    """Where the cloud is asked. `address` is HOST:PORT or unix:PATH; without one an embedded coordinator is started.
+
+    `device_id` names this device to a coordinator that trusts the connection (None: derived from the state folder's run id).
+    """
 
     address: str | None = None
+    device_id: str | None = None
+    allow_insecure: bool = False
     call_deadline_s: Positive = 60.0
     control_deadline_s: Positive = 10.0
     max_output_tokens: int = Field(512, ge=1)
