@@ -86,16 +86,16 @@ def attention(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, attend: Tensor | N
     length, total = q_BHTd.shape[2], k_BHSd.shape[2]
     if q_BHTd.device.type != "cpu" or length * total > MAX_PLAIN_SCORES:
         return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=attend, is_causal=attend is None)
-    rows_heads = q_BHTd.shape[:2]
+    per_head = (*q_BHTd.shape[:2], length, -1)
     q, k, v = (x.flatten(0, 1) for x in (q_BHTd * q_BHTd.shape[-1] ** -0.5, k_BHSd, v_BHSd))
     if attend is None:
         blocked = torch.full((length, total), -torch.inf, dtype=_product_dtype(q), device=q.device).triu(1)
         scores = torch.baddbmm(blocked, q, k.transpose(1, 2))
     else:
-        scores = torch.bmm(q, k.transpose(1, 2)).unflatten(0, rows_heads)
+        scores = torch.bmm(q, k.transpose(1, 2)).view(per_head)
         scores = scores.masked_fill(~attend, -torch.inf).flatten(0, 1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(_product_dtype(v))
-    return torch.bmm(weights, v).unflatten(0, rows_heads)
+    return torch.bmm(weights, v).view(per_head)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -144,7 +144,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """down(silu(gate x) * up x)."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        product: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return product
 
 
 class Layer(nn.Module):
@@ -215,7 +216,8 @@ class Decoder(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: PastKeyValues | None = None) -> Tensor:
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""
-        return self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
+        logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
+        return logits
 
     def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every rotation, float32, broadcastable to [B, H, T, head_dim / 2]."""

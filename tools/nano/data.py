@@ -79,7 +79,7 @@ class ExampleSource:
         self._model = model
         self._tokenizer = tokenizer
         self._seed = seed
-        self._end_of_turn = tokenizer.token_to_id("<|im_end|>")
+        (self._end_of_turn,) = tokenizer.encode("<|im_end|>").ids
 
     def batches(self, cursor: int) -> Iterator[Batch]:
         """Batch number `cursor` and all after it, the same ones whatever was taken before."""

@@ -103,7 +103,7 @@ def mix(scores: dict[int, Score]) -> Score:
     weights = arith.DEFAULT_LEVEL_WEIGHTS
 
     def mean(name: str) -> float:
-        return sum(weights[level] * getattr(scores[level], name) for level in scores)
+        return sum(weights[level] * float(getattr(scores[level], name)) for level in scores)
 
     kept = {level: weights[level] * (1 - scores[level].asked) for level in scores}
     kept_acc = sum(kept[level] * scores[level].kept_acc for level in scores) / max(sum(kept.values()), 1e-9)
@@ -163,7 +163,8 @@ class Responder:
                 past = tuple((k[keep], v[keep]) for k, v in past)
                 mask, live = mask[keep], [live[row] for row in going]
             mask = torch.cat((mask, torch.ones(len(live), 1, dtype=torch.bool)), dim=1)
-            hidden = self._decoder.hidden_states(torch.tensor([[chosen[row]] for row in going]), mask, past, use_cache=True)
+            following = torch.tensor([[chosen[row]] for row in going])
+            hidden = self._decoder.hidden_states(following, mask, past, use_cache=True)
             logits = self._decoder.lm_head(hidden.states_BTD[:, -1])
         return responses
 
@@ -193,7 +194,8 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
 
 def table(report: Report) -> str:
     """One report as a Markdown table."""
-    head = f"| T = {report.temperature:g} | format | asks help | kept accuracy | forced-local accuracy | tokens |\n|---|---|---|---|---|---|"
+    columns = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
+    head = f"| T = {report.temperature:g} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}"
     rows = [("mix", report.overall)] + [(f"level {level}", scores) for level, scores in report.levels.items()]
     body = [
         f"| {name} | {s.formatted:.3f} | {s.asked:.3f} | {s.kept_acc:.3f} | {s.forced_acc:.3f} | {s.tokens:.0f} |"

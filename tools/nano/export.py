@@ -89,7 +89,8 @@ def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
     """Tokens in id order, their types, merges, end-of-turn and padding ids, and the chat template."""
-    tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    by_id = {index: token for token, index in tokenizer.get_vocab().items()}
+    tokens = [by_id[index] for index in range(len(by_id))]
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

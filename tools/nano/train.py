@@ -161,7 +161,7 @@ def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_
     """One step on one batch; its loss."""
     loss = response_loss(decoder, batch)
     decoder.zero_grad(set_to_none=True)
-    loss.backward()
+    torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(decoder.parameters(), grad_clip)
     for optimiser in optimisers:
         optimiser.step()

@@ -82,7 +82,8 @@ class Problem:
 def draw_problem(rng: random.Random, level: int) -> Problem:
     """A random chain of `level` operations whose running value stays in 1..999."""
     start = rng.randint(2, 99)
-    value, operations = start, []
+    value = start
+    operations: list[Operation] = []
     for _ in range(level):
         operation = draw_operation(rng, value)
         while operations and undoes(operation, operations[-1]):
