@@ -62,8 +62,10 @@ def state_dir_of(config: CoordinatorConfig) -> Path:
 
 
 def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A GGUF model in this process."""
-    raise NotImplementedError
+    """A GGUF model in this process; as many calls are decoded at once as the upstream admits."""
+    from coordinator.providers.bundled import BundledProvider
+
+    return BundledProvider(model=config.model, path=config.path, n_threads=config.threads, rows=config.max_concurrency)
 
 
 def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
@@ -156,8 +158,8 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, upkeep)
         self._server: CoordinatorServer = CoordinatorServer(api, config.listen, service)
         self._drained = False
-        addresses = await self._server.start()
-        return Serving(addresses, self.state_dir, tuple(sorted(upstreams)))
+        self.serving = Serving(await self._server.start(), self.state_dir, tuple(sorted(upstreams)))
+        return self.serving
 
 
 async def open_store(state_dir: Path, clock: Clock) -> LedgerStore:

@@ -46,7 +46,7 @@ class UpstreamConfig(Section):
     api_key_env: str | None = None
     price_in_uusd_per_mtok: Count | None = None
     price_out_uusd_per_mtok: Count | None = None
-    max_concurrency: int = Field(4, ge=1, le=4096)
+    max_concurrency: int = Field(16, ge=1, le=4096)
     deadline_s: Positive = 60.0
     max_output_tokens: int = Field(4096, ge=1)
     threads: int = Field(1, ge=1)
@@ -132,7 +132,7 @@ class CoordinatorConfig(Section):
     @property
     def effective_upstreams(self) -> dict[str, UpstreamConfig]:
         """The configured upstreams, or the bundled one when there are none."""
-        return dict(self.upstreams) or {DEFAULT_ALIAS: UpstreamConfig(max_concurrency=1)}
+        return dict(self.upstreams) or {DEFAULT_ALIAS: UpstreamConfig()}
 
     @property
     def effective_tasks(self) -> dict[str, TaskConfig]:

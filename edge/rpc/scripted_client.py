@@ -163,7 +163,7 @@ class ScriptedCoordinatorClient:
                 raise KeyReused(f"the key {call.call_key!r} came with other content")
             return completion
         state = self._checked(call)
-        group = (call.task, call.step, call.prompt_id)
+        group = (call.task, call.step, call.prompt_id if call.step >= 0 else call.call_key)
         if group in self._groups:
             earlier = self._results[self._groups[group]][1]
             return self._store(call, replace(earlier, call_key=call.call_key, charged_uusd=0, cached=True))

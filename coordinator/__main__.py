@@ -1,0 +1,7 @@
+"""`python -m coordinator` is `edge-coordinator`."""
+
+import sys
+
+from coordinator.cli import main
+
+sys.exit(main())

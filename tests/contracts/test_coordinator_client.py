@@ -1,0 +1,198 @@
+"""What every CoordinatorClient promises: the scripted one, and the gRPC one against a coordinator in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
+from edge.dagrpo.dual import dual_step
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
+
+DUAL, LR, TAU = 0.5, 0.1, 0.25
+TASK = {"target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}
+
+
+@pytest.fixture(params=["scripted", "grpc"])
+async def make_client(request, tmp_path):
+    """Makes one client whose device may make `calls_limit` calls; everything is closed at the end."""
+    opened = []
+
+    async def make(calls_limit: int | None = None):
+        if request.param == "scripted":
+            terms = ScriptedTerms(TAU, DUAL, LR, 2.0, calls_limit)
+            return ScriptedCoordinatorClient(lambda asked: asked.messages[-1].content.upper(), terms=terms)
+        budgets = {"device": {"calls_limit": calls_limit}}
+        opened.append(running_coordinator(tmp_path, ProgrammedProvider(), tasks={"*": TASK}, budgets=budgets))
+        await opened[-1].__aenter__()
+        opened.append(connected(tmp_path))
+        return await opened[-1].__aenter__()
+
+    yield make
+    for context in reversed(opened):
+        await context.__aexit__(None, None, None)
+
+
+async def test_registering_tells_the_terms_of_each_task(make_client) -> None:
+    client = await make_client()
+    registration = await client.register("1.0", ["math", "code"])
+    assert [(terms.task, terms.target_rate, terms.dual, terms.next_step) for terms in registration.tasks] == [
+        ("math", TAU, DUAL, 0),
+        ("code", TAU, DUAL, 0),
+    ]
+
+
+async def test_opening_a_step_gives_dual_rate_and_credit_and_is_idempotent(make_client) -> None:
+    client = await make_client()
+    first = await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5)
+    assert (first.dual, first.target_rate, first.call_credit) == (DUAL, 0.5, 6)
+    assert await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5) == first
+
+
+async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 2, 4, TAU)
+    closed = await client.close_step("math", 0, total_units=8, help_units=6)
+    assert (closed.dual_before, closed.assist_rate) == (DUAL, 0.75)
+    assert closed.dual_after == dual_step(DUAL, 0.75, TAU, LR)
+    assert await client.close_step("math", 0, total_units=8, help_units=6) == closed
+    assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
+
+
+async def test_closing_again_with_other_numbers_is_refused(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 2, 4, TAU)
+    await client.close_step("math", 0, 8, 6)
+    with pytest.raises(KeyReused):
+        await client.close_step("math", 0, 8, 5)
+
+
+async def test_a_gapped_step_names_the_expected_one(make_client) -> None:
+    client = await make_client()
+    with pytest.raises(StepMismatch) as caught:
+        await client.open_step("math", 3, 2, 4, TAU)
+    assert caught.value.expected_step == 0
+
+
+async def test_tasks_have_their_own_steps_and_duals(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 2, 4, TAU)
+    await client.close_step("math", 0, 8, 8)
+    assert (await client.open_step("code", 0, 2, 4, TAU)).dual == DUAL
+
+
+async def test_a_target_rate_outside_zero_to_one_is_refused(make_client) -> None:
+    client = await make_client()
+    with pytest.raises(InvalidRequest):
+        await client.open_step("math", 0, 2, 4, 1.5)
+
+
+async def test_more_help_than_responses_is_refused(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 2, 4, TAU)
+    with pytest.raises(InvalidRequest):
+        await client.close_step("math", 0, 8, 9)
+
+
+async def test_the_same_key_gives_the_same_answer_and_one_charge(make_client) -> None:
+    client = await make_client()
+    first = await client.complete(call(), 5.0)
+    again = await client.complete(call(), 5.0)
+    assert first.text == "WHAT IS 2+2?" and first.charged_uusd > 0 and not first.cached
+    assert replace(again, budget=None) == replace(first, budget=None)
+    assert (await client.get_budget("math")).calls == 1
+
+
+async def test_the_same_key_with_other_content_is_refused(make_client) -> None:
+    client = await make_client()
+    await client.complete(call(), 5.0)
+    with pytest.raises(KeyReused):
+        await client.complete(call(prompt="something else"), 5.0)
+
+
+async def test_a_prompt_group_is_billed_once_whoever_asks_first(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 4, 4, 0.5)
+    calls = [call(f"k{i}", step=0, prompt_id="group") for i in range(6)]
+    answers = await asyncio.gather(*(client.complete(each, 5.0) for each in calls))
+    assert {each.text for each in answers} == {"WHAT IS 2+2?"}
+    assert sum(not each.cached for each in answers) == 1 and sum(each.charged_uusd > 0 for each in answers) == 1
+    assert [each.call_key for each in answers] == [each.call_key for each in calls]
+    assert (await client.get_budget("math")).calls == 1
+
+
+async def test_a_call_for_a_step_that_is_not_open_is_refused(make_client) -> None:
+    client = await make_client()
+    with pytest.raises(StepMismatch):
+        await client.complete(call(step=0), 5.0)
+
+
+async def test_the_step_credit_bounds_the_calls_of_a_step(make_client) -> None:
+    client = await make_client()
+    opened = await client.open_step("math", 0, planned_prompts=4, group_size=4, target_rate=TAU)
+    assert opened.call_credit == 2
+    for number in range(2):
+        await client.complete(call(f"k{number}", f"q{number}", step=0, prompt_id=f"p{number}"), 5.0)
+    with pytest.raises(BudgetExhausted) as caught:
+        await client.complete(call("k2", "q2", step=0, prompt_id="p2"), 5.0)
+    assert caught.value.metadata["budget"].startswith("step")
+
+
+async def test_a_used_up_budget_refuses_and_names_itself_but_old_answers_stay(make_client) -> None:
+    client = await make_client(calls_limit=1)
+    await client.complete(call(), 5.0)
+    with pytest.raises(BudgetExhausted) as caught:
+        await client.complete(call("k2", "another"), 5.0)
+    assert caught.value.metadata["budget"].startswith("device") and "calls" in caught.value.metadata["unit"]
+    assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
+
+
+async def test_get_call_recovers_an_answer_and_starts_no_work(make_client) -> None:
+    client = await make_client()
+    with pytest.raises(NotFound):
+        await client.get_call("k1")
+    asked = await client.complete(call(), 5.0)
+    assert replace(await client.get_call("k1"), budget=None) == replace(asked, budget=None)
+    assert (await client.get_budget("math")).calls == 1
+
+
+async def test_a_stream_ends_with_the_whole_completion(make_client) -> None:
+    client = await make_client()
+    deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
+    assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?"
+    assert deltas[-1].completion is not None and deltas[-1].completion.text == "WHAT IS 2+2?"
+    assert all(delta.completion is None for delta in deltas[:-1])
+    assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
+
+
+async def test_streaming_a_stored_answer_gives_its_text_again(make_client) -> None:
+    client = await make_client()
+    await client.complete(call(), 5.0)
+    deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
+    assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?"
+
+
+@pytest.mark.parametrize("change", [{"max_output_tokens": 0}, {"messages": ()}, {"call_key": ""}, {"prompt_id": ""}])
+async def test_a_malformed_call_is_refused(make_client, change) -> None:
+    client = await make_client()
+    with pytest.raises(InvalidRequest):
+        await client.complete(call(**change), 5.0)
+
+
+async def test_the_budget_shows_what_was_used_and_the_limit(make_client) -> None:
+    client = await make_client(calls_limit=3)
+    before = await client.get_budget("math")
+    await client.complete(call(), 5.0)
+    after = await client.get_budget("math")
+    assert (before.calls, before.calls_limit, before.spend_uusd) == (0, 3, 0)
+    assert (after.calls, after.calls_limit) == (1, 3) and after.spend_uusd > 0 and after.version > before.version
+    assert (after.dual, after.target_rate) == (DUAL, TAU)
+
+
+async def test_closing_the_client_twice_is_safe(make_client) -> None:
+    client = await make_client()
+    await client.aclose()
+    await client.aclose()

@@ -1,0 +1,128 @@
+"""A coordinator inside the test's own event loop, with a provider that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from coordinator.admission import Gate
+from coordinator.bootstrap import Coordinator
+from coordinator.config import CoordinatorConfig
+from coordinator.pricing import Price
+from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
+from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.upstreams import Upstream
+from edge.core.types import Message, TokenUsage
+from edge.rpc.client import CloudCall
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+
+Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
+PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
+
+
+async def answer(request: ProviderRequest) -> ProviderResult:
+    """The last message in capitals; 10 tokens in, 5 out."""
+    return ProviderResult(request.messages[-1].content.upper(), TokenUsage(10, 5), "up-1", "stop")
+
+
+class ProgrammedProvider:
+    """A CloudProvider that runs `behaviour` and remembers its requests."""
+
+    name = "programmed"
+
+    def __init__(self, behaviour: Behaviour = answer) -> None:
+        self.behaviour = behaviour
+        self.requests: list[ProviderRequest] = []
+        self.running = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    def input_token_bound(self, request: ProviderRequest) -> int:
+        """Four tokens a character, never below what `answer` bills."""
+        return 10 + 4 * sum(len(message.content) for message in request.messages)
+
+    async def complete(self, request: ProviderRequest) -> ProviderResult:
+        """Remember and behave."""
+        self.requests.append(request)
+        self.running += 1
+        try:
+            return await self.behaviour(request)
+        finally:
+            self.running -= 1
+
+    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderDelta]:
+        """The answer, one character at a time."""
+        result = await self.complete(request)
+        for character in result.text:
+            yield ProviderDelta(character)
+        yield ProviderDelta("", result)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class Held:
+    """A behaviour that waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def __call__(self, request: ProviderRequest) -> ProviderResult:
+        self.reached.set()
+        await self.release.wait()
+        return await answer(request)
+
+
+def upstream(provider: ProgrammedProvider, **changes: Any) -> Upstream:
+    """An upstream around a provider, priced with PRICE."""
+    settings: dict[str, Any] = {
+        "alias": "default",
+        "provider": provider,
+        "model": "m",
+        "price": PRICE,
+        "gate": Gate("default", 8, 64),
+        "deadline_s": 20.0,
+        "max_output_tokens": 1000,
+    }
+    return Upstream(**{**settings, **changes})
+
+
+@asynccontextmanager
+async def running_coordinator(
+    folder: Path, provider: ProgrammedProvider, *, store: Any = None, alias_settings: dict[str, Any] | None = None, **config: Any
+) -> AsyncIterator[Coordinator]:
+    """A coordinator that listens on `folder`/c.sock, over a memory ledger unless a store is given."""
+    settings = CoordinatorConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **config})
+    upstreams = {"default": upstream(provider, **(alias_settings or {}))}
+    coordinator = Coordinator(settings, store=store or MemoryLedgerStore(), upstreams=upstreams)
+    async with coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIterator[GrpcCoordinatorClient]:
+    """A client of the coordinator in `folder`."""
+    client = GrpcCoordinatorClient(f"unix:{folder}/c.sock", device_id=device_id, policy=ClientPolicy(**policy))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def call(key: str = "k1", prompt: str = "what is 2+2?", **changes: Any) -> CloudCall:
+    """A serving call; pass step and prompt_id for a learning one."""
+    settings: dict[str, Any] = {
+        "call_key": key,
+        "task": "math",
+        "step": -1,
+        "prompt_id": "p1",
+        "help_units": 1,
+        "messages": (Message("user", prompt),),
+        "max_output_tokens": 20,
+    }
+    return CloudCall(**{**settings, **changes})

@@ -1,0 +1,565 @@
+"""The life of a call over real gRPC, with an upstream that behaves as told: one call per group, faults, draining, lost replies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from coordinator.accounts import CallState
+from coordinator.admission import Gate
+from coordinator.config import CoordinatorConfig
+from coordinator.providers.provider import ProviderError, ProviderResult
+from coordinator.server import SERVICE
+from coordinator.stores.memory import MemoryLedgerStore
+from edge.core.errors import (
+    BudgetExhausted,
+    ConfigError,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    KeyReused,
+    NotFound,
+    OutcomeUnknown,
+    Unpriced,
+    UsageError,
+)
+from edge.core.types import TokenUsage
+from edge.rpc.grpc_client import GrpcCoordinatorClient
+from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+
+HOLD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
+CHARGE_UUSD = 10 + 2 * 5
+FAST = {"max_retries": 0}
+
+
+def failing(**error):
+    """A behaviour that raises a ProviderError."""
+
+    async def behave(request):
+        raise ProviderError("scripted", **error)
+
+    return behave
+
+
+async def usage(store: MemoryLedgerStore):
+    """(calls, tokens, micro-USD) committed and reserved over the whole fleet."""
+    row = next(row for row in await store.list_budgets() if row.key == "fleet")
+    return (row.committed.calls, row.committed.uusd), (row.reserved.calls, row.reserved.uusd)
+
+
+async def test_a_call_is_charged_what_it_used_and_nothing_stays_held(tmp_path) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+        completion = await client.complete(call(), 5.0)
+        assert (completion.charged_uusd, completion.usage, completion.model) == (CHARGE_UUSD, TokenUsage(10, 5), "m")
+        assert completion.budget is not None and completion.budget.spend_uusd == CHARGE_UUSD
+        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+
+
+async def test_an_upstream_that_tells_no_usage_is_charged_at_the_hold(tmp_path) -> None:
+    async def silent(request):
+        return ProviderResult("x", None, "u", "stop")
+
+    async with running_coordinator(tmp_path, ProgrammedProvider(silent)), connected(tmp_path) as client:
+        assert (await client.complete(call(), 5.0)).charged_uusd == HOLD_UUSD
+
+
+async def test_the_same_key_joins_the_running_call(tmp_path) -> None:
+    held = Held()
+    provider = ProgrammedProvider(held)
+    async with running_coordinator(tmp_path, provider), connected(tmp_path) as one, connected(tmp_path) as two:
+        asking = [asyncio.create_task(client.complete(call(), 10.0)) for client in (one, two, one, two)]
+        await held.reached.wait()
+        with pytest.raises(KeyReused):
+            await one.complete(call(prompt="other"), 5.0)
+        held.release.set()
+        answers = await asyncio.gather(*asking)
+    assert len(provider.requests) == 1 and len({(each.text, each.charged_uusd) for each in answers}) == 1
+
+
+async def test_a_hundred_concurrent_callers_of_one_group_make_one_upstream_call(tmp_path) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+        await client.open_step("math", 0, 8, 8, 1.0)
+        calls = [call(f"k{number}", step=0, prompt_id="g") for number in range(100)]
+        answers = await asyncio.gather(*(client.complete(each, 20.0) for each in calls))
+        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+    assert len(provider.requests) == 1 and sum(each.charged_uusd for each in answers) == CHARGE_UUSD
+
+
+async def test_concurrent_calls_never_exceed_a_limit(tmp_path) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider()
+    limit = 7 * HOLD_UUSD
+    budgets = {"fleet": {"spend_limit_uusd": limit}}
+    async with running_coordinator(tmp_path, provider, store=store, budgets=budgets), connected(tmp_path) as client:
+        calls = [call(f"k{number}", f"what is {number:>2}?", temperature=number / 100) for number in range(60)]
+        answers = await asyncio.gather(*(client.complete(each, 20.0) for each in calls), return_exceptions=True)
+        committed, reserved = await usage(store)
+    refused = [each for each in answers if isinstance(each, BudgetExhausted)]
+    assert committed[1] <= limit and reserved == (0, 0)
+    assert len(refused) + committed[0] == 60 and refused and len(provider.requests) == committed[0]
+    assert {each.metadata["budget"] for each in refused} == {"fleet"}
+
+
+async def test_an_equal_prompt_is_answered_from_the_cache_of_the_same_device_only(tmp_path) -> None:
+    provider = ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider), connected(tmp_path, "a") as a, connected(tmp_path, "b") as b:
+        first = await a.complete(call("k1"), 5.0)
+        second = await a.complete(call("k2"), 5.0)
+        other = await b.complete(call("k2"), 5.0)
+    assert (first.cached, second.cached, other.cached) == (False, True, False)
+    assert second.charged_uusd == 0 and len(provider.requests) == 2
+
+
+async def test_devices_do_not_see_each_others_calls(tmp_path) -> None:
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider()),
+        connected(tmp_path, "a") as a,
+        connected(tmp_path, "b") as b,
+    ):
+        await a.complete(call("k1"), 5.0)
+        with pytest.raises(NotFound):
+            await b.get_call("k1")
+        assert (await b.get_budget("math")).calls == 0
+
+
+async def test_a_client_that_goes_away_does_not_kill_settlement(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
+        asking = asyncio.create_task(client.complete(call(), 10.0))
+        await held.reached.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        held.release.set()
+        recovered = await client.complete(call(), 5.0)
+        assert recovered.text == "WHAT IS 2+2?" and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+
+
+async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    provider = ProgrammedProvider(held)
+    gate = Gate("default", 1, 10)
+    settings = {"gate": gate}
+    async with running_coordinator(tmp_path, provider, store=store, alias_settings=settings), connected(tmp_path) as client:
+        first = asyncio.create_task(client.complete(call("k1", "one"), 10.0))
+        await held.reached.wait()
+        second = asyncio.create_task(client.complete(call("k2", "two"), 10.0))
+        while not gate.waiting:
+            await asyncio.sleep(0.005)
+        second.cancel()
+        while gate.waiting:
+            await asyncio.sleep(0.005)
+        held.release.set()
+        await first
+        with pytest.raises(NotFound):
+            await client.get_call("k2")
+    assert len(provider.requests) == 1
+
+
+async def test_a_full_queue_is_overloaded_with_a_delay(tmp_path) -> None:
+    held = Held()
+    settings = {"gate": Gate("default", 1, 0)}
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(held), alias_settings=settings),
+        connected(tmp_path, **FAST) as client,
+    ):
+        first = asyncio.create_task(client.complete(call("k1", "one"), 10.0))
+        await held.reached.wait()
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.complete(call("k2", "two"), 10.0)
+        held.release.set()
+        await first
+    assert caught.value.reason == "OVERLOADED" and caught.value.retry_after_s == 1.0
+
+
+async def test_an_upstream_that_never_took_the_call_costs_nothing_and_the_key_can_be_used_again(tmp_path) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.complete(call(), 5.0)
+        assert caught.value.reason == "UPSTREAM_FAILED" and await usage(store) == ((0, 0), (0, 0))
+        provider.behaviour = answer
+        assert (await client.complete(call(), 5.0)).charged_uusd == CHARGE_UUSD
+    assert [request.idempotency_key for request in provider.requests] == ["local|k1|1", "local|k1|2"]
+
+
+async def test_the_client_itself_retries_what_was_not_taken_with_the_same_key(tmp_path) -> None:
+    provider = ProgrammedProvider(failing(kind="refused", executed=False))
+
+    async def recover_soon() -> None:
+        while len(provider.requests) < 2:
+            await asyncio.sleep(0.005)
+        provider.behaviour = answer
+
+    async with running_coordinator(tmp_path, provider), connected(tmp_path, first_backoff_s=0.01) as client:
+        answered, _ = await asyncio.gather(client.complete(call(), 10.0), recover_soon())
+    assert answered.text == "WHAT IS 2+2?" and len(provider.requests) >= 3
+
+
+@pytest.mark.parametrize(("executed", "state"), [(None, CallState.IN_DOUBT), (True, CallState.FAILED)])
+async def test_an_upstream_that_may_have_worked_is_charged_at_the_hold_and_the_key_is_spent(tmp_path, executed, state) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="http_500", executed=executed))
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+        errors = []
+        for ask in (lambda: client.complete(call(), 5.0), lambda: client.complete(call(), 5.0), lambda: client.get_call("k1")):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await ask()
+            errors.append((str(caught.value), caught.value.metadata))
+        assert errors[0] == errors[1] == errors[2]
+        assert errors[0][1] == {"charged_uusd": str(HOLD_UUSD), "state": str(state), "cause": "http_500"}
+        assert await usage(store) == ((1, HOLD_UUSD), (0, 0)) and len(provider.requests) == 1
+        provider.behaviour = answer
+        assert (await client.complete(call("k2"), 5.0)).text == "WHAT IS 2+2?"
+
+
+async def test_an_upstream_that_hangs_beyond_every_promise_is_cut_and_charged_in_doubt(tmp_path) -> None:
+    store, held = MemoryLedgerStore(), Held()
+    settings = {"deadline_s": 0.05}
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(held), store=store, alias_settings=settings),
+        connected(tmp_path) as client,
+    ):
+        with pytest.raises(OutcomeUnknown):
+            await client.complete(call(), 10.0)
+        assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
+
+
+async def test_the_clients_deadline_reaches_the_upstream(tmp_path) -> None:
+    provider = ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
+        await client.complete(call(), 3.0)
+    assert 1.0 < provider.requests[0].deadline_s < 3.0
+
+
+async def test_a_bug_in_a_provider_is_charged_in_doubt_and_tells_nothing_to_the_outside(tmp_path) -> None:
+    async def broken(request):
+        raise ZeroDivisionError("secret detail")
+
+    store = MemoryLedgerStore()
+    async with running_coordinator(tmp_path, ProgrammedProvider(broken), store=store), connected(tmp_path) as client:
+        with pytest.raises(CoordinatorError) as caught:
+            await client.complete(call(), 5.0)
+        assert caught.value.reason == "INTERNAL" and "secret" not in str(caught.value)
+        assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
+
+
+async def test_no_upstream_byte_is_sent_while_the_ledger_cannot_be_written(tmp_path) -> None:
+    store, provider = MemoryLedgerStore(), ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
+        store.break_down()
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.complete(call(), 5.0)
+        assert caught.value.reason == "LEDGER_UNAVAILABLE" and provider.requests == []
+        store.heal()
+        assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
+
+
+async def test_a_settlement_waits_for_a_ledger_that_heals(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
+        asking = asyncio.create_task(client.complete(call(), 10.0))
+        await held.reached.wait()
+        store.break_down()
+        held.release.set()
+        await asyncio.sleep(0.1)
+        store.heal()
+        assert (await asking).charged_uusd == CHARGE_UUSD
+        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+
+
+async def test_a_model_without_a_price_or_without_a_name_is_refused(tmp_path) -> None:
+    provider = ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider, alias_settings={"price": None}), connected(tmp_path) as client:
+        with pytest.raises(Unpriced):
+            await client.complete(call(), 5.0)
+        with pytest.raises(NotFound, match="default"):
+            await client.complete(call(model_alias="gpt-none"), 5.0)
+        with pytest.raises(InvalidRequest, match="at most 1000"):
+            await client.complete(call(max_output_tokens=1001), 5.0)
+    assert provider.requests == []
+
+
+async def test_unknown_tasks_are_refused_where_tasks_are_named(tmp_path) -> None:
+    tasks = {"math": {"target_rate": 0.2, "target_rate_from_device": False}}
+    async with running_coordinator(tmp_path, ProgrammedProvider(), tasks=tasks), connected(tmp_path) as client:
+        with pytest.raises(NotFound, match="no task is called"):
+            await client.register("1", ["code"])
+        assert (await client.open_step("math", 0, 4, 4, 0.9)).target_rate == 0.2
+
+
+@pytest.mark.parametrize("label", ["", "a b", "x" * 65, "../etc", "a|b", "a@b", "a]"])
+async def test_a_malformed_task_label_is_refused(tmp_path, label) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
+        with pytest.raises(InvalidRequest):
+            await client.get_budget(label)
+
+
+async def test_a_malformed_device_id_is_refused(tmp_path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path, "no spaces") as client:
+        with pytest.raises(InvalidRequest, match="device-id"):
+            await client.get_budget("math")
+
+
+async def test_a_message_over_the_size_limit_is_refused_and_costs_nothing(tmp_path) -> None:
+    provider = ProgrammedProvider()
+    service = {"max_message_bytes": 2048}
+    async with running_coordinator(tmp_path, provider, service=service), connected(tmp_path) as client:
+        with pytest.raises(InvalidRequest):
+            await client.complete(call(prompt="x" * 5000), 5.0)
+    assert provider.requests == []
+
+
+async def test_text_that_the_wire_cannot_carry_is_refused_before_it_is_sent(tmp_path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
+        with pytest.raises(InvalidRequest):
+            await client.complete(call(prompt="\ud800"), 5.0)
+
+
+async def test_too_many_requests_at_once_are_overloaded(tmp_path) -> None:
+    held = Held()
+    service = {"max_rpcs": 1}
+    async with running_coordinator(tmp_path, ProgrammedProvider(held), service=service), connected(tmp_path, **FAST) as client:
+        first = asyncio.create_task(client.complete(call("k1"), 10.0))
+        await held.reached.wait()
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.get_budget("math")
+        held.release.set()
+        await first
+        assert caught.value.reason == "OVERLOADED"
+
+
+async def test_an_unreachable_coordinator_is_told_quickly_and_without_retries(tmp_path) -> None:
+    async with connected(tmp_path, connect_timeout_s=0.2) as client:
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await asyncio.wait_for(client.complete(call(), 60.0), 10.0)
+    assert caught.value.reason == "UNREACHABLE" and "edge-coordinator serve" in caught.value.hint
+
+
+async def test_something_else_at_the_address_is_unreachable(tmp_path) -> None:
+    async def talk(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    listener = await asyncio.start_unix_server(talk, tmp_path / "c.sock")
+    async with connected(tmp_path, connect_timeout_s=0.3) as client:
+        with pytest.raises(CoordinatorUnavailable):
+            await client.get_budget("math")
+    listener.close()
+    await listener.wait_closed()
+
+
+async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path) -> None:
+    """A forwarder cuts the connection after the request went through; the client finds the answer by its key."""
+    held, store = Held(), MemoryLedgerStore()
+    provider = ProgrammedProvider(held)
+    async with running_coordinator(tmp_path, provider, store=store), CuttingForwarder(tmp_path) as forwarder:
+        client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
+        asking = asyncio.create_task(client.complete(call(), 10.0))
+        await held.reached.wait()
+        forwarder.cut()
+        held.release.set()
+        assert (await asking).text == "WHAT IS 2+2?"
+        await client.aclose()
+        assert len(provider.requests) == 1 and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+
+
+async def test_a_stream_whose_connection_breaks_is_finished_from_the_stored_answer(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), CuttingForwarder(tmp_path) as forwarder:
+        client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
+
+        async def read() -> list:
+            return [delta async for delta in client.stream_complete(call(), 10.0)]
+
+        reading = asyncio.create_task(read())
+        await held.reached.wait()
+        forwarder.cut()
+        held.release.set()
+        deltas = await reading
+        assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?" and deltas[-1].completion is not None
+        await client.aclose()
+        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+
+
+async def test_a_stream_shows_the_answer_piece_by_piece(tmp_path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
+        deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
+    assert [delta.text for delta in deltas] == [*"WHAT IS 2+2?", ""]
+
+
+async def test_a_failing_stream_raises_the_typed_error(tmp_path) -> None:
+    provider = ProgrammedProvider(failing(kind="garbage", executed=True))
+    async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
+        with pytest.raises(OutcomeUnknown):
+            _ = [delta async for delta in client.stream_complete(call(), 5.0)]
+
+
+async def test_draining_settles_what_runs_and_refuses_what_is_new(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    provider = ProgrammedProvider(held)
+    async with (
+        running_coordinator(tmp_path, provider, store=store) as coordinator,
+        connected(tmp_path, **FAST) as client,
+        grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running = asyncio.create_task(client.complete(call("k1"), 10.0))
+        await held.reached.wait()
+        draining = asyncio.create_task(coordinator.drain(10.0))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        for ask in (client.complete(call("k2", "new"), 5.0), client.open_step("math", 0, 4, 4, 0.5), client.register("1", [])):
+            with pytest.raises(CoordinatorUnavailable) as caught:
+                await ask
+            assert caught.value.reason == "DRAINING"
+        held.release.set()
+        assert (await running).charged_uusd == CHARGE_UUSD
+        await draining
+        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+        watch.cancel()
+    assert not (tmp_path / "c.sock").exists() and len(provider.requests) == 1
+
+
+async def test_what_outlives_the_grace_of_a_drain_is_charged_in_doubt(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(held), store=store) as coordinator,
+        connected(tmp_path, max_retries=0, connect_timeout_s=0.2) as client,
+    ):
+        running = asyncio.create_task(client.complete(call("k1"), 10.0))
+        await held.reached.wait()
+        await coordinator.drain(0.01)
+        with pytest.raises(CoordinatorUnavailable):
+            await running
+    assert (await store.get_call("local", "k1")).state is CallState.IN_DOUBT
+
+
+async def test_health_and_reflection_answer(tmp_path) -> None:
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider()),
+        grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asking = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        listed = await asking.read()
+        assert SERVICE in {service.name for service in listed.list_services_response.service}
+        asking.cancel()
+
+
+async def test_tcp_on_loopback_works_and_tells_the_port_it_took(tmp_path) -> None:
+    provider = ProgrammedProvider()
+    async with running_coordinator(tmp_path, provider, listen=("127.0.0.1:0", f"unix:{tmp_path}/c.sock")) as coordinator:
+        address = coordinator.serving.addresses[0]
+        assert not address.endswith(":0")
+        client = GrpcCoordinatorClient(address)
+        assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
+        await client.aclose()
+
+
+def test_plaintext_leaves_this_machine_only_when_told_so() -> None:
+    with pytest.raises(UsageError, match="unencrypted"):
+        GrpcCoordinatorClient("10.0.0.1:7443")
+    GrpcCoordinatorClient("10.0.0.1:7443", allow_insecure=True)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", "host:99999", ":1", "unix:", "unix:" + "x" * 200])
+def test_a_malformed_address_is_wrong_usage(address) -> None:
+    with pytest.raises(UsageError):
+        GrpcCoordinatorClient(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:0"])
+async def test_plaintext_is_not_served_to_other_machines(tmp_path, address) -> None:
+    with pytest.raises(ConfigError, match="unencrypted"):
+        async with running_coordinator(tmp_path, ProgrammedProvider(), listen=(address,)):
+            pass
+
+
+async def test_an_address_in_use_is_a_config_error(tmp_path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with running_coordinator(tmp_path, ProgrammedProvider(), listen=(f"127.0.0.1:{taken.getsockname()[1]}",)):
+                pass
+
+
+async def test_a_socket_that_another_coordinator_answers_is_not_stolen(tmp_path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
+        with pytest.raises(ConfigError, match="another process"):
+            async with running_coordinator(tmp_path, ProgrammedProvider()):
+                pass
+        assert (await client.get_budget("math")).calls == 0
+
+
+async def test_a_left_over_socket_is_replaced_and_only_its_owner_may_connect(tmp_path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "c.sock"))
+    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
+        assert (await client.get_budget("math")).calls == 0
+        assert (tmp_path / "c.sock").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_in_the_sockets_place_is_kept(tmp_path) -> None:
+    (tmp_path / "c.sock").write_text("precious")
+    with pytest.raises(ConfigError, match="no socket"):
+        async with running_coordinator(tmp_path, ProgrammedProvider()):
+            pass
+    assert (tmp_path / "c.sock").read_text() == "precious"
+
+
+def test_a_coordinator_needs_somewhere_to_listen() -> None:
+    from coordinator.bootstrap import Coordinator
+
+    with pytest.raises(ConfigError, match="nowhere to listen"):
+        Coordinator(CoordinatorConfig())
+
+
+class CuttingForwarder:
+    """Forwards connections on its own socket to the coordinator's, until told to cut those that are open."""
+
+    def __init__(self, folder) -> None:
+        self.path = folder / "f.sock"
+        self._target = folder / "c.sock"
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> CuttingForwarder:
+        self._server = await asyncio.start_unix_server(self._forward, self.path)
+        return self
+
+    async def __aexit__(self, *exc_info) -> None:
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Break every open connection."""
+        for writer in tuple(self._open):
+            writer.transport.abort()
+
+    async def _forward(self, reader, writer) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(self._target)
+        self._open |= {writer, up_writer}
+        await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
+        self._open -= {writer, up_writer}
+
+
+async def _pump(reader, writer) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except (ConnectionError, BrokenPipeError):
+        pass
+    finally:
+        writer.close()
