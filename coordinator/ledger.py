@@ -41,6 +41,8 @@ from coordinator.journal import JournalEntry, next_entry
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
 
+MOST_UNITS = 2**53
+
 
 class Tables(Protocol):
     """Rows of one open transaction. `put_*` inserts or replaces a whole row; a getter gives None where there is no row."""
@@ -507,8 +509,9 @@ def _check_reserve(request: ReserveRequest) -> None:
         raise InvalidRequest("a call needs a device, a key, a task and a fingerprint")
     if request.step < SERVING_STEP or request.help_units < 0:
         raise InvalidRequest("step and help_units cannot be negative (step -1: outside training)")
-    if request.hold.calls < 1:
-        raise InvalidRequest("a hold covers at least one call")
+    hold = request.hold
+    if hold.calls < 1 or max(hold.calls, hold.tokens, hold.uusd) > MOST_UNITS:
+        raise InvalidRequest(f"a hold covers at least one call and at most {MOST_UNITS} of each unit")
 
 
 def _check_same_content(known: CallRow, request: ReserveRequest) -> None:

@@ -145,7 +145,8 @@ class RowBatcher:
             chunk = ids[start : start + PREFILL_CHUNK]
             self._batch.fill_prompt(index, chunk, start, wants_logits=start + len(chunk) == len(ids))
             self._decode()
-        return self._logits(1)[0]
+        first: Floats = self._logits(1)[0]
+        return first
 
     def _decode_rows(self, count: int) -> Floats:
         """One token in rows 0..count-1; rows that do not run decode a token nobody looks at, to keep the batch in one piece."""

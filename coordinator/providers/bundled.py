@@ -68,7 +68,7 @@ class BundledProvider:
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Complete once. Raises ProviderError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        generation, engine = await self._submit(request, _setter(done), streamed=False)
+        generation = await self._submit(request, _setter(done), streamed=False)
         try:
             async with asyncio.timeout(request.deadline_s):
                 await done
@@ -81,21 +81,18 @@ class BundledProvider:
 
     async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderDelta]:
         """Complete once, piece by piece. Raises ProviderError."""
+        end = asyncio.get_running_loop().time() + request.deadline_s
         news = asyncio.Event()
-        generation, engine = await self._submit(request, news.set, streamed=True)
+        generation = await self._submit(request, news.set, streamed=True)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         sent = 0
         try:
-            async with asyncio.timeout(request.deadline_s):
-                while not generation.finish:
-                    await news.wait()
-                    news.clear()
-                    data = bytes(generation.text[sent:])
-                    sent += len(data)
-                    if text := decoder.decode(data):
-                        yield ProviderDelta(text)
-        except TimeoutError:
-            raise _deadline_error(generation) from None
+            while not generation.finish:
+                await _news_until(news, end, generation)
+                data = bytes(generation.text[sent:])
+                sent += len(data)
+                if text := decoder.decode(data):
+                    yield ProviderDelta(text)
         finally:
             if not generation.finish:
                 generation.cancel()
@@ -108,14 +105,11 @@ class BundledProvider:
         if engine is not None:
             await asyncio.to_thread(engine.close)
 
-    async def _submit(
-        self, request: ProviderRequest, notify: Callable[[], None], *, streamed: bool
-    ) -> tuple[Generation, _Engine]:
+    async def _submit(self, request: ProviderRequest, notify: Callable[[], None], *, streamed: bool) -> Generation:
         await self.start()
-        engine = self._engine
-        if engine is None:
+        if self._engine is None:
             raise ProviderError("the bundled model is closed", kind="closed", executed=False)
-        return engine.submit(request, self._seed, notify, streamed=streamed), engine
+        return self._engine.submit(request, self._seed, notify, streamed=streamed)
 
 
 class _Engine:
@@ -225,6 +219,16 @@ class _Engine:
             if generation is not None and generation.claim():
                 generation.error, generation.finish = _closed(executed=False), "error"
                 generation.told(generation)
+
+
+async def _news_until(news: asyncio.Event, end: float, generation: Generation) -> None:
+    """Wait for more text; the time-out never spans a `yield`, where it would hit the consumer."""
+    try:
+        async with asyncio.timeout_at(end):
+            await news.wait()
+    except TimeoutError:
+        raise _deadline_error(generation) from None
+    news.clear()
 
 
 def _setter(done: asyncio.Future[None]) -> Callable[[], None]:

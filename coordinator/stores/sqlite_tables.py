@@ -140,7 +140,7 @@ class SqliteTables:
         return self._open_attempts("epoch <> ?", epoch)
 
     def _open_attempts(self, condition: str, value: int) -> Sequence[AttemptRow]:
-        sql = f"SELECT * FROM attempt WHERE state = 'dispatched' AND {condition} ORDER BY lease_ms, device, key"
+        sql = f"SELECT * FROM attempt WHERE state = 'dispatched' AND {condition} ORDER BY lease_ms, device, key"  # noqa: S608
         return [_attempt_of(row) for row in self._all(sql, value)]
 
     def budget(self, key: str) -> BudgetRow | None:
@@ -235,7 +235,7 @@ class SqliteTables:
 
     def _put(self, table: str, values: Sequence[Any]) -> None:
         marks = ", ".join("?" * len(values))
-        self.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+        self.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608 - names are ours
 
 
 def _units(amount: Amount) -> tuple[int, int, int]:
@@ -255,7 +255,8 @@ def _call(row: Sequence[Any] | None) -> CallRow | None:
 
 
 def _call_of(row: Sequence[Any]) -> CallRow:
-    return CallRow(*row[:8], CallState(row[8]), row[9], Amount(*row[10:13]), *row[13:])
+    values: tuple[Any, ...] = (*row[:8], CallState(row[8]), row[9], Amount(*row[10:13]), *row[13:])
+    return CallRow(*values)
 
 
 def _call_values(row: CallRow) -> tuple[Any, ...]:
@@ -266,8 +267,9 @@ def _call_values(row: CallRow) -> tuple[Any, ...]:
 
 
 def _attempt_of(row: Sequence[Any]) -> AttemptRow:
-    budgets = tuple(json.loads(row[10]))
-    return AttemptRow(*row[:3], CallState(row[3]), Amount(*row[4:7]), Amount(*row[7:10]), budgets, row[11], row[12])
+    amounts = (Amount(*row[4:7]), Amount(*row[7:10]))
+    values: tuple[Any, ...] = (*row[:3], CallState(row[3]), *amounts, tuple(json.loads(row[10])), row[11], row[12])
+    return AttemptRow(*values)
 
 
 def _attempt_values(row: AttemptRow) -> tuple[Any, ...]:
@@ -276,8 +278,9 @@ def _attempt_values(row: AttemptRow) -> tuple[Any, ...]:
 
 
 def _step_of(row: Sequence[Any]) -> StepRow:
-    opened = (*row[:5], *map(float.fromhex, row[5:8]), row[8])
-    return StepRow(*opened, bool(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
+    opened: tuple[Any, ...] = (*row[:5], *map(float.fromhex, row[5:8]), row[8])
+    closed: tuple[Any, ...] = (bool(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
+    return StepRow(*opened, *closed)
 
 
 def _step_values(row: StepRow) -> tuple[Any, ...]:

@@ -1,0 +1,111 @@
+"""A provider that does what it is told: answers, delays, failures. Knows a script; for tests, the simulator and fault runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
+from edge.core.types import TokenUsage
+
+
+USUAL_USAGE = TokenUsage(20, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    """Answer with `text` after `delay_s`. `usage` None: the upstream does not say."""
+
+    text: str = "<answer>\\boxed{42}</answer>"
+    usage: TokenUsage | None = USUAL_USAGE
+    finish: str = "stop"
+    delay_s: float = 0.0
+    upstream_id: str = "scripted"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedFailure:
+    """Fail after `delay_s`; `executed` as in ProviderError. A stream says `text_before` first."""
+
+    kind: str = "http_500"
+    executed: bool | None = None
+    retry_after_s: float | None = None
+    usage: TokenUsage | None = None
+    delay_s: float = 0.0
+    text_before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedHang:
+    """Never answer; the deadline ends it."""
+
+
+Act = ScriptedAnswer | ScriptedFailure | ScriptedHang
+Script = Callable[[ProviderRequest], Act]
+
+
+def always(act: Act) -> Script:
+    """The same act for every request."""
+    return lambda request: act
+
+
+def in_turn(*acts: Act) -> Script:
+    """One act after the other; the last one for all that follow. Raises ValueError without any."""
+    if not acts:
+        raise ValueError("a script needs at least one act")
+    position = iter(range(len(acts) - 1))
+    return lambda request: acts[next(position, -1)]
+
+
+class ScriptedProvider:
+    """CloudProvider over a script. `requests` lists what was asked, in order."""
+
+    def __init__(self, script: Script | None = None, *, name: str = "scripted") -> None:
+        self.name = name
+        self.requests: list[ProviderRequest] = []
+        self._script = script or always(ScriptedAnswer())
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    def input_token_bound(self, request: ProviderRequest) -> int:
+        """A bound by bytes."""
+        return sum(len(turn.content.encode("utf-8", "replace")) + 16 for turn in request.messages) + 64
+
+    async def complete(self, request: ProviderRequest) -> ProviderResult:
+        """Play one act. Raises ProviderError."""
+        return await self._play(request, self._next(request))
+
+    async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderDelta]:
+        """Play one act, its text word by word. Raises ProviderError."""
+        act = self._next(request)
+        if isinstance(act, ScriptedFailure) and act.text_before:
+            yield ProviderDelta(act.text_before)
+        result = await self._play(request, act)
+        for piece in pieces_of(result.text):
+            yield ProviderDelta(piece)
+        yield ProviderDelta("", result)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def _next(self, request: ProviderRequest) -> Act:
+        self.requests.append(request)
+        return self._script(request)
+
+    async def _play(self, request: ProviderRequest, act: Act) -> ProviderResult:
+        delay_s = float("inf") if isinstance(act, ScriptedHang) else act.delay_s
+        await asyncio.sleep(min(delay_s, request.deadline_s))
+        if isinstance(act, ScriptedHang) or delay_s > request.deadline_s:
+            raise ProviderError("the script did not answer in time", kind="deadline", executed=None)
+        if isinstance(act, ScriptedFailure):
+            message = f"the script failed ({act.kind})"
+            raise ProviderError(message, kind=act.kind, executed=act.executed, retry_after_s=act.retry_after_s, usage=act.usage)
+        return ProviderResult(act.text, act.usage, act.upstream_id, act.finish)
+
+
+def pieces_of(text: str) -> list[str]:
+    """A text cut behind each space, as a stream would bring it; the joined pieces are the text."""
+    words = text.split(" ")
+    return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])
