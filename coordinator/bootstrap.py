@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from edge.core.clock import Clock, SystemClock
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coordinator.server import CoordinatorServer
     from coordinator.stores.store import LedgerStore
     from coordinator.upstreams import Upstream
+    from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
 LEDGER_FILE = "ledger.sqlite3"
@@ -31,6 +32,7 @@ PROVIDERS = Registry(
     {
         "bundled": "coordinator.bootstrap:bundled_provider",
         "openai_compatible": "coordinator.bootstrap:openai_compatible_provider",
+        "recorded": "coordinator.bootstrap:recorded_provider",
     },
 )
 
@@ -69,8 +71,23 @@ def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
 
 
 def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A server that speaks OpenAI's chat completions."""
-    raise NotImplementedError
+    """A server that speaks OpenAI's chat completions. Raises ConfigError."""
+    from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
+
+    endpoint = OpenAIEndpoint(
+        base_url=config.base_url or "",
+        api_key_env=config.api_key_env,
+        tokens_field=config.tokens_field,
+        allow_plaintext=config.allow_plaintext,
+    )
+    return OpenAICompatibleProvider(endpoint, name=alias)
+
+
+def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """Answers replayed from a cassette."""
+    from coordinator.providers.recorded import RecordedProvider
+
+    return RecordedProvider(Path(config.path or ""), name=alias)
 
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
@@ -112,6 +129,7 @@ class Coordinator:
         self._store = store
         self._upstreams = upstreams
         self._resources = AsyncExitStack()
+        self._drained = True
 
     async def __aenter__(self) -> Serving:
         """Open the ledger, start the providers, listen."""
@@ -166,11 +184,15 @@ async def open_store(state_dir: Path, clock: Clock) -> LedgerStore:
     """The SQLite ledger of a state folder. Raises StateError."""
     from coordinator.stores.sqlite import SqliteLedgerStore
 
+    _make_state_dir(state_dir)
+    return await SqliteLedgerStore.open(ledger_path(state_dir), clock.now())
+
+
+def _make_state_dir(state_dir: Path) -> None:
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make the state folder {state_dir}: {error.strerror}") from error
-    return await SqliteLedgerStore.open(ledger_path(state_dir), clock.now())
 
 
 async def serve(config: CoordinatorConfig, on_serving: Callable[[Serving], None], *, parent_pid: int | None = None) -> None:
@@ -181,7 +203,7 @@ async def serve(config: CoordinatorConfig, on_serving: Callable[[Serving], None]
     async with coordinator as serving:
         stop = _stop_on_signals()
         on_serving(serving)
-        waits = [asyncio.create_task(stop.wait())]
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         if parent_pid is not None:
             waits.append(asyncio.create_task(parent_gone(parent_pid)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -200,13 +222,13 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _cancelled(task: asyncio.Task[object]) -> None:
+async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
 
 
-def _service_limits(config: CoordinatorConfig) -> object:
+def _service_limits(config: CoordinatorConfig) -> ServiceLimits:
     from edge.rpc.v1 import device_pb2
 
     most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.accounts import (
     Amount,
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 MAX_KEY_CHARS = 200
 MAX_TEMPERATURE = 4.0
 POLL_S = 0.5
+_PASSING_4XX = frozenset({"http_408", "http_409", "http_425", "http_429", "http_499"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +196,16 @@ class Broker:
             async with asyncio.timeout(deadline_s + 1.0):  # a provider that breaks its own promise
                 result = await _ask(flight, request)
         except ProviderError as error:
-            log.info("upstream %s gave no answer (%s)", job.upstream.alias, error.kind)
-            resolution = await self._settled(lambda failed=error: self._resolve_failure(job, attempt, failed))
+            log.warning("upstream %s gave no answer (%s) %s", job.upstream.alias, error.kind, error.hint)
+            resolution = await self._settled(partial(self._resolve_failure, job, attempt, error))
             raise _failure(resolution.call, error.retry_after_s) from error
         except TimeoutError as error:
-            resolution = await self._settled(lambda: self._doubt(job, attempt, "deadline"))
+            resolution = await self._settled(partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
         except BaseException:
-            await asyncio.shield(self._settled(lambda: self._doubt(job, attempt, "cut")))
+            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "cut")))
             raise
-        settlement = self._settlement(job, attempt, hold, result)
-        resolution = await self._settled(lambda: self._store.settle(settlement))
+        resolution = await self._settled(partial(self._store.settle, self._settlement(job, attempt, hold, result)))
         return await self._replayed(resolution.call)
 
     def _settlement(self, job: Job, attempt: int, hold: Amount, result: ProviderResult) -> Settlement:
@@ -298,15 +299,17 @@ def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorErr
     """The typed error of a call that has no answer to give; the same for every caller of its key."""
     metadata = {"charged_uusd": str(row.charged.uusd), "state": str(row.state), "cause": row.reason}
     if row.state is CallState.REFUNDED:
-        return CoordinatorUnavailable(
-            f"the cloud LLM did not take the call ({row.reason}); nothing was charged",
-            reason="UPSTREAM_FAILED",
-            retry_after_s=retry_after_s,
-            metadata=metadata,
-        )
+        message = f"the cloud LLM did not take the call ({row.reason}); nothing was charged"
+        reason = "UPSTREAM_REJECTED" if _is_rejection(row.reason) else "UPSTREAM_FAILED"
+        return CoordinatorUnavailable(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
     what = "its answer is no longer stored" if row.state is CallState.COMPLETED else f"it ended without an answer ({row.reason})"
     message = f"call {row.key!r} was charged {row.charged.uusd} micro-USD and {what}"
     return OutcomeUnknown(message, hint="ask again with a new key", metadata=metadata)
+
+
+def _is_rejection(kind: str) -> bool:
+    """Whether asking the upstream the same again is pointless: it refused the request itself, not this moment."""
+    return kind in ("bad_request", "too_long", "not_recorded") or (kind.startswith("http_4") and kind not in _PASSING_4XX)
 
 
 def _require_same_content(running: Job, asked: Job) -> None:

@@ -1,6 +1,7 @@
 """Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of how a hold is taken.
 
-Limits come from the configuration; `budget set` writes others to `limits.json` in the state folder, which a running coordinator reads again.
+Limits come from the configuration; `budget set` writes others to `limits.json` in the state folder, which a running coordinator
+reads again.
 """
 
 from __future__ import annotations

@@ -222,8 +222,7 @@ def _budget_lines(rows: Sequence[BudgetRow]) -> list[str]:
     if not shown:
         return ["nothing was spent yet"]
     return [
-        f"{row.key}: "
-        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
+        f"{row.key}: " + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
         for row in shown
     ]
 
@@ -236,7 +235,9 @@ def _meter(label: str, used: int, limit: int | None) -> str:
 
 
 def _task_line(row: TaskRow) -> str:
-    return f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {row.charged.calls} calls"
+    return (
+        f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {row.charged.calls} calls"
+    )
 
 
 def _report(report: Any, json_lines: bool) -> int:

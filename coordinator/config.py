@@ -36,7 +36,8 @@ class UpstreamConfig(Section):
     """One cloud LLM under an alias.
 
     `bundled` runs `model` (nano-cloud, or `path` to a GGUF file) in this process at a small notional price, so that spend moves and caps
-    can be tried; every other upstream needs its real price, or its calls are refused as UNPRICED.
+    can be tried; `openai_compatible` asks a server at `base_url`; `recorded` replays the cassette at `path`. All but the bundled one need
+    their real price, or their calls are refused as UNPRICED.
     """
 
     provider: str = "bundled"
@@ -50,11 +51,15 @@ class UpstreamConfig(Section):
     deadline_s: Positive = 60.0
     max_output_tokens: int = Field(4096, ge=1)
     threads: int = Field(1, ge=1)
+    tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    allow_plaintext: bool = False
 
     @model_validator(mode="after")
     def _what_the_provider_needs(self) -> UpstreamConfig:
         if self.provider == "openai_compatible" and not self.base_url:
             raise ValueError("needs base_url for provider openai_compatible")
+        if self.provider == "recorded" and not self.path:
+            raise ValueError("needs path, the cassette, for provider recorded")
         return self
 
     @property

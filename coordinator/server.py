@@ -41,9 +41,7 @@ class DeviceServicer(device_pb2_grpc.DeviceServiceServicer):
         self._allow_remote = allow_remote
         self._running = 0
 
-    async def RegisterDevice(
-        self, request: device_pb2.RegisterDeviceRequest, context: Any
-    ) -> device_pb2.RegisterDeviceResponse:
+    async def RegisterDevice(self, request: device_pb2.RegisterDeviceRequest, context: Any) -> device_pb2.RegisterDeviceResponse:
         """See device.proto."""
         return await self._unary(self._api.register_device, request, context)
 
@@ -78,9 +76,7 @@ class DeviceServicer(device_pb2_grpc.DeviceServiceServicer):
         """See device.proto."""
         return await self._unary(self._api.get_call, request, context)
 
-    async def _unary(
-        self, handler: Callable[[Request, Caller], Awaitable[Response]], request: Request, context: Any
-    ) -> Response:
+    async def _unary(self, handler: Callable[[Request, Caller], Awaitable[Response]], request: Request, context: Any) -> Response:
         try:
             with self._counted():
                 return await handler(request, self._caller(context))
@@ -130,7 +126,11 @@ class CoordinatorServer:
         device_pb2_grpc.add_DeviceServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        bound = tuple(self._bind(address) for address in self._addresses)
+        try:
+            bound = tuple(self._bind(address) for address in self._addresses)
+        except ConfigError:
+            self._sockets.close()
+            raise
         await self._server.start()
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         return bound
@@ -146,7 +146,8 @@ class CoordinatorServer:
     def _bind(self, address: Address) -> str:
         if not (address.is_local or self._service.allow_insecure):
             raise ConfigError(
-                f"refusing to listen unencrypted on {address}", hint="listen on loopback or a Unix socket, or set service.allow_insecure"
+                f"refusing to listen unencrypted on {address}",
+                hint="listen on loopback or a Unix socket, or set service.allow_insecure",
             )
         if address.path:
             _make_room(Path(address.path))

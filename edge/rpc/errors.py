@@ -39,6 +39,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("DRAINING", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("UPSTREAM_OPEN", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("UPSTREAM_FAILED", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
+    ErrorRow("UPSTREAM_REJECTED", errors.CoordinatorUnavailable, StatusCode.FAILED_PRECONDITION),
     ErrorRow("LEDGER_UNAVAILABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("UNREACHABLE", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("CONNECTION_LOST", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
@@ -67,6 +68,12 @@ BARE_CODES = {
     StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
 }
 _CODE_BY_NUMBER: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
+
+
+def is_worth_retrying(error: errors.CoordinatorError) -> bool:
+    """True for what travels as UNAVAILABLE, except that a coordinator which cannot be connected to was waited for already."""
+    row = row_for(error)
+    return row.code is StatusCode.UNAVAILABLE and row.reason != "UNREACHABLE"
 
 
 def row_for(error: errors.CoordinatorError) -> ErrorRow:
@@ -113,12 +120,6 @@ def from_rpc_error(error: grpc.RpcError) -> errors.CoordinatorError:
     return from_status(_attached_status(failed.trailing_metadata()) or _bare_status(failed.code(), failed.details()))
 
 
-def is_from_coordinator(error: grpc.RpcError) -> bool:
-    """True when the coordinator itself answered; False for a connection cut or a proxy's own error."""
-    failed: Any = error
-    return _attached_status(failed.trailing_metadata()) is not None
-
-
 def _attached_status(metadata: Iterable[tuple[str, str | bytes]] | None) -> status_pb2.Status | None:
     for key, value in metadata or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
@@ -146,7 +147,9 @@ def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
 
 
 def _quota_failure(error: errors.BudgetExhausted) -> error_details_pb2.QuotaFailure:
-    violation = error_details_pb2.QuotaFailure.Violation(subject=error.metadata.get("budget", ""), description=_one_line(str(error)))
+    violation = error_details_pb2.QuotaFailure.Violation(
+        subject=error.metadata.get("budget", ""), description=_one_line(str(error))
+    )
     return error_details_pb2.QuotaFailure(violations=[violation])
 
 

@@ -1,7 +1,7 @@
 """The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
 
-Only UNAVAILABLE is retried, with the same key, within the caller's deadline: the delay is the coordinator's RetryInfo or a jittered
-exponential one. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice. A coordinator that
+Only UNAVAILABLE (and a call that still runs elsewhere) is asked again, with the same key, within the caller's deadline: the delay is
+the coordinator's RetryInfo or a jittered exponential one. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice. A coordinator that
 cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally.
 """
 
@@ -26,12 +26,11 @@ from edge.core.rng import stream
 from edge.rpc import codec
 from edge.rpc.address import Address, parse_address
 from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion, CloudDelta, Registration, StepClosed, StepOpened
-from edge.rpc.errors import from_rpc_error
+from edge.rpc.errors import from_rpc_error, is_worth_retrying
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, device_pb2_grpc, step_pb2
 
 T = TypeVar("T")
 DEVICE_ID_KEY = "device-id"
-NOT_WORTH_RETRYING = {"UNREACHABLE", "DEADLINE_EXCEEDED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,7 @@ class GrpcCoordinatorClient:
 
     async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(
-            lambda: step_pb2.CloseStepRequest(task=task, step=step, total_units=total_units, help_units=help_units)
-        )
+        request = _encode(lambda: step_pb2.CloseStepRequest(task=task, step=step, total_units=total_units, help_units=help_units))
         return codec.decode_step_closed(await self._control("CloseStep", request))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
@@ -122,7 +119,7 @@ class GrpcCoordinatorClient:
                 yield delta
             return
         except (CoordinatorUnavailable, CallInProgress) as error:
-            if error.reason in NOT_WORTH_RETRYING:
+            if not _may_be_asked_again(error):
                 raise
         completion = await self._complete_until(call, end)
         rest = completion.text.removeprefix(received) if completion.text.startswith(received) else ""
@@ -186,7 +183,7 @@ class GrpcCoordinatorClient:
                 return await attempt()
             except (CoordinatorUnavailable, CallInProgress) as error:
                 delay_s = self._delay_s(error, tried)
-                if error.reason in NOT_WORTH_RETRYING or delay_s >= self._left(end):
+                if not _may_be_asked_again(error) or delay_s >= self._left(end):
                     raise
             await asyncio.sleep(delay_s)
         return await attempt()
@@ -232,6 +229,11 @@ class GrpcCoordinatorClient:
     def _left(end: float) -> float:
         """Seconds until `end`, never quite 0 (a call without any time is still answered DEADLINE_EXCEEDED by gRPC)."""
         return max(0.001, end - asyncio.get_running_loop().time())
+
+
+def _may_be_asked_again(error: CoordinatorError) -> bool:
+    """With the same key: what is UNAVAILABLE, and a call that still runs elsewhere."""
+    return isinstance(error, CallInProgress) or is_worth_retrying(error)
 
 
 def _channel_options(address: Address, policy: ClientPolicy) -> list[tuple[str, int]]:

@@ -92,7 +92,9 @@ class ScriptedCoordinatorClient:
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce the device."""
         self._fail_if_told("register")
-        terms = tuple(TaskTerms(name, task.target_rate, task.dual, task.next_step) for name in tasks for task in [self._task(name)])
+        terms = tuple(
+            TaskTerms(name, task.target_rate, task.dual, task.next_step) for name in tasks for task in [self._task(name)]
+        )
         return Registration(self._device_id, 1, terms)
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core import errors
-from edge.rpc.errors import BARE_CODES, BY_REASON, DOMAIN, TABLE, from_rpc_error, from_status, to_status, trailing_metadata
+from edge.rpc.errors import (
+    BARE_CODES,
+    BY_REASON,
+    DOMAIN,
+    TABLE,
+    from_rpc_error,
+    from_status,
+    is_worth_retrying,
+    to_status,
+    trailing_metadata,
+)
 
 WIRE_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=40)
 
@@ -36,9 +46,10 @@ def test_every_class_has_a_row_under_its_own_reason() -> None:
 
 
 def test_only_unavailable_is_worth_a_retry_with_the_same_key() -> None:
-    retryable = {row.reason for row in TABLE if row.code is grpc.StatusCode.UNAVAILABLE}
+    retryable = {row.reason for row in TABLE if is_worth_retrying(row.error("x", reason=row.reason))}
     sent_by_the_service = {"OVERLOADED", "DRAINING", "UPSTREAM_OPEN", "UPSTREAM_FAILED", "LEDGER_UNAVAILABLE"}
-    assert retryable == sent_by_the_service | {"UNREACHABLE", "CONNECTION_LOST"}
+    assert retryable == sent_by_the_service | {"CONNECTION_LOST"}
+    assert all(BY_REASON[reason].code is grpc.StatusCode.UNAVAILABLE for reason in retryable)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.reason)
@@ -49,7 +60,9 @@ def test_decoding_what_was_encoded_gives_the_same_error(row) -> None:
     assert (got.retry_after_s, got.metadata) == (1.25, {"expected_step": "7"})
 
 
-@given(row=st.sampled_from(TABLE), message=WIRE_TEXT, metadata=st.dictionaries(WIRE_TEXT.filter(lambda k: k != "hint"), WIRE_TEXT))
+@given(
+    row=st.sampled_from(TABLE), message=WIRE_TEXT, metadata=st.dictionaries(WIRE_TEXT.filter(lambda k: k != "hint"), WIRE_TEXT)
+)
 def test_any_message_and_metadata_survive_as_one_line(row, message, metadata) -> None:
     got = from_status(to_status(row.error(message, reason=row.reason, metadata=metadata)))
     assert got.metadata == metadata and got.retry_after_s is None
@@ -97,6 +110,9 @@ def test_details_travel_in_trailing_metadata_and_garbage_there_is_ignored() -> N
     decoded = from_rpc_error(good)
     assert isinstance(decoded, errors.StepMismatch) and decoded.expected_step == 3
     bad = grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff")), details="cut"
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff")),
+        details="cut",
     )
     assert from_rpc_error(bad).reason == "CONNECTION_LOST"
