@@ -241,10 +241,15 @@ class Console:
 
 
 @contextmanager
-def open_console(clock: Clock, *, json_lines: bool = False, max_steps: int | None = None) -> Iterator[Console]:
-    """The console that fits: JSON lines on stdout, a live block on a terminal, plain lines elsewhere (both on stderr)."""
-    if json_lines:
-        yield Console(JsonLinesSink(sys.stdout))
+def open_console(
+    clock: Clock, *, json_lines: bool = False, quiet: bool = False, max_steps: int | None = None
+) -> Iterator[Console]:
+    """The console that fits: JSON lines on stdout, a live block on a terminal, plain lines elsewhere (both on stderr).
+
+    `quiet` says problems only, for commands whose result is one JSON object.
+    """
+    if json_lines or quiet:
+        yield Console(JsonLinesSink(sys.stdout) if json_lines else ProblemLines(sys.stderr))
         return
     progress = Progress(max_steps)
     if not sys.stderr.isatty():
