@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.types import TokenUsage
 
-
 USUAL_USAGE = TokenUsage(20, 10)
 
 

@@ -1,0 +1,403 @@
+"""Proof from the journal: every balance, call, attempt, step and λ is recomputed from it and compared with the tables, bit for bit.
+Knows what an entry means; shares no arithmetic with the ledger, so that a mistake there is not repeated here.
+
+What it cannot see: a journal cut at its end together with tables set back to match. Note `head_hash` elsewhere to see that too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, TextIO
+
+from coordinator.accounts import Amount, AttemptRow, BudgetRow, CallRow, Limits, StepRow, TaskRow
+from coordinator.journal import GENESIS, JournalEntry, entry_hash
+from edge.dagrpo.dual import dual_step
+
+MOST_DIFFERENCES = 100
+Row = dict[str, Any]
+Units = list[int]
+
+
+class LedgerRows(Protocol):
+    """All rows of a ledger at one moment; SqliteTables and MemoryTables have these."""
+
+    def all_budgets(self) -> Iterable[BudgetRow]:
+        """All budgets."""
+        ...
+
+    def all_calls(self) -> Iterable[CallRow]:
+        """All calls."""
+        ...
+
+    def all_attempts(self) -> Iterable[AttemptRow]:
+        """All attempts."""
+        ...
+
+    def all_steps(self) -> Iterable[StepRow]:
+        """All steps."""
+        ...
+
+    def all_tasks(self) -> Iterable[TaskRow]:
+        """All tasks."""
+        ...
+
+    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
+        """Entries in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was checked and what differs. `differences` holds at most MOST_DIFFERENCES lines of the `difference_count` found."""
+
+    entries: int
+    head_hash: str
+    budgets: int
+    calls: int
+    attempts: int
+    open_attempts: int
+    steps: int
+    dual_updates: int
+    tasks: int
+    difference_count: int
+    differences: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything agrees."""
+        return self.difference_count == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as a JSON object."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def lines(self) -> list[str]:
+        """The report for people: the differences, then one line that sums up."""
+        counts = (
+            f"{self.entries} journal entries, {self.budgets} budgets, {self.calls} calls, {self.attempts} attempts "
+            f"({self.open_attempts} open), {self.steps} steps, {self.dual_updates} dual updates, {self.tasks} tasks"
+        )
+        if self.ok:
+            return [f"verified: {counts}; all equal, bit for bit; head {self.head_hash[:16]}"]
+        return [*self.differences, f"DIFFERS in {self.difference_count} places: {counts}"]
+
+
+def verify_file(path: str | os.PathLike[str]) -> VerifyReport:
+    """Verify a SQLite ledger, also while a coordinator writes it. Raises StateError when there is none or it cannot be read."""
+    from coordinator.stores.sqlite import open_read_only
+
+    with open_read_only(path) as rows:
+        return verify(rows)
+
+
+def export_file(path: str | os.PathLike[str], stream: TextIO) -> int:
+    """Write the journal as JSON lines for audits; returns how many. Raises StateError."""
+    from coordinator.stores.sqlite import open_read_only
+
+    with open_read_only(path) as rows:
+        return sum(stream.write(entry.to_json() + "\n") > 0 for entry in rows.journal_after(0))
+
+
+def verify(rows: LedgerRows) -> VerifyReport:
+    """Replay the journal and compare. Never raises on bad data: what is wrong is in the report."""
+    findings = Findings()
+    replay = Replay(findings)
+    entries, head = _replay_all(rows.journal_after(0), replay, findings)
+    _compare("budget", replay.budgets, rows.all_budgets(), ("key",), findings)
+    _compare("call", replay.calls, _checked_results(rows.all_calls(), findings), ("device", "key"), findings)
+    _compare("attempt", replay.attempts, rows.all_attempts(), ("device", "key", "number"), findings)
+    _compare("step", replay.steps, rows.all_steps(), ("device", "task", "step"), findings)
+    _compare("task", replay.tasks, rows.all_tasks(), ("device", "task"), findings)
+    return VerifyReport(
+        entries=entries,
+        head_hash=head,
+        budgets=len(replay.budgets),
+        calls=len(replay.calls),
+        attempts=len(replay.attempts),
+        open_attempts=sum(row["state"] == "dispatched" for row in replay.attempts.values()),
+        steps=len(replay.steps),
+        dual_updates=replay.dual_updates,
+        tasks=len(replay.tasks),
+        difference_count=findings.count,
+        differences=tuple(findings.lines),
+    )
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects what is wrong."""
+
+    count: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Another difference."""
+        self.count += 1
+        if len(self.lines) < MOST_DIFFERENCES:
+            self.lines.append(line)
+
+    def unless(self, holds: bool, line: str) -> None:
+        """A difference unless the condition holds."""
+        if not holds:
+            self.add(line)
+
+
+class Replay:
+    """The tables as the journal tells them, as plain rows. `apply` takes one entry after the other."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.budgets: dict[Any, Row] = {}
+        self.calls: dict[Any, Row] = {}
+        self.attempts: dict[Any, Row] = {}
+        self.steps: dict[Any, Row] = {}
+        self.tasks: dict[Any, Row] = {}
+        self.dual_updates = 0
+        self._findings = findings
+        self._where = ""
+        self._at_ms = 0
+        self._kinds: dict[str, Callable[[Row], None]] = {
+            "epoch": lambda data: None,
+            "limits": self._limits,
+            "task": self._task,
+            "reserve": self._reserve,
+            "copy": self._copy,
+            "completed": self._completed,
+            "refunded": lambda data: self._resolve(data, "refunded", [0, 0, 0]),
+            "failed": lambda data: self._resolve(data, "failed", None),
+            "in_doubt": lambda data: self._resolve(data, "in_doubt", self._attempt_of(data)["hold"]),
+            "open_step": self._open_step,
+            "close_step": self._close_step,
+            "purge": self._purge,
+        }
+
+    def apply(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        self._where, self._at_ms = f"journal entry {entry.seq} ({entry.kind})", entry.at_ms
+        try:
+            self._kinds[entry.kind](entry.data())
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            self._findings.add(f"{self._where}: does not fit what came before it ({type(error).__name__} {error})")
+
+    def _require(self, holds: bool, what: str) -> None:
+        self._findings.unless(holds, f"{self._where}: {what}")
+
+    def _limits(self, data: Row) -> None:
+        row = self.budgets.setdefault(data["budget"], _new_budget(data["budget"]))
+        used = _sum(row["committed"], row["reserved"])
+        expected = [None if asked is None else max(asked, most) for asked, most in zip(data["asked"], used, strict=True)]
+        self._require(data["limits"] == expected, f"limits {data['limits']} where {expected} follow")
+        row["asked"], row["limits"] = data["asked"], data["limits"]
+
+    def _task(self, data: Row) -> None:
+        key = (data["device"], data["task"])
+        self._require(key not in self.tasks, "the task exists already")
+        terms = {"dual": data["dual"], "target_rate": data["target_rate"], "next_step": 0, "version": 0, "charged": [0, 0, 0]}
+        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms}
+
+    def _reserve(self, data: Row) -> None:
+        call_id, number = (data["device"], data["key"]), data["attempt"]
+        before = self.calls.get(call_id)
+        self._require(before is None or before["state"] == "refunded", "the call was not free to be tried")
+        self._require(number == (before["attempts"] if before else 0) + 1, f"attempt {number} is out of order")
+        self._require(data["step"] < 0 or self._step_is_open(data), "the step is not open")
+        self.calls[call_id] = {**_new_call(data, before, self._at_ms), "state": "dispatched", "attempts": number}
+        names = ("device", "key", "hold", "budgets", "epoch", "lease_ms")
+        fresh = {"number": number, "state": "dispatched", "charged": [0, 0, 0]}
+        self.attempts[*call_id, number] = {**{name: data[name] for name in names}, **fresh}
+        for key in data["budgets"]:
+            row = self.budgets[key]
+            row["reserved"] = _sum(row["reserved"], data["hold"])
+            self._check_limits(row)
+        self._touch_task(data, [0, 0, 0])
+
+    def _step_is_open(self, data: Row) -> bool:
+        row = self.steps.get((data["device"], data["task"], data["step"]))
+        return row is not None and not row["closed"]
+
+    def _copy(self, data: Row) -> None:
+        call_id = (data["device"], data["key"])
+        before = self.calls.get(call_id)
+        source = self.calls[tuple(data["source"].split("|", 1))] if data["source"].count("|") == 1 else None
+        if source is not None:
+            original = source["state"] == "completed" and source["result_sha256"] == data["result_sha256"]
+            self._require(original, "the answer is not that of its source")
+        self._require(before is None or before["state"] == "refunded", "the call was not free to be answered")
+        self.calls[call_id] = {
+            **_new_call(data, before, self._at_ms),
+            **_answer(data),
+            "state": "completed",
+            "source_key": data["source"],
+        }
+        self._touch_task(data, [0, 0, 0])
+
+    def _completed(self, data: Row) -> None:
+        self._resolve(data, "completed", None)
+        self.calls[data["device"], data["key"]].update(_answer(data), upstream_id=data["upstream_id"])
+
+    def _resolve(self, data: Row, state: str, charge: Units | None) -> None:
+        attempt = self._attempt_of(data)
+        call = self.calls[data["device"], data["key"]]
+        self._require(attempt["state"] == "dispatched", "the attempt was resolved before")
+        self._require(charge is None or data["charge"] == charge, f"charged {data['charge']} where {charge} follow")
+        within = all(0 <= part <= most for part, most in zip(data["charge"], attempt["hold"], strict=True))
+        self._require(within, f"charged {data['charge']}, more than the hold {attempt['hold']}")
+        attempt.update(state=state, charged=data["charge"])
+        call.update(state=state, reason=data["reason"], charged=_sum(call["charged"], data["charge"]), updated_ms=self._at_ms)
+        for key in attempt["budgets"]:
+            row = self.budgets[key]
+            row["reserved"] = _difference(row["reserved"], attempt["hold"])
+            row["committed"] = _sum(row["committed"], data["charge"])
+            self._check_limits(row)
+        self._touch_task({**call, **data}, data["charge"])
+
+    def _attempt_of(self, data: Row) -> Row:
+        return self.attempts[data["device"], data["key"], data["attempt"]]
+
+    def _check_limits(self, row: Row) -> None:
+        used = _sum(row["committed"], row["reserved"])
+        fits = all(limit is None or value <= limit for value, limit in zip(used, row["limits"], strict=True))
+        self._require(fits, f"budget {row['key']} holds {used}, above its limits {row['limits']}")
+        self._require(min(row["reserved"]) >= 0, f"budget {row['key']} has a negative hold {row['reserved']}")
+
+    def _touch_task(self, data: Row, charge: Units) -> Row:
+        row = self.tasks[data["device"], data["task"]]
+        row["version"] += 1
+        row["charged"] = _sum(row["charged"], charge)
+        self._require(data["version"] == row["version"], f"version {data['version']} where {row['version']} follows")
+        return row
+
+    def _open_step(self, data: Row) -> None:
+        key = (data["device"], data["task"], data["step"])
+        task = self._touch_task(data, [0, 0, 0])
+        self._require(key not in self.steps, "the step was opened before")
+        self._require(data["step"] == task["next_step"], f"step {task['next_step']} is next")
+        self._require(data["step"] == 0 or data["dual"] == task["dual"], f"λ {data['dual']} where {task['dual']} follows")
+        task.update(dual=data["dual"], target_rate=data["target_rate"])
+        fields = {name: value for name, value in data.items() if name != "version"}
+        zero = (0.0).hex()
+        units = {"closed": False, "total_units": 0, "help_units": 0}
+        self.steps[key] = {**fields, **units, "dual_after": zero, "assist_rate": zero, "discrepancies": []}
+        credit = _new_budget(_step_budget_key(data))
+        credit["asked"] = credit["limits"] = [data["call_credit"], None, None]
+        self.budgets[credit["key"]] = credit
+
+    def _close_step(self, data: Row) -> None:
+        row = self.steps[data["device"], data["task"], data["step"]]
+        task = self._touch_task(data, [0, 0, 0])
+        self._require(not row["closed"], "the step was closed before")
+        rate = data["help_units"] / data["total_units"]
+        dual = dual_step(*(float.fromhex(value) for value in (row["dual"], rate.hex(), row["target_rate"], row["dual_lr"]))).hex()
+        self._require(data["assist_rate"] == rate.hex(), f"assist rate {data['assist_rate']} where {rate.hex()} follows")
+        self._require(data["dual_after"] == dual, f"λ {data['dual_after']} where {dual} follows")
+        row.update({name: value for name, value in data.items() if name != "version"}, closed=True)
+        task.update(dual=dual, next_step=data["step"] + 1)
+        self.dual_updates += 1
+
+    def _purge(self, data: Row) -> None:
+        for device, key in data["calls"]:
+            self.calls[device, key]["result"] = False
+
+
+def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findings) -> tuple[int, str]:
+    """Check the chain and apply every entry; returns how many there are and the last hash."""
+    count, head = 0, GENESIS
+    for count, entry in enumerate(entries, 1):
+        findings.unless(entry.seq == count, f"journal entry {entry.seq}: stands at place {count}")
+        findings.unless(entry.previous == head, f"journal entry {entry.seq}: does not follow the entry before it")
+        head = entry_hash(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous)
+        findings.unless(entry.hash == head, f"journal entry {entry.seq}: its content does not have its hash")
+        replay.apply(entry)
+        head = entry.hash
+    return count, head
+
+
+def _compare(kind: str, expected: dict[Any, Row], rows: Iterable[Any], names: tuple[str, ...], findings: Findings) -> None:
+    """Table rows against replayed ones, field by field."""
+    seen = set()
+    for row in _readable(kind, rows, findings):
+        found = _plain(row) if dataclasses.is_dataclass(row) else row
+        key = found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)
+        seen.add(key)
+        if key not in expected:
+            findings.add(f"{kind} {key}: in the table, not in the journal")
+            continue
+        for name, value in expected[key].items():
+            findings.unless(found[name] == value, f"{kind} {key}: {name} is {found[name]} where {value} follows from the journal")
+    for key in expected.keys() - seen:
+        findings.add(f"{kind} {key}: in the journal, not in the table")
+
+
+def _readable(kind: str, rows: Iterable[Any], findings: Findings) -> Iterator[Any]:
+    """The rows, as long as they can be read."""
+    try:
+        yield from rows
+    except (ValueError, TypeError) as error:
+        findings.add(f"{kind}: a row cannot be read ({error})")
+
+
+def _checked_results(calls: Iterable[CallRow], findings: Findings) -> Iterator[Row]:
+    """Calls as plain rows, their answer replaced by whether there is one; the text must have the digest it is stored with."""
+    for call in calls:
+        if call.result is not None:
+            digest = hashlib.sha256(call.result.encode()).hexdigest()
+            findings.unless(
+                digest == call.result_sha256, f"call {(call.device, call.key)}: its answer is not the one in the journal"
+            )
+        yield {**_plain(call), "result": call.result is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Rows as dictionaries, amounts and limits as [calls, tokens, uusd], reals as hex."""
+    if isinstance(value, Amount | Limits):
+        return [value.calls, value.tokens, value.uusd]
+    if dataclasses.is_dataclass(value):
+        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, float):
+        return value.hex()
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _new_budget(key: str) -> Row:
+    none = [None, None, None]
+    return {"key": key, "asked": none, "limits": none, "committed": [0, 0, 0], "reserved": [0, 0, 0]}
+
+
+def _new_call(data: Row, before: Row | None, at_ms: int) -> Row:
+    names = ("device", "key", "fingerprint", "task", "step", "prompt_id", "model", "help_units", "cache_key")
+    empty = {"input_tokens": 0, "output_tokens": 0, "result": False, "result_sha256": "", "finish": ""}
+    words = {"upstream_id": "", "reason": "", "source_key": "", "updated_ms": at_ms}
+    past = {"attempts": before["attempts"] if before else 0, "charged": before["charged"] if before else [0, 0, 0]}
+    return {**{name: data[name] for name in names}, **empty, **words, **past}
+
+
+def _answer(data: Row) -> Row:
+    names = ("input_tokens", "output_tokens", "result_sha256", "finish")
+    return {**{name: data[name] for name in names}, "result": True}
+
+
+def _step_budget_key(data: Row) -> str:
+    return f"step[device:{data['device']}/task:{data['task']}]#{data['step']}"
+
+
+def _sum(left: Units, right: Units) -> Units:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _difference(left: Units, right: Units) -> Units:
+    return [a - b for a, b in zip(left, right, strict=True)]
+
+
+def read_export(lines: Iterable[str]) -> Iterator[JournalEntry]:
+    """Entries of an export, to check its chain elsewhere. Raises ValueError on a line that is not one."""
+    for line in lines:
+        data = json.loads(line)
+        body = json.dumps(data["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        yield JournalEntry(data["seq"], data["at_ms"], data["kind"], body, data["previous"], data["hash"])
