@@ -111,7 +111,7 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[np.float32]]:
     import safetensors
 
     try:
-        entries = safetensors.deserialize(path.read_bytes())
+        entries: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise AdapterError(f"{path}: not a readable safetensors file ({error})") from error
     if not entries:
@@ -175,6 +175,6 @@ def _write(tensors: Mapping[str, NDArray[np.float32]], architecture: str, alpha:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(unfinished, out)
+        unfinished.replace(out)
     finally:
         unfinished.unlink(missing_ok=True)

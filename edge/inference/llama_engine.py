@@ -49,7 +49,8 @@ class LlamaEngine:
             last = start + len(chunk) == len(ids)
             self._batch.fill_one_row(row + _FIRST, chunk, start, wants_logits=last)
             self._decode()
-        return self._logits(1)[0].copy()
+        last_V: Floats = self._logits(1)[0].copy()
+        return last_V
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """Decode one token in each of rows 0..R-1 and return the logits behind them [R, V].

@@ -79,6 +79,7 @@ class LlamaCppBackend:
 
     def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> tuple[int, ...]:
         """The ids that the model reads for these messages. Raises EdgeError when they leave no room for a response."""
+        self._require_open()
         ids = self._template.prompt_ids(messages, prefix)
         if len(ids) >= self._n_ctx:
             raise EdgeError(

@@ -65,7 +65,8 @@ class RowSampler:
 
     def _block_sums(self, mass_RV: Floats) -> Doubles:
         rows = len(mass_RV)
-        return mass_RV.reshape(rows, -1, self._block).sum(axis=2).astype(np.float64)
+        sums_RB: Doubles = mass_RV.reshape(rows, -1, self._block).sum(axis=2).astype(np.float64)
+        return sums_RB
 
     def _draw(self, mass_RV: Floats, sums_RB: Doubles, uniforms_R: Doubles) -> Ids:
         rows = np.arange(len(mass_RV))
@@ -105,7 +106,8 @@ def first_above(edges_RN: Doubles, target_R: Doubles) -> Ids:
     entry of zero mass is never chosen.
     """
     above_RN = edges_RN > np.minimum(target_R, np.nextafter(edges_RN[:, -1], -np.inf))[:, None]
-    return above_RN.argmax(axis=1)
+    first_R: Ids = above_RN.argmax(axis=1)
+    return first_R
 
 
 def log_sum_exp(logits_V: Floats) -> float:

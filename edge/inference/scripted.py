@@ -89,9 +89,8 @@ class ScriptedBackend:
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this version from now on. Raises AdapterError when its folder does not exist."""
         self._require_open()
-        bare = adapter is None or (adapter.version == 0 and not adapter.folder)
-        if adapter is not None and not bare and self._adapters_on_disk and not Path(adapter.folder).is_dir():
-            raise AdapterError(f"{adapter.folder}: no such adapter folder")
+        if adapter is not None and self._adapters_on_disk:
+            _require_folder(adapter)
         self._adapter_version = 0 if adapter is None else adapter.version
 
     async def aclose(self) -> None:
@@ -116,6 +115,12 @@ class ScriptedBackend:
         logprobs = made_up_logprobs(text, seed, len(ids))
         log_odds = made_up_log_odds(prefix + "".join(words))
         return LocalResponse("".join(words), ids, logprobs, finish, self._adapter_version, log_odds)
+
+
+def _require_folder(adapter: AdapterRef) -> None:
+    bare = adapter.version == 0 and not adapter.folder
+    if not bare and not Path(adapter.folder).is_dir():
+        raise AdapterError(f"{adapter.folder}: no such adapter folder")
 
 
 def prompt_tokens(messages: Sequence[Message]) -> tuple[int, ...]:

@@ -1,0 +1,146 @@
+"""The llama.cpp backend, bit for bit: what is sampled depends on the seed alone, never on what else is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.core.rng import stream
+from edge.core.types import Message, PromptGroup, Sampling
+from edge.core.worker import EngineWorker, Priority
+from edge.inference.llamacpp import LlamaCppBackend
+from tests.engine.made_up_lora import write_adapter
+from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+
+ROLLOUT = Sampling(max_tokens=48)
+
+
+@pytest.fixture(scope="module", params=["qwen2-Q8_0", "llama-Q8_0", "qwen2-F32"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    architecture, kind = request.param.split("-")
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", architecture, quantised=kind == "Q8_0")
+
+
+@asynccontextmanager
+async def opened(model: TinyModel, **options: int) -> AsyncIterator[LlamaCppBackend]:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(model.path, worker, **{"n_threads": 1, "n_ctx": 384, "max_rows": 8, **options})
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+        worker.close()
+
+
+def question(number: int) -> list[Message]:
+    """Questions of very different lengths."""
+    return [Message("user", f"Question {number}: " + "how many? " * (number * 3 % 23))]
+
+
+async def one_by_one(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
+    """Each response on its own, nothing else in flight."""
+    groups = []
+    for number in numbers:
+        singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in seeds]
+        groups.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
+    return groups
+
+
+async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
+    """All at once, arriving at odd moments, with served requests and a withdrawn one in between."""
+    random = stream(1, "arrivals")
+
+    async def late(number: int) -> PromptGroup:
+        await asyncio.sleep(random.random() * 0.02)
+        priority = Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT
+        return await backend.sample_group(question(number), ROLLOUT, seeds, priority)
+
+    withdrawn = asyncio.create_task(backend.sample_group(question(99), Sampling(max_tokens=200), range(6)))
+    groups = await asyncio.gather(*(late(number) for number in numbers))
+    withdrawn.cancel()
+    await asyncio.gather(withdrawn, return_exceptions=True)
+    return list(groups)
+
+
+async def test_same_seeds_give_the_same_bits_alone_and_in_a_crowd(tiny: TinyModel) -> None:
+    async with opened(tiny) as backend:
+        expected = await one_by_one(backend, range(6), range(4))
+        assert await crowded(backend, range(6), range(4)) == expected
+        lengths = {len(response.token_ids) for group in expected for response in group.responses}
+        assert len(lengths) > 2  # rows ended at different times, so rows were refilled and moved
+
+
+async def test_same_seeds_give_the_same_bits_with_an_adapter(tiny: TinyModel, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", tiny, 1)
+    async with opened(tiny) as backend:
+        await backend.swap_adapter(adapter)
+        expected = await one_by_one(backend, range(4), range(4))
+        assert await crowded(backend, range(4), range(4)) == expected
+
+
+async def test_the_number_of_rows_changes_nothing(tiny: TinyModel) -> None:
+    results = []
+    for options in ({"max_rows": 8}, {"max_rows": 1, "serving_rows": 1}, {"max_rows": 3}):
+        async with opened(tiny, **options) as backend:
+            results.append(await crowded(backend, range(4), range(5)))
+    assert all(result == results[0] for result in results[1:])
+
+
+async def test_the_number_of_threads_changes_nothing(tiny: TinyModel) -> None:
+    results = []
+    for threads in (1, 2):
+        async with opened(tiny, n_threads=threads) as backend:
+            results.append(await backend.sample_group(question(1), Sampling(max_tokens=6), range(4)))
+    assert results[0] == results[1]
+
+
+async def test_scoring_gives_the_very_log_probabilities_of_sampling(tiny: TinyModel) -> None:
+    async with opened(tiny) as backend:
+        group = await backend.sample_group(question(2), ROLLOUT, range(6))
+        noise = asyncio.create_task(backend.sample_group(question(5), ROLLOUT, range(6)))
+        for response in group.responses:
+            assert await backend.score(group.prompt_ids, response.token_ids) == response.logprobs
+        await noise
+
+
+async def test_sampled_frequencies_follow_the_scored_probabilities(tiny: TinyModel) -> None:
+    async with opened(tiny) as backend:
+        group = await backend.sample_group(question(1), Sampling(max_tokens=1), range(3000))
+        firsts = np.array([response.token_ids[0] for response in group.responses])
+        for token in np.unique(firsts)[:6].tolist():
+            (logprob,) = await backend.score(group.prompt_ids, [token])
+            assert np.mean(firsts == token) == pytest.approx(np.exp(logprob), abs=0.035)
+
+
+async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) -> None:
+    prefix = "<think>\nStep 1: a\n</think>\n"
+    async with opened(tiny) as backend:
+
+        async def last(sampling: Sampling, seed: int) -> tuple[str, float | None]:
+            deltas = [delta async for delta in backend.stream(question(1), sampling, seed, prefix=prefix)]
+            assert deltas[-1].response is not None
+            return deltas[-1].response.text, deltas[-1].response.help_log_odds
+
+        forced = [await last(Sampling(max_tokens=1, help_bias=30.0), seed) for seed in range(12)]
+        forbidden = [await last(Sampling(max_tokens=1, suppress_help=True), seed) for seed in range(12)]
+        assert {text.strip().casefold() for text, _ in forced} <= {"i"}
+        assert "i" not in {text.strip().casefold() for text, _ in forbidden}
+        assert len({log_odds for _, log_odds in forced + forbidden}) == 1
+        assert forced[0][1] is not None
+
+
+async def test_closing_the_worker_first_leaves_nobody_waiting(tiny: TinyModel) -> None:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4)
+    waiting = asyncio.create_task(backend.sample_group(question(1), Sampling(max_tokens=200), range(50)))
+    await asyncio.sleep(0.01)
+    worker.close()
+    async with asyncio.timeout(10):
+        (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+    assert "closed" in str(outcome)
+    await backend.aclose()

@@ -1,0 +1,304 @@
+"""Continuous batching over an engine that follows a script: who gets which row, when responses end, how help is steered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge.core.types import FinishReason, LocalResponse, Sampling
+from edge.core.worker import Priority
+from edge.inference.batcher import Batcher, Request
+from edge.inference.decisions import HelpTokens, ResponseFollower, first_decision, missing_tag_ends, opens_step
+
+TEXTS = [
+    "", "a", "b", " ", "\n", "<", "think", "</", "</think", ">", ">\n", "<answer>", "answer", "I", " I", "\nI", ">I", " need", "In",
+    "Step", " 3", "3", ":", "</think>\n", "I need external assistance.", " i",
+]  # fmt: skip
+EOS = 0
+
+
+class Tokens:
+    texts = TEXTS
+    pieces = [text.encode() for text in TEXTS]  # noqa: RUF012
+    ends = [token == EOS for token in range(len(TEXTS))]  # noqa: RUF012
+
+
+class PlannedEngine:
+    """Rows remember what was fed to them; logits favour the next token of a plan that the prompt selects."""
+
+    vocab_size = len(TEXTS)
+    n_ctx = 64
+
+    def __init__(self, rows: int, plans: dict[int, list[int]], favour: float = 50.0) -> None:
+        self.rows = rows
+        self.plans = plans
+        self.favour = favour
+        self.memory: list[list[int]] = [[] for _ in range(rows)]
+        self.calls: list[str] = []
+        self.widths: list[int] = []
+
+    def prefill(self, row: int, ids: list[int]) -> np.ndarray:
+        self.memory[row] = list(ids)
+        self.calls.append(f"prefill {ids[0]}")
+        return self._logits(row)
+
+    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        self.widths.append(len(tokens))
+        self.calls.append(f"decode {len(tokens)}")
+        for row, (token, position) in enumerate(zip(tokens, positions, strict=True)):
+            assert len(self.memory[row]) == position
+            self.memory[row].append(int(token))
+        return np.stack([self._logits(row) for row in range(len(tokens))])
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        assert len(self.memory[source]) >= length
+        self.memory[target] = self.memory[source][:length]
+
+    def _logits(self, row: int) -> np.ndarray:
+        prompt, *said = self.memory[row]
+        logits = np.zeros(self.vocab_size, dtype=np.float32)
+        plan = self.plans[prompt]
+        logits[plan[len(said)] if len(said) < len(plan) else EOS] = self.favour
+        return logits
+
+
+def request(prompt: int, responses: int = 1, priority: Priority = Priority.ROLLOUT, **sampling: object) -> Request:
+    return Request([prompt], Sampling(**{"max_tokens": 40, **sampling}), range(responses), priority)  # type: ignore[arg-type]
+
+
+def run(batcher: Batcher, *requests: Request) -> list[tuple[LocalResponse, ...]]:
+    for item in requests:
+        batcher.add(item)
+    while batcher.has_work(Priority.TRAINING):
+        batcher.step()
+    return [item.future.result().responses for item in requests]
+
+
+def planned(
+    rows: int, plans: dict[int, list[int]], rollout_rows: int | None = None, favour: float = 50.0
+) -> tuple[Batcher, PlannedEngine]:
+    engine = PlannedEngine(rows, plans, favour)
+    return Batcher(engine, Tokens(), rollout_rows=rollout_rows or rows), engine
+
+
+def ids(*texts: str) -> list[int]:
+    return [TEXTS.index(text) for text in texts]
+
+
+def test_each_response_follows_its_own_prompt_through_refills_and_moves() -> None:
+    plans = {prompt: ids("a", "b") * prompt for prompt in range(1, 9)}
+    batcher, engine = planned(4, plans)
+    groups = run(batcher, *(request(prompt, 3) for prompt in plans))
+    for prompt, group in zip(plans, groups, strict=True):
+        assert [response.text for response in group] == ["ab" * prompt] * 3
+        assert {response.finish for response in group} == {FinishReason.EOS}
+        assert group[0].token_ids == (*plans[prompt], EOS)
+    assert [call for call in engine.calls if call.startswith("prefill")] == [f"prefill {prompt}" for prompt in plans]
+
+
+def test_the_batch_stays_full_while_there_is_work() -> None:
+    batcher, engine = planned(4, {1: ids("a") * 10})
+    run(batcher, request(1, 16))
+    assert engine.widths == [4] * 40
+    assert engine.calls.count("prefill 1") == 1
+
+
+def test_a_request_larger_than_the_batch_survives_the_loss_of_its_prompt() -> None:
+    plans = {1: ids("a") * 6, 2: ids("b") * 2}
+    batcher, _ = planned(2, plans)
+    first, second = request(1, 5), request(2, 5, Priority.SERVING)
+    batcher.add(first)
+    batcher.step()
+    batcher.step()
+    run(batcher, second)
+    assert [response.text for response in first.future.result().responses] == ["aaaaaa"] * 5
+    assert [response.text for response in second.future.result().responses] == ["bb"] * 5
+
+
+def test_serving_joins_a_full_batch_at_the_next_slice() -> None:
+    batcher, engine = planned(5, {1: ids("a") * 20, 2: ids("b") * 3}, rollout_rows=4)
+    rollouts = request(1, 8)
+    batcher.add(rollouts)
+    for _ in range(4):
+        batcher.step()
+    served = request(2, 1, Priority.SERVING)
+    batcher.add(served)
+    batcher.step()
+    assert engine.calls[-1] == "prefill 2"
+    batcher.step()
+    assert engine.calls[-1] == "decode 5"
+    for _ in range(3):
+        batcher.step()
+    assert served.future.done()
+    assert not rollouts.future.done()
+
+
+def test_rollouts_never_take_the_rows_kept_for_serving() -> None:
+    batcher, engine = planned(5, {1: ids("a") * 5}, rollout_rows=3)
+    run(batcher, request(1, 9))
+    assert max(engine.widths) == 3
+
+
+def test_a_withdrawn_request_frees_its_rows() -> None:
+    batcher, engine = planned(4, {1: ids("a") * 30, 2: ids("b") * 2})
+    withdrawn, kept = request(1, 4), request(2, 4)
+    batcher.add(withdrawn)
+    batcher.add(kept)
+    batcher.step()
+    withdrawn.future.cancel()
+    run(batcher)
+    assert [response.text for response in kept.future.result().responses] == ["bb"] * 4
+    assert len(engine.widths) == 2
+
+
+def test_on_hold_what_has_begun_is_finished_and_nothing_else_starts() -> None:
+    batcher, _ = planned(2, {1: ids("a") * 4, 2: ids("b")})
+    begun, waiting = request(1, 5), request(2, 1)
+    batcher.add(begun)
+    batcher.add(waiting)
+    batcher.step()
+    batcher.hold = True
+    while batcher.has_work(Priority.TRAINING):
+        batcher.step()
+    assert begun.future.done()
+    assert not waiting.future.done()
+    batcher.hold = False
+    run(batcher)
+    assert waiting.future.done()
+
+
+def test_a_failure_reaches_everybody_and_the_batch_goes_on_afterwards() -> None:
+    batcher, _ = planned(2, {1: ids("a") * 4})
+    requests = [request(1, 3), request(1, 1)]
+    for item in requests:
+        batcher.add(item)
+    batcher.step()
+    batcher.fail_all(RuntimeError("broken"))
+    for item in requests:
+        with pytest.raises(RuntimeError, match="broken"):
+            item.future.result()
+    assert not batcher.has_work(Priority.TRAINING)
+    assert run(batcher, request(1))[0][0].text == "aaaa"
+
+
+def test_tokens_run_out() -> None:
+    batcher, _ = planned(2, {1: ids("a") * 100})
+    ((short,), (full,)) = run(batcher, request(1, max_tokens=7), request(1, max_tokens=500))
+    assert (short.finish, len(short.token_ids)) == (FinishReason.LENGTH, 7)
+    assert (full.finish, len(full.token_ids)) == (FinishReason.LENGTH, PlannedEngine.n_ctx - 1)
+    ((single,),) = run(batcher, request(1, max_tokens=1))
+    assert single.text == "a"
+
+
+@pytest.mark.parametrize(
+    ("plan", "stops"),
+    [
+        (ids("a", "\n", "Step", " 3", ":", "b"), True),
+        (ids("Step", " 3", ":", "b"), True),
+        (ids("<", "think", ">", "Step", " 3", ":", "b"), True),
+        (ids("a", "Step", " 3", ":", "b"), False),
+        (ids("\n", "Step", " 3", "3", ":", "b"), False),
+        (ids("</think", ">\n", "Step", " 3", ":", "b"), False),
+        ([*(ids("a") * 30), *ids("Step", " 3", ":", "b")], False),
+    ],
+)
+def test_a_response_ends_where_it_opens_a_step_too_many(plan: list[int], stops: bool) -> None:
+    batcher, _ = planned(2, {1: plan})
+    ((response,),) = run(batcher, request(1, max_steps=2))
+    assert response.finish is (FinishReason.STEP_LIMIT if stops else FinishReason.EOS)
+    assert response.text == "".join(TEXTS[token] for token in (plan[:-1] if stops else plan))
+
+
+def first_letter_of_decision(text: str) -> str:
+    point = first_decision(text)
+    assert point is not None
+    return text[point : point + 1].lower()
+
+
+DECISIONS = {
+    "after the thinking": ids("a", "</think", ">"),
+    "after the thinking and white space": ids("</think>\n", "\n", " "),
+    "in the answer": ids("b", "<answer>"),
+    "in an answer spelt in pieces": ids("<", "answer", ">", "\n"),
+}
+
+
+@pytest.mark.parametrize("plan", DECISIONS.values(), ids=DECISIONS.keys())
+def test_help_can_be_forced_and_forbidden_at_a_decision_point(plan: list[int]) -> None:
+    batcher, _ = planned(2, {1: [*plan, *ids("b")], 2: [*plan, *ids("I", " need")]}, favour=30.0)
+    forced, forbidden = run(batcher, request(1, 4, help_bias=60.0), request(2, 4, suppress_help=True))
+    assert all(first_letter_of_decision(response.text) == "i" for response in forced)
+    assert all(first_letter_of_decision(response.text) != "i" for response in forbidden)
+
+
+def test_log_odds_are_unbiased_and_those_of_the_first_decision_point() -> None:
+    plan = ids("</think>\n", "<answer>", "b")
+    batcher, _ = planned(2, {1: plan}, favour=5.0)
+    starts = len(HelpTokens(TEXTS).starts[""])
+    expected = np.log(starts) - np.log(np.exp(5.0) + len(TEXTS) - starts - 1)
+    greedy = {"temperature": 0.0}
+    ((plain,), (biased,), (forbidden,)) = run(
+        batcher, request(1, **greedy), request(1, help_bias=2.0, **greedy), request(1, suppress_help=True, **greedy)
+    )
+    for response in (plain, biased, forbidden):
+        assert response.help_log_odds == pytest.approx(expected, abs=1e-5)
+
+
+def test_recorded_log_probabilities_are_those_of_the_biased_distribution() -> None:
+    plan = ids("</think", ">", "b")
+    batcher, _ = planned(2, {1: plan}, favour=5.0)
+    starts = len(HelpTokens(TEXTS).starts[""])
+    ((biased,), (forbidden,)) = run(
+        batcher, request(1, help_bias=3.0, temperature=0.0), request(1, suppress_help=True, temperature=0.0)
+    )
+    others = len(TEXTS) - starts - 1
+    assert biased.logprobs[2] == pytest.approx(5.0 - np.log(np.exp(5.0) + others + starts * np.exp(3.0)), abs=1e-5)
+    assert forbidden.logprobs[2] == pytest.approx(5.0 - np.log(np.exp(5.0) + others), abs=1e-5)
+
+
+def test_a_bias_does_nothing_where_no_decision_is_taken() -> None:
+    batcher, _ = planned(2, {1: ids("a", "b", "think", "In", "a")})
+    (plain,), (biased,) = run(batcher, request(1), request(1, help_bias=40.0))
+    assert plain == biased
+    assert plain.help_log_odds is None
+
+
+def test_a_token_that_closes_the_tag_and_starts_the_phrase_cannot_slip_through() -> None:
+    batcher, _ = planned(2, {1: ids("</think", ">I", " need")})
+    ((allowed,), (forbidden,)) = run(batcher, request(1), request(1, suppress_help=True))
+    assert allowed.text == "</think>I need"
+    assert not forbidden.text.startswith("</think>I")
+
+
+def test_forced_tokens_are_scored_and_not_sampled() -> None:
+    batcher, _ = planned(2, {1: ids("a") * 5}, favour=2.0)
+    forced = Request([1], Sampling(), [0], Priority.ROLLOUT, forced_ids=ids("b", "", "a", "Step", " 3", ":"))
+    ((response,),) = run(batcher, forced)
+    assert response.token_ids == tuple(ids("b", "", "a", "Step", " 3", ":"))
+    total = np.log(np.exp(2.0) + len(TEXTS) - 1)
+    assert response.logprobs[:3] == pytest.approx([-total, -total, 2.0 - total], abs=1e-6)
+
+
+def test_the_tokens_that_start_the_phrase_are_found_in_the_vocabulary() -> None:
+    starts = {key: {TEXTS[token] for token in tokens} for key, tokens in HelpTokens(TEXTS).starts.items()}
+    assert starts == {"": {"I", " I", "\nI", "I need external assistance.", " i"}, ">": {">I"}}
+
+
+def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
+    tokens = HelpTokens(TEXTS)
+    random = np.random.Generator(np.random.Philox(1))
+    seen = 0
+    for _ in range(2000):
+        follower, text = ResponseFollower(tokens, None), ""
+        for token in random.integers(1, len(TEXTS), size=8).tolist():
+            follower.add(token, TEXTS[token])
+            text += TEXTS[token]
+            assert (follower.pending == "") == ("" in missing_tag_ends(text)), text
+        seen += first_decision(text) is not None
+    assert seen > 100
+
+
+def test_opens_step_looks_at_line_starts_of_the_thinking_only() -> None:
+    assert opens_step("<think>\nStep 1: a\nStep 2: b", 2) == len("<think>\nStep 1: a\nStep 2:")
+    assert opens_step("Step 1: see Step 2: b", 2) is None
+    assert opens_step("<think>\nStep 1: a</think>\nStep 2: b", 2) is None
