@@ -38,11 +38,16 @@ def state_folder(config: AgentConfig) -> Path:
     return user_data_path("edge-agent", appauthor=False)
 
 
-def model_file(name: str) -> Path:
-    """The GGUF file that a model name or path stands for. Raises ModelFileError."""
+def bundled_models() -> Path:
+    """The folder of the models that come with the package."""
     from edge import models
 
-    files = Path(models.__file__).parent / "files"
+    return Path(models.__file__).parent / "files"
+
+
+def model_file(name: str) -> Path:
+    """The GGUF file that a model name or path stands for. Raises ModelFileError."""
+    files = bundled_models()
     bundled = files / f"{name}.gguf"
     if bundled.is_file():
         return bundled
@@ -51,6 +56,12 @@ def model_file(name: str) -> Path:
         return path
     known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
     raise ModelFileError(f"{name}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+
+
+def local_prompt_form(config: AgentConfig) -> str:
+    """How the SLM is spoken to: bundled models carry the system prompt in their own template; "auto" asks the loaded model."""
+    bundled = model_file(config.model.path).parent == bundled_models()
+    return "compact" if bundled and config.model.prompt_form == "auto" else config.model.prompt_form
 
 
 def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
@@ -254,7 +265,7 @@ def agent_settings(config: AgentConfig, state: StateFolder) -> AgentSettings:
         group_size=learning.group_size,
         temperature=learning.temperature,
         max_tokens=learning.max_tokens,
-        prompt_form=config.model.prompt_form,
+        prompt_form=local_prompt_form(config),
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
@@ -265,7 +276,7 @@ def agent_settings(config: AgentConfig, state: StateFolder) -> AgentSettings:
         temperature=serve.temperature,
         max_tokens=serve.max_tokens,
         max_steps=serve.max_steps,
-        prompt_form=config.model.prompt_form,
+        prompt_form=local_prompt_form(config),
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,
         cloud_deadline_s=serve.cloud_deadline_s,

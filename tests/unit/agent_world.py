@@ -1,0 +1,167 @@
+"""A small world for agent tests: questions "What is N + 1?", a scripted model, learner and coordinator, and an agent over them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edge.agent.agent import Agent, AgentParts, AgentSettings
+from edge.agent.answer import AnswerSettings
+from edge.agent.curriculum import Curriculum
+from edge.agent.rollout import RolloutSettings
+from edge.agent.state import StateFolder
+from edge.config.schema import PhaseConfig
+from edge.core.clock import ManualClock
+from edge.core.events import Event, MemorySink
+from edge.core.rng import stream
+from edge.core.types import AnswerKind, Message, Sampling, TaskItem
+from edge.dagrpo.advantages import AdvantageScale
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.client import CloudCall
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.training.scripted import ScriptedLearner
+from edge.verifiers.math_answer import ExactMathAnswer
+
+HELP = "<think>\nStep 1: hard\n</think>\nI need external assistance."
+BROKEN_HELP = "I need external assistance."
+
+
+def local_answer(value: object) -> str:
+    return f"<think>\nStep 1: add\n</think>\n<answer>\\boxed{{{value}}}</answer>"
+
+
+def number_in(text: str) -> int:
+    return int(text.split()[2])
+
+
+def item(number: int, task: str = "math") -> TaskItem:
+    return TaskItem(
+        id=f"{task}-{number}",
+        task=task,
+        family="sums",
+        level=1 + number % 3,
+        split="train",
+        question=f"What is {number} + 1?",
+        answer=str(number + 1),
+        kind=AnswerKind.MATH,
+        max_steps=4,
+    )
+
+
+class Sums:
+    """A TaskSource of consecutive sums."""
+
+    def __init__(self, name: str = "sums", task: str = "math") -> None:
+        self.name = name
+        self._task = task
+
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        return (item(1000 * seed + number, self._task) for number in itertools.count(start))
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        return [item(900_000 + number, self._task) for number in range(limit)]
+
+
+def open_sums(name: str) -> Sums:
+    return Sums(name, task="code" if name == "other" else "math")
+
+
+def mixed_script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+    """Right, wrong, asking or badly formatted, by the seed alone."""
+    right = number_in(messages[-1].content) + 1
+    choice = stream(seed, "script").random()
+    if choice < 0.3:
+        return HELP if not sampling.suppress_help else local_answer(right)
+    if choice < 0.6:
+        return local_answer(right)
+    if choice < 0.9:
+        return local_answer(right + 7)
+    return "no format at all"
+
+
+def cloud_answer(call: CloudCall) -> str:
+    return local_answer(number_in(call.messages[-1].content) + 1)
+
+
+@dataclass
+class World:
+    """What survives a crash: the state folder and the coordinator. `agent` makes a new process's worth of the rest."""
+
+    folder: Path
+    script: Any = mixed_script
+    phases: tuple[PhaseConfig, ...] = (PhaseConfig(source="sums", target_rate=0.3, steps=4),)
+    prompts_per_step: int = 3
+    group_size: int = 4
+    terms: ScriptedTerms = field(default_factory=lambda: ScriptedTerms(dual_lr=0.1, step_credit_kappa=None))
+    mode: str = "auto"
+    switched_off: str = ""
+    dial: float | None = None
+    seconds_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
+        self.sink = MemorySink()
+        self.learners: list[ScriptedLearner] = []
+        self.clock = ManualClock()
+
+    def events(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.sink.events if isinstance(event, kind)]
+
+    def rollout_settings(self, run_id: str) -> RolloutSettings:
+        return RolloutSettings(run_id, 7, self.group_size, 1.0, 64, "auto", "compact", 64)
+
+    def answer_settings(self) -> AnswerSettings:
+        return AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]
+
+    def settings(self, run_id: str) -> AgentSettings:
+        return AgentSettings(
+            self.rollout_settings(run_id), self.answer_settings(), self.terms.dual_init, AdvantageScale.NONE, 5.0, self.dial
+        )
+
+    def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
+        state = StateFolder(self.folder)
+        parts = AgentParts(
+            state=state,
+            curriculum=Curriculum(self.phases, open_sums, state, seed=7, prompts_per_step=self.prompts_per_step),
+            open_backend=self._open_backend,
+            open_learner=self._open_learner,
+            client=_StaysOpen(self.client),
+            coordinator=None,
+            coordinator_name="scripted",
+            verifier=ExactMathAnswer(),
+            policy=SelfOffload(),
+            sink=self.sink,
+            clock=self.clock,
+            failpoint=failpoint,
+        )
+        return Agent(parts, self.settings(state.run_id))
+
+    async def _open_backend(self) -> ScriptedBackend:
+        return ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+
+    async def _open_learner(self) -> ScriptedLearner:
+        self.learners.append(ScriptedLearner())
+        return self.learners[-1]
+
+
+class _StaysOpen:
+    """The scripted coordinator outlives the agent's connection to it."""
+
+    def __init__(self, client: ScriptedCoordinatorClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def aclose(self) -> None:
+        return None
+
+
+def numbers(event: Any) -> Any:
+    """The event without what depends on the machine or the hour."""
+    quiet = replace(event.seconds_by_part, rollout=0, cloud=0, update=0, save=0, close=0, swap=0)
+    return replace(event, seconds=0.0, tokens_per_s=0.0, at=0.0, seconds_by_part=quiet)

@@ -1,0 +1,277 @@
+"""Crashes at every named place of a step, and a coordinator that goes away: the run ends with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge.agent.events import Notice, Offline, Online, OutboxDelivered
+from edge.agent.state import Position, StateFolder
+from edge.config.schema import PhaseConfig
+from edge.core.errors import CoordinatorUnavailable, NotFound, StateError, Unauthenticated
+from edge.dagrpo.dual import dual_step
+from tests.unit.agent_world import HELP, World, local_answer, numbers
+
+PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing after it runs."""
+
+
+def crash_at(place: str, times: int) -> Callable[[str], None]:
+    seen = 0
+
+    def reached(here: str) -> None:
+        nonlocal seen
+        seen += here == place
+        if here == place and seen == times:
+            raise Crash
+
+    return reached
+
+
+async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
+    world = World(folder)
+    async with world.agent() as agent:
+        await agent.learn()
+        return world, [numbers(step) for step in agent.steps()]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing_twice(tmp_path: Path, place: str, times: int) -> None:
+    calm, expected = await uninterrupted(tmp_path / "calm")
+    world = World(tmp_path / "crashing")
+    with pytest.raises(Crash):
+        async with world.agent(crash_at(place, times)) as agent:
+            await agent.learn()
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = [numbers(step) for step in agent.steps()]
+    assert steps == expected
+    assert [(call.task, call.step, call.prompt_id) for call in world.client.calls] == [
+        (call.task, call.step, call.prompt_id) for call in calm.client.calls
+    ]
+    assert len({call.call_key for call in world.client.calls}) == len(world.client.calls)
+    assert world.learners[-1].step == calm.learners[-1].step
+
+
+async def test_crashes_one_after_the_other_at_every_place_still_end_with_the_same_numbers(tmp_path: Path) -> None:
+    _, expected = await uninterrupted(tmp_path / "calm")
+    world = World(tmp_path / "crashing")
+    for place in PLACES:
+        with pytest.raises(Crash):
+            async with world.agent(crash_at(place, 1)) as agent:
+                await agent.learn()
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [numbers(step) for step in agent.steps()] == expected
+
+
+async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    with pytest.raises(Crash):
+        async with world.agent(crash_at("checkpointed", 2)) as agent:
+            await agent.learn()
+    async with world.agent() as agent:
+        assert (agent.status().steps_done, agent.status().adapter_version) == (2, 2)
+    assert any("step 2 had been cut" in notice.text for notice in world.events(Notice))
+
+
+async def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    assert sorted(path.name for path in (world.folder / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+async def test_a_missing_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    (world.folder / "checkpoints" / "step-000004").rename(tmp_path / "away")
+    with pytest.raises(StateError, match="checkpoint of step 4 is missing"):
+        async with world.agent():
+            pass
+
+
+async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_price_and_reports_later(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
+    away = CoordinatorUnavailable("nobody there")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        for method in ("register", "open_step", "complete", "close_step", "get_budget"):
+            world.client.fail_next(method, away, times=1000)
+        await agent.learn(max_steps=2)
+        offline = agent.steps()[2:]
+        status = agent.status()
+        assert [step.offline for step in offline] == [True, True]
+        assert {step.dual_before for step in offline} == {step.dual_after for step in offline} == {agent.steps()[1].dual_after}
+        assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
+        assert all(step.masked == round(step.assist_rate * step.responses) > 0 for step in offline)
+        assert all(step.cloud_calls == 0 for step in offline)
+        world.client._failures.clear()
+        await agent.learn()
+        steps, status = agent.steps(), agent.status()
+    assert (status.online, status.outbox, status.steps_done) == (True, 0, 6)
+    dual = steps[1].dual_after
+    for step in offline:
+        dual = dual_step(dual, step.assist_rate, 0.3, 0.1)
+    assert steps[4].dual_before == dual
+    assert (len(world.events(Offline)), len(world.events(Online))) == (1, 1)
+    assert [(event.reports, event.dual) for event in world.events(OutboxDelivered)] == [(2, dual)]
+
+
+async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    away = CoordinatorUnavailable("nobody there")
+    for method in ("register", "open_step", "complete", "close_step"):
+        world.client.fail_next(method, away, times=1000)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        assert agent.status().online is False
+    world.client._failures.clear()
+    async with world.agent() as agent:
+        assert agent.status().outbox == 2
+        await agent.learn()
+        assert agent.status().outbox == 0
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == 4
+
+
+async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Path) -> None:
+    calm, expected = await uninterrupted(tmp_path / "calm")
+    world = World(tmp_path / "state")
+    real = world.client.close_step
+    lost = iter([False, True, False, False])
+
+    async def close_step(*arguments):  # type: ignore[no-untyped-def]
+        closed = await real(*arguments)
+        if next(lost, False):
+            raise CoordinatorUnavailable("cut", reason="CONNECTION_LOST")
+        return closed
+
+    world.client.close_step = close_step  # type: ignore[method-assign]
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    assert [step.dual_before for step in steps] == [step.dual_before for step in expected]
+    assert [step.offline for step in steps] == [False, True, False, False]
+
+
+async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "first")
+    other = World(tmp_path / "second")
+    other.client = world.client
+    with StateFolder(other.folder) as state:
+        from edge.agent.state import Terms
+
+        state.note_terms(Terms("math", 0.3, 0.5, 0))
+    async with other.agent() as agent:
+        await agent.learn(max_steps=1)
+        [step] = agent.steps()
+    assert any("expects step 4, not 0" in notice.text for notice in other.events(Notice))
+    assert not step.offline
+
+
+async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_renumbered(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        for method in ("open_step", "complete", "close_step"):
+            world.client.fail_next(method, CoordinatorUnavailable("away"), times=1000)
+        await agent.learn(max_steps=1)
+    fresh = World(tmp_path / "other")
+    world.client = fresh.client
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+        assert agent.status().outbox == 0
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == 2
+
+
+async def test_a_refused_credential_ends_the_start_with_the_coordinators_words(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    world.client.fail_next("register", Unauthenticated("bad token"))
+    with pytest.raises(Unauthenticated, match="bad token"):
+        async with world.agent():
+            pass
+    with StateFolder(world.folder):
+        pass
+
+
+async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    world.phases = (PhaseConfig(source="other", steps=1), PhaseConfig(source="sums", steps=1))
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    assert [(step.step, step.task, step.phase_step) for step in steps[2:]] == [(3, "code", 1), (4, "math", 1)]
+
+
+async def test_more_steps_or_another_rate_for_the_same_phase_go_on_where_it_stopped(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    world.phases = (PhaseConfig(source="sums", target_rate=0.6, steps=6),)
+    async with world.agent() as agent:
+        finished = await agent.learn()
+        assert [(step.phase_step, step.target_rate) for step in agent.steps()[4:]] == [(5, 0.6), (6, 0.6)]
+    assert finished.steps_done == 6
+
+
+def test_a_second_process_on_the_same_state_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "state"):
+        code = f"from pathlib import Path; from edge.agent.state import StateFolder; StateFolder(Path({str(tmp_path / 'state')!r}))"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another agent is using this state folder" in other.stderr.splitlines()[-1]
+    with StateFolder(tmp_path / "state") as state:
+        assert state.position() == Position()
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from edge.agent.state import StateFolder;"
+        f"state = StateFolder(Path({str(tmp_path / 'state')!r})); state.set_meta('a', 'b'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with StateFolder(tmp_path / "state") as state:
+        assert state.meta("a") == "b"
+
+
+def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "agent.sqlite").write_bytes(b"this is no database " * 100)
+    with pytest.raises(StateError, match="cannot be used") as caught:
+        StateFolder(folder)
+    assert "\n" not in str(caught.value)
+    (folder / "agent.sqlite").unlink()
+    with StateFolder(folder) as state:
+        state._db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StateError, match="another version"):
+        StateFolder(folder)
+
+
+def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot create the state folder"):
+        StateFolder(tmp_path / "file" / "state")
+
+
+def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        assert os.stat(state.folder).st_mode & 0o077 == 0
+        assert os.stat(state.folder / "agent.sqlite").st_mode & 0o077 == 0
+        with pytest.raises(NotFound):
+            state.request("none")
+
+
+async def test_learning_while_everybody_asks_and_the_cloud_is_off_trains_on_nothing_but_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=[HELP, local_answer(1)], switched_off="the cloud is switched off")
+    async with world.agent() as agent:
+        finished = await agent.learn()
+    assert finished.steps_done == 4
+    assert world.client.calls == []

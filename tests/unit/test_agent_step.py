@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.events import AdapterSwapped, PhaseStarted, RunFinished, StepFinished
+from edge.agent.rollout import Batch, Rollout, call_key, step_units
+from edge.agent.step import training_groups
+from edge.config.schema import PhaseConfig
+from edge.core.clock import ManualClock
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, OutcomeUnknown, RateLimited, UsageError
+from edge.core.types import Message
+from edge.dagrpo.advantages import AdvantageScale
+from edge.dagrpo.dual import dual_step
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.verifiers.math_answer import ExactMathAnswer
+
+
+async def collected(world: World, client: ScriptedCoordinatorClient, texts: list[str], items: int = 1):
+    """Groups whose response i is texts[i], scored against `client`."""
+    order = iter(texts * items)
+    backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
+    await client.open_step("math", 0, items, len(texts), 0.3)
+    settings = world.rollout_settings("run")
+    settings = type(settings)("run", 7, len(texts), 1.0, 64, "compact", "compact", 64)
+    rollout = Rollout(backend, CloudDesk(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    return await rollout.collect(Batch(1, "math", 0, tuple(item(number) for number in range(items))))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state")
+
+
+async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_once(world: World) -> None:
+    texts = [local_answer(1), local_answer(5), HELP, HELP, BROKEN_HELP, "<think>\nStep 2: x\n</think>\n<answer>\\boxed{1}</answer>"]
+    [group] = await collected(world, world.client, texts)
+    assert [scored.reward for scored in group.responses] == [1.0, 0.0, 1.0, 1.0, -0.1, -0.1]
+    assert [scored.cost for scored in group.responses] == [0, 0, 1, 1, 0, 0]
+    assert [scored.correct for scored in group.responses] == [True, False, True, True, False, True]
+    assert len(world.client.calls) == 1
+    assert world.client.calls[0].help_units == 2
+    assert world.client.calls[0].messages[-1].content == "What is 0 + 1?"
+    assert step_units([group]) == (6, 2)
+
+
+async def test_a_group_in_which_nobody_validly_asks_makes_no_call(world: World) -> None:
+    await collected(world, world.client, [local_answer(1), BROKEN_HELP, "nothing"])
+    assert world.client.calls == []
+
+
+async def test_a_wrong_cloud_answer_is_reward_zero_cost_one(world: World) -> None:
+    client = ScriptedCoordinatorClient(lambda call: local_answer("wrong"))
+    [group] = await collected(world, client, [HELP, local_answer(1)])
+    assert [(scored.reward, scored.cost, scored.masked) for scored in group.responses] == [(0.0, 1, False), (1.0, 0, False)]
+
+
+async def test_a_response_cut_at_its_length_is_a_format_violation_and_asks_nothing(world: World) -> None:
+    long = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
+    [group] = await collected(world, world.client, [long, local_answer(1)])
+    assert (group.responses[0].reward, group.responses[0].cost, group.responses[0].asked) == (-0.1, 0, False)
+
+
+@pytest.mark.parametrize(
+    "error", [CoordinatorUnavailable("away"), OutcomeUnknown("cut"), CoordinatorUnavailable("500", reason="UPSTREAM_FAILED")]
+)
+async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, error: Exception) -> None:
+    world.client.fail_next("complete", error)  # type: ignore[arg-type]
+    [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), HELP])
+    assert [scored.masked for scored in group.responses] == [True, False, False, True]
+    [training] = training_groups([group], dual=0.5, scale=AdvantageScale.NONE)
+    assert [sample.advantage for sample in training.samples] == [0.5, -0.5]
+    assert training.group_weight == 1.0
+    assert step_units([group]) == (4, 2)
+
+
+async def test_a_group_with_fewer_than_two_unmasked_responses_is_not_trained_on(world: World) -> None:
+    world.client.fail_next("complete", CoordinatorUnavailable("away"))
+    [group] = await collected(world, world.client, [HELP, local_answer(1), HELP])
+    assert training_groups([group], 0.5, AdvantageScale.NONE) == []
+
+
+async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: World) -> None:
+    world.client.fail_next("complete", BudgetExhausted("gone", metadata={"budget": "device"}))
+    [group] = await collected(world, world.client, [HELP, local_answer(1)])
+    refused = group.responses[0]
+    assert (refused.reward, refused.cost, refused.masked, refused.refused) == (0.0, 1, False, True)
+    assert world.client.calls == []
+    assert step_units([group]) == (2, 1)
+
+
+async def test_a_rate_limit_is_waited_out(world: World) -> None:
+    world.client.fail_next("complete", RateLimited("slow down", retry_after_s=0.01))
+    [group] = await collected(world, world.client, [HELP, local_answer(1)])
+    assert group.responses[0].correct
+
+
+async def test_a_call_that_runs_elsewhere_is_recovered_and_not_paid_again(world: World) -> None:
+    world.client.lose_next_reply()
+    desk = CloudDesk(world.client, 1.0)
+    call = CloudCall("key", "math", -1, "p", 1, (Message("user", "What is 1 + 1?"),), 64)
+    assert (await desk.ask(call)).completion is None
+    world.client.fail_next("complete", CallInProgress("running", retry_after_s=0.01))
+    outcome = await desk.ask(call)
+    assert isinstance(outcome.completion, CloudCompletion)
+    assert len(world.client.calls) == 1
+
+
+async def test_advantages_use_the_price_of_the_whole_step(world: World) -> None:
+    [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), local_answer(3)])
+    [training] = training_groups([group], dual=0.4, scale=AdvantageScale.NONE)
+    shaped = [1.0 - 0.4, 1.0, 0.0, 0.0]
+    mean = sum(shaped) / 4
+    assert [sample.advantage for sample in training.samples] == pytest.approx([value - mean for value in shaped])
+    assert training.group_weight == pytest.approx(1 / 3)
+
+
+async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: World) -> None:
+    """The first group asks while the second is still being sampled: in sequence the event below would never be set."""
+    second_is_done, asked = asyncio.Event(), asyncio.Event()
+
+    class Slow(ScriptedBackend):
+        async def sample_group(self, messages, sampling, seeds, priority=None):  # type: ignore[no-untyped-def]
+            if number_in(messages[-1].content) == 1:
+                await asked.wait()
+                second_is_done.set()
+            return await super().sample_group(messages, sampling, seeds)
+
+    class Watching(ScriptedCoordinatorClient):
+        async def complete(self, call, deadline_s):  # type: ignore[no-untyped-def]
+            asked.set()
+            await second_is_done.wait()
+            return await super().complete(call, deadline_s)
+
+    client = Watching(lambda call: local_answer(1))
+    await client.open_step("math", 0, 2, 2, 0.3)
+    settings = type(world.rollout_settings("r"))("r", 7, 2, 1.0, 64, "compact", "compact", 64)
+    rollout = Rollout(Slow([HELP]), CloudDesk(client, 5.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    async with asyncio.timeout(10):
+        groups = await rollout.collect(Batch(1, "math", 0, (item(0), item(1))))
+    assert all(group.completion for group in groups)
+
+
+def test_call_keys_depend_on_run_task_step_and_prompt_only() -> None:
+    key = call_key("run", "math", 3, 1, "math-5")
+    assert key == call_key("run", "math", 3, 1, "math-5")
+    others = [("ruN", "math", 3, 1, "math-5"), ("run", "code", 3, 1, "math-5"), ("run", "math", 4, 1, "math-5")]
+    others += [("run", "math", 3, 2, "math-5"), ("run", "math", 3, 1, "math-6")]
+    assert len({key, *(call_key(*other) for other in others)}) == 6
+
+
+async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(world: World) -> None:
+    async with world.agent() as agent:
+        finished = await agent.learn()
+        steps, adapter = agent.steps(), agent.adapter()
+    assert (finished.reason, finished.steps_done) == ("done", 4)
+    dual = world.terms.dual_init
+    for number, step in enumerate(steps, start=1):
+        assert (step.step, step.dual_before) == (number, dual)
+        dual = dual_step(dual, step.assist_rate, 0.3, world.terms.dual_lr)
+        assert step.dual_after == dual
+        assert step.responses == 12
+    assert sum(step.cloud_calls for step in steps) == len(world.client.calls) == steps[-1].total_cloud_calls
+    assert steps[-1].total_spend_uusd == 100 * len(world.client.calls)
+    told = [numbers(event) for event in world.events(StepFinished)]
+    assert told == [numbers(step) for step in steps]
+    assert [event.version for event in world.events(AdapterSwapped)] == [1, 2, 3, 4]
+    assert adapter is not None
+    assert (adapter.version, Path(adapter.folder).name) == (4, "adapter")
+
+
+async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        world = World(tmp_path / name)
+        async with world.agent() as agent:
+            await agent.learn()
+            runs.append([numbers(step) for step in agent.steps()])
+    assert runs[0] == runs[1]
+    assert len({step.reward_mean for step in runs[0]}) > 1
+
+
+async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
+    phases = tuple(PhaseConfig(source=name, target_rate=rate, steps=2) for name, rate in [("sums", 0.1), ("other", 0.5), ("sums", 0.7)])
+    seen: list[int] = []
+
+    def script(messages, sampling, seed):  # type: ignore[no-untyped-def]
+        seen.append(number_in(messages[-1].content))
+        return mixed_script(messages, sampling, seed)
+
+    world = World(tmp_path / "s", phases=phases, script=script, group_size=2)
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    assert [(step.task, step.target_rate, step.phase, step.phase_step) for step in steps] == [
+        ("math", 0.1, 0, 1), ("math", 0.1, 0, 2), ("code", 0.5, 1, 1), ("code", 0.5, 1, 2), ("math", 0.7, 2, 1), ("math", 0.7, 2, 2),
+    ]  # fmt: skip
+    assert [event.phase for event in world.events(PhaseStarted)] == [0, 1, 2]
+    firsts = seen[::2]
+    assert firsts == [*range(7000, 7006), *range(7000, 7006), *range(7006, 7012)]
+
+
+async def test_max_steps_ends_a_call_and_the_next_call_goes_on(world: World) -> None:
+    async with world.agent() as agent:
+        first = await agent.learn(max_steps=3)
+        second = await agent.learn(max_steps=3)
+    assert (first.reason, first.steps_done, second.reason, second.steps_done) == ("max_steps", 3, "done", 4)
+    assert len(world.events(RunFinished)) == 2
+
+
+async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twice(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", seconds_per_token=0.002)
+    async with world.agent() as agent:
+        learning = asyncio.create_task(agent.learn())
+        while not world.client.calls and not learning.done():
+            await asyncio.sleep(0.001)
+        agent.request_stop()
+        finished = await learning
+    assert finished.reason == "stopped"
+    calls_before = len(world.client.calls)
+    async with world.agent() as agent:
+        assert agent.status().steps_done == finished.steps_done < 4
+        await agent.learn()
+        steps = agent.steps()
+    calm = World(tmp_path / "calm")
+    async with calm.agent() as agent:
+        await agent.learn()
+        expected = agent.steps()
+    assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
+    assert len(world.client.calls) == len(calm.client.calls) >= calls_before
+
+
+async def test_learning_twice_at_once_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", seconds_per_token=0.01)
+    async with world.agent() as agent:
+        learning = asyncio.create_task(agent.learn(max_steps=1))
+        await asyncio.sleep(0.01)
+        with pytest.raises(UsageError, match="learning already"):
+            await agent.learn()
+        await learning
+
+
+async def test_a_hard_limit_is_never_exceeded_and_the_price_rises(tmp_path: Path) -> None:
+    terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, calls_limit=2)
+    world = World(tmp_path / "state", terms=terms, script=[HELP])
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    assert len(world.client.calls) == 2
+    assert [step.refused for step in steps] == [4, 12, 12, 12]
+    assert steps[-1].dual_after > steps[0].dual_before
