@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.agent.answer import HelpHoldBack, conversation_for_the_cloud, local_messages, may_become_request
+from edge.agent.dial import HelpDial, dial_step
+from edge.agent.events import AnswerFinished
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
+from edge.core.rng import stream
+from edge.core.types import Message
+from edge.dagrpo.prompts import SYSTEM_PROMPT
+from edge.rpc.client import CloudDelta
+from tests.unit.agent_world import HELP, World, local_answer, number_in
+
+QUESTION = [Message("user", "What is 4 + 1?")]
+GUESS = local_answer(99)
+
+
+def asks_unless_suppressed(messages, sampling, seed):  # type: ignore[no-untyped-def]
+    return "<think>\nStep 1: hard\n</think>\n<answer>\\boxed{3}</answer>" if sampling.suppress_help else HELP
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state", script=asks_unless_suppressed)
+
+
+async def answered(world: World, **options):  # type: ignore[no-untyped-def]
+    async with world.agent() as agent:
+        async with aclosing(agent.answerer.stream(QUESTION, **options)) as deltas:
+            pieces = [delta async for delta in deltas]
+        record = pieces[-1].record
+        assert record is not None
+        assert all(piece.record is None for piece in pieces[:-1])
+        assert "".join(piece.text for piece in pieces) == record.text
+        assert agent.why(record.id) == record
+    return record, pieces
+
+
+async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=[local_answer(5)])
+    record, pieces = await answered(world, request_id="one")
+    assert (record.id, record.source, record.final, record.text) == ("one", "local", "5", local_answer(5))
+    assert len([piece for piece in pieces if piece.text]) > 3
+    assert (record.dual, record.reason, record.cloud_text, record.finish) == (0.5, "answered on this device", "", "stop")
+    assert record.help_log_odds == -2.0
+    assert world.client.calls == []
+    assert [event.id for event in world.events(AnswerFinished)] == ["one"]
+
+
+async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place(world: World) -> None:
+    record, pieces = await answered(world)
+    assert (record.source, record.final, record.reason) == ("cloud", "5", "the model asked for help")
+    assert record.text == "<think>\nStep 1: hard\n</think>\n" + local_answer(5)
+    assert "external assistance" not in record.text
+    assert record.cloud_text == local_answer(5)
+    assert record.local_text == HELP
+    assert {piece.source for piece in pieces[:-1] if piece.text} == {"local", "cloud"}
+    [call] = world.client.calls
+    assert (call.step, call.task, call.help_units) == (-1, "math", 1)
+    assert record.charged_uusd == 100
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BudgetExhausted("calls are used up", metadata={"budget": "device"}), "the budget is used up"),
+        (CoordinatorUnavailable("nobody there"), "cannot be reached (nobody there)"),
+        (CoordinatorUnavailable("500", reason="UPSTREAM_FAILED"), "cannot be reached (500)"),
+    ],
+)
+async def test_a_refusal_or_failure_is_answered_locally_and_says_which(world: World, error: Exception, words: str) -> None:
+    world.client.fail_next("stream_complete", error)  # type: ignore[arg-type]
+    record, _ = await answered(world)
+    assert (record.source, record.final) == ("local-fallback", "3")
+    assert words in record.reason
+    assert record.text == "<think>\nStep 1: hard\n</think>\n<answer>\\boxed{3}</answer>"
+    assert world.client.calls == []
+
+
+async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(world: World) -> None:
+    async def broken(call, deadline_s):  # type: ignore[no-untyped-def]
+        yield CloudDelta("half of ")
+        raise CoordinatorUnavailable("cut", reason="CONNECTION_LOST")
+
+    world.client.stream_complete = broken  # type: ignore[method-assign]
+    record, _ = await answered(world)
+    assert (record.source, record.final) == ("local-fallback", "3")
+    assert record.cloud_text == ""
+
+
+async def test_the_kill_switch_and_local_only_never_call_the_cloud(tmp_path: Path) -> None:
+    for index, options in enumerate([{"switched_off": "the cloud is switched off by EDGE_AGENT_NO_CLOUD"}, {"mode": "local-only"}]):
+        world = World(tmp_path / str(index), script=asks_unless_suppressed, **options)  # type: ignore[arg-type]
+        record, _ = await answered(world)
+        assert (record.source, record.final) == ("local", "3")
+        assert world.client.calls == []
+    assert record.reason == "mode local-only"
+
+
+async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path: Path) -> None:
+    good = World(tmp_path / "good", script=[GUESS])
+    record, _ = await answered(good, mode="prefer-local")
+    assert (record.source, record.final, good.client.calls) == ("local", "99", [])
+    bad = World(tmp_path / "bad", script=["no format"])
+    record, _ = await answered(bad, mode="prefer-local")
+    assert (record.source, record.final, len(bad.client.calls)) == ("cloud", "5", 1)
+
+
+async def test_cloud_only_asks_without_the_model_and_its_failure_is_the_callers(world: World) -> None:
+    record, _ = await answered(world, mode="cloud-only")
+    assert (record.source, record.final, record.local_text) == ("cloud", "5", "")
+    world.client.fail_next("stream_complete", CoordinatorUnavailable("nobody there"))
+    with pytest.raises(CoordinatorUnavailable, match="nobody there"):
+        await answered(world, mode="cloud-only")
+
+
+async def test_cloud_only_under_the_kill_switch_is_a_usage_error(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", switched_off="the cloud is switched off")
+    with pytest.raises(UsageError, match="switched off"):
+        await answered(world, mode="cloud-only")
+
+
+async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(world: World) -> None:
+    async with world.agent() as agent:
+        for messages in ([], [Message("assistant", "hi")], [Message("user", "  ")]):
+            with pytest.raises(UsageError, match="last message"):
+                await agent.answerer.answer(messages)
+        with pytest.raises(NotFound):
+            agent.why("nothing")
+
+
+async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent, asyncio.TaskGroup() as tasks:
+        learning = tasks.create_task(agent.learn())
+        answers = [tasks.create_task(agent.answerer.answer([Message("user", f"What is {n} + 1?")])) for n in range(20)]
+    assert learning.result().reason == "done"
+    assert len({answer.result().id for answer in answers}) == 20
+
+
+async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent:
+        async with aclosing(agent.answerer.stream(QUESTION)) as deltas:
+            await anext(deltas)
+            learning = asyncio.create_task(agent.learn())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert agent.status().learning == "paused"
+            assert agent.status().steps_done == 0
+        await learning
+        assert agent.status().steps_done == 4
+
+
+async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: World) -> None:
+    async with world.agent() as agent:
+        async with aclosing(agent.answerer.stream(QUESTION, request_id="left")) as deltas:
+            await anext(deltas)
+        assert not agent.busy
+        with pytest.raises(NotFound):
+            agent.why("left")
+
+
+PIECES = st.lists(st.sampled_from(["<think>", "\nStep 1: x\n", "</think>", "\n", "<ans", "wer>", "I need", " external assistance.", "5", " "]))
+
+
+@given(PIECES)
+def test_hold_back_loses_and_repeats_nothing(pieces: list[str]) -> None:
+    hold = HelpHoldBack()
+    shown = "".join(hold.feed(piece) for piece in pieces) + hold.rest()
+    assert shown == "".join(pieces)
+
+
+@pytest.mark.parametrize("wrapped", ["I need external assistance.", "\n<answer>I need external assistance.</answer>", "\n\nI need external assistance"])
+def test_no_letter_of_a_help_request_is_shown(wrapped: str) -> None:
+    hold = HelpHoldBack()
+    text = "<think>\nStep 1: a\n</think>" + wrapped
+    shown = "".join(hold.feed(character) for character in text)
+    assert shown == "<think>\nStep 1: a\n</think>"
+
+
+def test_an_answer_is_let_pass_as_soon_as_it_cannot_become_a_request() -> None:
+    assert may_become_request("\n<answer>I ne")
+    assert not may_become_request("\n<answer>I know")
+    assert not may_become_request("\n<answer>\\boxed")
+
+
+def test_compact_models_read_the_last_question_and_others_the_conversation() -> None:
+    talk = [Message("system", "be kind"), Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
+    assert local_messages(talk, "compact") == (Message("user", "c"),)
+    full = local_messages(talk, "full")
+    assert full[0].content == f"{SYSTEM_PROMPT}\n\nbe kind"
+    assert [message.content for message in full[1:]] == ["a", "b", "c"]
+    assert conversation_for_the_cloud(talk, "full") == tuple(talk)
+    assert conversation_for_the_cloud(talk, "compact") == (Message("user", "c"),)
+
+
+@pytest.mark.parametrize("target", [0.05, 0.15, 0.4, 0.7])
+def test_the_dial_steers_a_frozen_model_to_its_rate(target: float) -> None:
+    """The model asks with log-odds -3 + b + N(0, 2); over 400 questions after 200 the rate is within 0.06 of the dial."""
+    dial, random, asked = HelpDial(target), stream(3, "dial", str(target)), []
+    for _ in range(600):
+        asked.append(-3.0 + dial.bias + random.gauss(0, 2) > 0)
+        dial.answered(asked[-1])
+    assert abs(sum(asked[200:]) / 400 - target) < 0.06
+
+
+def test_the_dial_off_adds_nothing_and_its_step_is_bounded() -> None:
+    dial = HelpDial(None, bias=3.0)
+    dial.answered(True)
+    assert dial.bias == 0.0
+    assert dial_step(-30.0, True, 0.0) == -30.0
+
+
+async def test_the_dial_is_kept_over_restarts_and_out_of_range_refused(world: World) -> None:
+    async with world.agent() as agent:
+        agent.set_dial(0.2)
+        await agent.answerer.answer(QUESTION)
+        record = await agent.answerer.answer(QUESTION)
+        assert record.help_bias == pytest.approx(-0.3 * 0.8)
+        with pytest.raises(UsageError, match=r"\[0, 1\]"):
+            agent.set_dial(1.2)
+    async with world.agent() as agent:
+        assert (await agent.answerer.answer(QUESTION)).help_bias == pytest.approx(-0.6 * 0.8)
+
+
+def test_questions_are_read_as_the_world_writes_them() -> None:
+    assert number_in("What is 4 + 1?") == 4
