@@ -1,0 +1,417 @@
+"""The contract of LedgerStore, over every store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.accounts import (
+    Amount,
+    BudgetTerms,
+    CallState,
+    Ended,
+    InProgress,
+    Limits,
+    Replay,
+    Reserved,
+    budget_key,
+    step_budget_key,
+)
+from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.stores.store import LedgerStore
+from coordinator.verify import VerifyReport, verify
+from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
+from edge.dagrpo.dual import dual_step
+from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
+
+Verify = Callable[[], VerifyReport]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LedgerStore, Verify]]:
+    if request.param == "memory":
+        memory = MemoryLedgerStore(NOW)
+        yield memory, lambda: verify(memory.tables)
+        return
+    path = tmp_path / "ledger.sqlite3"
+    store = await SqliteLedgerStore.open(path, NOW)
+
+    def verify_path() -> VerifyReport:
+        with open_read_only(path) as rows:
+            return verify(rows)
+
+    yield store, verify_path
+    await store.aclose()
+
+
+@pytest.fixture
+async def store(opened: tuple[LedgerStore, Verify]) -> AsyncIterator[LedgerStore]:
+    """The store; after each test its journal must prove its tables."""
+    store, verified = opened
+    yield store
+    assert verified().lines()[0].startswith("verified")
+
+
+async def fleet(store: LedgerStore) -> tuple[Amount, Amount]:
+    view = await store.get_budget("d1", "math", [ROOMY])
+    return view.budgets[0].committed, view.budgets[0].reserved
+
+
+async def test_a_hold_is_reserved_then_settled_at_what_the_call_cost(store: LedgerStore) -> None:
+    assert await store.reserve(reserve_request()) == Reserved(1, "d1|k1|1")
+    assert await fleet(store) == (Amount(), HOLD)
+    resolution = await store.settle(settlement())
+    assert resolution.applied
+    assert resolution.call.state is CallState.COMPLETED
+    assert resolution.call.result == "42"
+    assert resolution.call.charged == Amount(1, 100, 300)
+    assert await fleet(store) == (Amount(1, 100, 300), Amount())
+
+
+async def test_the_same_key_is_in_progress_then_replayed_and_never_held_twice(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    assert await store.reserve(reserve_request()) == InProgress("k1")
+    await store.settle(settlement())
+    replay = await store.reserve(reserve_request())
+    assert isinstance(replay, Replay)
+    assert replay.call.result == "42"
+    assert not replay.call.cached
+    assert await fleet(store) == (Amount(1, 100, 300), Amount())
+
+
+async def test_a_key_with_other_content_is_refused_in_every_state(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    with pytest.raises(KeyReused):
+        await store.reserve(reserve_request(fingerprint="other"))
+    await store.settle(settlement())
+    with pytest.raises(KeyReused):
+        await store.reserve(reserve_request(fingerprint="other"))
+
+
+async def test_the_same_key_of_another_device_is_another_call(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    await store.settle(settlement())
+    assert isinstance(await store.reserve(reserve_request(device="d2")), Reserved)
+    with pytest.raises(NotFound):
+        await store.get_call("d3", "k1")
+
+
+async def test_an_attempt_is_settled_at_most_once(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    first = await store.settle(settlement())
+    again = await store.settle(settlement(charge=HOLD, text="other"))
+    refund = await store.refund("d1", "k1", 1, "late", NOW)
+    assert (first.applied, again.applied, refund.applied) == (True, False, False)
+    assert again.call.result == "42"
+    assert await fleet(store) == (Amount(1, 100, 300), Amount())
+
+
+async def test_a_charge_above_the_hold_is_cut_to_the_hold(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    resolution = await store.settle(settlement(charge=Amount(1, 100, 5_000)))
+    assert resolution.call.charged == Amount(1, 100, HOLD.uusd)
+
+
+async def test_a_refund_gives_the_hold_back_and_lets_the_key_try_again(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    assert (await store.refund("d1", "k1", 1, "refused", NOW)).call.state is CallState.REFUNDED
+    assert await fleet(store) == (Amount(), Amount())
+    assert await store.reserve(reserve_request()) == Reserved(2, "d1|k1|2")
+    assert (await store.settle(settlement(attempt=1))).applied is False
+    assert (await store.settle(settlement(attempt=2))).applied
+
+
+@pytest.mark.parametrize("charge", [None, Amount(1, 50, 70)])
+async def test_a_failed_call_is_charged_and_its_key_is_spent(store: LedgerStore, charge: Amount | None) -> None:
+    await store.reserve(reserve_request())
+    await store.fail("d1", "k1", 1, "garbage", charge, NOW)
+    outcome = await store.reserve(reserve_request())
+    assert isinstance(outcome, Ended)
+    assert (outcome.call.state, outcome.call.reason, outcome.call.charged) == (CallState.FAILED, "garbage", charge or HOLD)
+    assert await fleet(store) == (charge or HOLD, Amount())
+
+
+async def test_a_lease_that_ends_leaves_the_call_in_doubt_charged_at_the_hold(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    await store.reserve(reserve_request("k2", lease_until=NOW + 600.0))
+    assert await store.sweep(NOW + 59.0) == ()
+    swept = await store.sweep(NOW + 61.0)
+    assert [attempt.key for attempt in swept] == ["k1"]
+    assert await fleet(store) == (HOLD, HOLD)
+    late = await store.settle(settlement())
+    assert (late.applied, late.call.state) == (False, CallState.IN_DOUBT)
+    assert isinstance(await store.reserve(reserve_request()), Ended)
+
+
+async def test_doubt_is_charged_at_the_hold_at_once(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    await store.doubt("d1", "k1", 1, "cut", NOW)
+    assert await fleet(store) == (HOLD, Amount())
+
+
+@pytest.mark.parametrize("unit", ["calls", "tokens", "uusd"])
+async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore, unit: str) -> None:
+    terms = BudgetTerms(FLEET, Limits(**{unit: getattr(HOLD, unit) * 2}))
+    for key in ("k1", "k2"):
+        await store.reserve(reserve_request(key, budgets=[terms]))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.reserve(reserve_request("k3", budgets=[terms]))
+    assert refused.value.metadata == {"budget": "fleet", "scope": "fleet", "unit": unit}
+    with pytest.raises(NotFound):
+        await store.get_call("d1", "k3")
+
+
+async def test_a_refusal_by_one_budget_leaves_no_hold_on_the_others(store: LedgerStore) -> None:
+    device = BudgetTerms(budget_key("device", "d1"), Limits(calls=0))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.reserve(reserve_request(budgets=[ROOMY, device]))
+    assert refused.value.metadata["scope"] == "device"
+    assert await fleet(store) == (Amount(), Amount())
+
+
+async def test_concurrent_calls_never_pass_a_limit(store: LedgerStore) -> None:
+    terms = BudgetTerms(FLEET, Limits(calls=7))
+    asked = [store.reserve(reserve_request(f"k{number}", budgets=[terms])) for number in range(40)]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(outcome, Reserved) for outcome in outcomes) == 7
+    assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 33
+
+
+async def test_a_limit_lowered_below_what_is_used_lets_nothing_more_through_and_takes_nothing_back(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    tight = BudgetTerms(FLEET, Limits(calls=0))
+    with pytest.raises(BudgetExhausted):
+        await store.reserve(reserve_request("k2", budgets=[tight]))
+    await store.settle(settlement())
+    assert (await fleet(store))[0] == Amount(1, 100, 300)
+    assert isinstance(await store.reserve(reserve_request("k3", budgets=[BudgetTerms(FLEET, Limits(calls=2))])), Reserved)
+
+
+async def test_a_cached_answer_is_given_without_a_charge(store: LedgerStore) -> None:
+    await store.reserve(reserve_request(cache_key="c"))
+    await store.settle(settlement())
+    replay = await store.reserve(reserve_request("k2", cache_key="c"))
+    assert isinstance(replay, Replay)
+    assert (replay.call.cached, replay.call.result, replay.call.charged) == (True, "42", Amount())
+    assert await fleet(store) == (Amount(1, 100, 300), Amount())
+    assert await store.reserve(reserve_request("k2", cache_key="c")) == replay
+
+
+async def test_a_failed_answer_is_not_cached(store: LedgerStore) -> None:
+    await store.reserve(reserve_request(cache_key="c"))
+    await store.fail("d1", "k1", 1, "garbage", None, NOW)
+    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved)
+
+
+async def test_a_prompt_group_of_a_step_makes_one_call(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    group = {"step": 0, "prompt_id": "p", "fingerprint": "f"}
+    await store.reserve(reserve_request("k1", **group))
+    assert await store.reserve(reserve_request("k2", **group)) == InProgress("k1")
+    await store.settle(settlement())
+    replay = await store.reserve(reserve_request("k2", **group))
+    assert isinstance(replay, Replay)
+    assert replay.call.cached
+    with pytest.raises(KeyReused):
+        await store.reserve(reserve_request("k3", step=0, prompt_id="p", fingerprint="other"))
+
+
+async def test_a_refunded_group_call_leaves_the_group_free_for_another_key(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    group = {"step": 0, "prompt_id": "p", "fingerprint": "f"}
+    await store.reserve(reserve_request("k1", **group))
+    await store.refund("d1", "k1", 1, "refused", NOW)
+    assert isinstance(await store.reserve(reserve_request("k2", **group)), Reserved)
+    await store.settle(settlement("k2"))
+    assert isinstance(await store.reserve(reserve_request("k1", **group)), Replay)
+
+
+async def test_a_step_holds_its_calls_to_its_credit(store: LedgerStore) -> None:
+    opened = await store.open_step(open_request(planned_prompts=4, target_rate=0.3, credit_factor=2.0))
+    assert opened.call_credit == 3  # ceil(2 * 0.3 * 4) = ceil(2.4)
+    for number in range(3):
+        await store.reserve(reserve_request(f"k{number}", step=0))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.reserve(reserve_request("k3", step=0))
+    assert refused.value.metadata["scope"] == "step"
+    assert refused.value.metadata["budget"] == step_budget_key("d1", "math", 0)
+    await store.refund("d1", "k0", 1, "refused", NOW)
+    assert isinstance(await store.reserve(reserve_request("k3", step=0)), Reserved)
+
+
+async def test_without_a_credit_factor_a_step_has_no_limit(store: LedgerStore) -> None:
+    opened = await store.open_step(open_request(planned_prompts=1, credit_factor=None))
+    assert opened.call_credit is None
+    for number in range(5):
+        assert isinstance(await store.reserve(reserve_request(f"k{number}", step=0)), Reserved)
+
+
+async def test_a_call_needs_its_step_to_be_open(store: LedgerStore) -> None:
+    with pytest.raises(StepMismatch) as early:
+        await store.reserve(reserve_request(step=0))
+    assert early.value.expected_step == 0
+    await store.open_step(open_request())
+    await store.close_step(close_request())
+    with pytest.raises(StepMismatch) as late:
+        await store.reserve(reserve_request(step=0))
+    assert late.value.expected_step == 1
+
+
+async def test_an_answer_is_replayed_also_after_its_step_was_closed(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    await store.reserve(reserve_request(step=0))
+    await store.settle(settlement())
+    await store.close_step(close_request())
+    assert isinstance(await store.reserve(reserve_request(step=0)), Replay)
+
+
+async def test_opening_a_step_again_gives_the_first_answer(store: LedgerStore) -> None:
+    first = await store.open_step(open_request())
+    assert await store.open_step(open_request(target_rate=0.9, planned_prompts=99)) == first
+
+
+async def test_closing_a_step_moves_the_dual_exactly_once(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    closed = await store.close_step(close_request())
+    assert closed.dual_after == dual_step(0.5, 0.25, 0.3, 0.02)
+    assert await store.close_step(close_request(now=NOW + 99.0)) == closed
+    with pytest.raises(KeyReused):
+        await store.close_step(close_request(help_units=33))
+    task = await store.get_task("d1", "math")
+    assert task is not None
+    assert (task.dual, task.next_step) == (closed.dual_after, 1)
+
+
+async def test_the_dual_goes_from_step_to_step_and_the_target_with_the_phase(store: LedgerStore) -> None:
+    dual = 0.5
+    for step, (target, asked) in enumerate([(0.3, 128), (0.3, 0), (0.7, 64)]):
+        opened = await store.open_step(open_request(step, target_rate=target, initial_dual=9.0 if step else 0.5))
+        assert opened.dual == dual
+        dual = dual_step(dual, asked / 128, target, 0.02)
+        assert (await store.close_step(close_request(step, asked))).dual_after == dual
+
+
+async def test_steps_are_opened_and_closed_in_order(store: LedgerStore) -> None:
+    with pytest.raises(StepMismatch) as gap:
+        await store.open_step(open_request(1))
+    assert gap.value.expected_step == 0
+    with pytest.raises(StepMismatch):
+        await store.close_step(close_request(0))
+    await store.open_step(open_request())
+    await store.close_step(close_request())
+    with pytest.raises(StepMismatch) as stale:
+        await store.open_step(open_request(0))
+    assert stale.value.expected_step == 1
+
+
+@pytest.mark.parametrize(("help_units", "total_units"), [(-1, 8), (9, 8), (0, 0)])
+async def test_units_that_cannot_be_are_refused(store: LedgerStore, help_units: int, total_units: int) -> None:
+    await store.open_step(open_request())
+    with pytest.raises(InvalidRequest):
+        await store.close_step(close_request(0, help_units, total_units))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"target_rate": 1.5}, {"target_rate": math.nan}, {"dual_lr": -1.0}, {"initial_dual": math.inf}]
+)
+async def test_terms_that_cannot_be_are_refused(store: LedgerStore, changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        await store.open_step(open_request(**changes))
+
+
+async def test_a_report_that_its_calls_do_not_bear_out_is_told(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    silent = await store.close_step(close_request(help_units=5))
+    assert silent.discrepancies == ("5 help units reported, but no cloud call was made",)
+    await store.open_step(open_request(1))
+    await store.reserve(reserve_request(step=1, help_units=4))
+    await store.settle(settlement())
+    await store.reserve(reserve_request("k2", step=1))
+    odd = await store.close_step(close_request(1, help_units=3, total_units=129))
+    assert len(odd.discrepancies) == 3
+    honest = await store.open_step(open_request(2))
+    await store.reserve(reserve_request("k3", step=honest.step, help_units=4))
+    await store.settle(settlement("k3"))
+    assert (await store.close_step(close_request(2, help_units=4))).discrepancies == ()
+
+
+async def test_the_version_of_a_budget_only_grows(store: LedgerStore) -> None:
+    actions: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.open_step(open_request()),
+        lambda: store.reserve(reserve_request()),
+        lambda: store.settle(settlement()),
+        lambda: store.reserve(reserve_request("k2")),
+        lambda: store.refund("d1", "k2", 1, "refused", NOW),
+        lambda: store.close_step(close_request()),
+    ]
+    versions = []
+    for action in actions:
+        await action()
+        task = (await store.get_budget("d1", "math", [ROOMY])).task
+        assert task is not None
+        versions.append(task.version)
+    assert versions == sorted(set(versions))
+
+
+async def test_a_budget_not_used_yet_is_shown_empty_and_not_made(store: LedgerStore) -> None:
+    view = await store.get_budget("d1", "math", [ROOMY])
+    assert view.task is None
+    assert (view.budgets[0].limits, view.budgets[0].used) == (ROOMY.limits, Amount())
+    assert await store.list_budgets() == ()
+
+
+async def test_serving_before_the_first_step_does_not_fix_the_dual(store: LedgerStore) -> None:
+    await store.reserve(reserve_request(initial_dual=0.1))
+    assert (await store.open_step(open_request(initial_dual=0.8))).dual == 0.8
+
+
+async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore) -> None:
+    await store.reserve(reserve_request(cache_key="c"))
+    await store.settle(settlement())
+    assert await store.purge_results(NOW, NOW + 5.0) == 0
+    assert await store.purge_results(NOW + 100.0, NOW + 100.0) == 1
+    outcome = await store.reserve(reserve_request(cache_key="c"))
+    assert isinstance(outcome, Ended)
+    assert (outcome.call.state, outcome.call.result, outcome.call.charged.uusd) == (CallState.COMPLETED, None, 300)
+    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved)
+
+
+async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    await store.settle(settlement(text="a secret answer"))
+    entries = await store.read_journal(0, 100)
+    assert [entry.kind for entry in entries] == ["epoch", "limits", "task", "reserve", "completed"]
+    assert not any("a secret answer" in entry.body for entry in entries)
+    assert await store.read_journal(3, 1) == entries[3:4]
+
+
+async def test_text_that_is_not_unicode_is_stored_repaired(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    assert (await store.settle(settlement(text="a\ud800b\x00c"))).call.result == "a?b\x00c"
+
+
+@pytest.mark.parametrize("changes", [{"key": ""}, {"device": ""}, {"step": -2}, {"help_units": -1}, {"hold": Amount(0, 5, 5)}])
+async def test_malformed_reservations_are_refused(store: LedgerStore, changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        await store.reserve(reserve_request(**{"fingerprint": "f", "prompt_id": "p", **changes}))
+
+
+async def test_attempts_that_do_not_exist_cannot_be_resolved(store: LedgerStore) -> None:
+    with pytest.raises(NotFound):
+        await store.settle(settlement())
+    await store.reserve(reserve_request())
+    with pytest.raises(NotFound):
+        await store.refund("d1", "k1", 2, "refused", NOW)
+
+
+async def test_a_cancelled_caller_does_not_undo_what_was_queued(store: LedgerStore) -> None:
+    asking = asyncio.create_task(store.reserve(reserve_request()))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert await store.reserve(reserve_request()) == InProgress("k1")

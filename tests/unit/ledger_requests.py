@@ -1,0 +1,72 @@
+"""Requests to a ledger with defaults that suit most tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.accounts import (
+    SERVING_STEP,
+    Amount,
+    BudgetTerms,
+    CloseStepRequest,
+    Limits,
+    OpenStepRequest,
+    ReserveRequest,
+    Settlement,
+    budget_key,
+)
+
+NOW = 1_700_000_000.0
+HOLD = Amount(1, 300, 900)
+FLEET = budget_key("fleet")
+ROOMY = BudgetTerms(FLEET, Limits(1_000, 1_000_000, 10_000_000))
+
+
+def reserve_request(key: str = "k1", *, budgets: Sequence[BudgetTerms] = (ROOMY,), **changes: object) -> ReserveRequest:
+    """A serving call of device d1 with a lease of 60 s."""
+    request = ReserveRequest(
+        device="d1",
+        key=key,
+        fingerprint=f"content of {key}",
+        task="math",
+        step=SERVING_STEP,
+        prompt_id=f"prompt of {key}",
+        model="m",
+        help_units=2,
+        hold=HOLD,
+        budgets=tuple(budgets),
+        lease_until=NOW + 60.0,
+        now=NOW,
+        initial_dual=0.5,
+        target_rate=0.3,
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+def settlement(key: str = "k1", attempt: int = 1, **changes: object) -> Settlement:
+    """An answer that cost a third of the hold."""
+    answered = Settlement(
+        device="d1",
+        key=key,
+        attempt=attempt,
+        charge=Amount(1, 100, 300),
+        input_tokens=60,
+        output_tokens=40,
+        text="42",
+        finish="stop",
+        upstream_id="up-1",
+        now=NOW + 1.0,
+    )
+    return replace(answered, **changes)  # type: ignore[arg-type]
+
+
+def open_request(step: int = 0, **changes: object) -> OpenStepRequest:
+    """A step of 16 prompts in groups of 8 at τ = 0.3."""
+    request = OpenStepRequest("d1", "math", step, 16, 8, 0.3, 0.02, 0.5, 2.0, NOW)
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+def close_request(step: int = 0, help_units: int = 32, total_units: int = 128, **changes: object) -> CloseStepRequest:
+    """A quarter of the responses asked."""
+    return replace(CloseStepRequest("d1", "math", step, total_units, help_units, NOW + 2.0), **changes)  # type: ignore[arg-type]
