@@ -1,0 +1,144 @@
+"""The real loop on the bundled models: llama.cpp, LoRA training, an embedded coordinator with its ledger. Two tiny steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.events import StepFinished
+from edge.agent.runfolder import RunFolder
+from edge.bootstrap import build_agent, evaluate, latest_adapter
+from edge.config.agent import resolve_agent_config
+from edge.config.schema import AgentConfig
+from edge.core.errors import CoordinatorUnavailable, ModelFileError
+from edge.core.events import FanOutSink, MemorySink
+from edge.core.types import Message
+
+
+def tiny_config(state: Path, *sets: str) -> AgentConfig:
+    """Few prompts, one thread, and temperature as in learning."""
+    return resolve_agent_config(
+        sets=[
+            f"state_folder={state}",
+            "learning.prompts_per_step=3",
+            "learning.group_size=4",
+            "learning.max_tokens=96",
+            "learning.torch_threads=1",
+            "engine.threads=1",
+            "engine.max_rows=12",
+            "coordinator.max_output_tokens=128",
+            *sets,
+        ]
+    ).config
+
+
+def numbers(step: StepFinished) -> dict[str, Any]:
+    """What must be equal in a repeated run."""
+    quiet = ("seconds", "seconds_by_part", "tokens_per_s", "at")
+    return {key: value for key, value in step.to_json().items() if key not in quiet}
+
+
+async def learn(config: AgentConfig, steps: int, sink: Any = None) -> tuple[list[StepFinished], Any]:
+    async with build_agent(config, sink or MemorySink()) as agent:
+        await agent.learn(steps)
+        return agent.steps(), await agent.budget()
+
+
+async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_agrees(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "state")
+    folder = RunFolder(tmp_path / "run", "mode: auto\n")
+    memory = MemorySink()
+    async with build_agent(config, FanOutSink([memory, folder])) as agent:
+        before = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        finished = await agent.learn(2)
+        after = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        steps, budget = agent.steps(), await agent.budget()
+        summary = folder.finish(steps, finished, agent.adapter())
+    folder.close()
+    assert [step.step for step in steps] == [1, 2]
+    assert (before.adapter_version, after.adapter_version) == (0, 2)
+    assert steps[1].dual_before == steps[0].dual_after != steps[0].dual_before
+    assert budget.dual == steps[1].dual_after
+    assert budget.calls == steps[-1].total_cloud_calls + (before.source == "cloud") + (after.source == "cloud")
+    assert all(step.masked == 0 and not step.offline for step in steps)
+    assert any(step.tokens > 0 and step.mean_abs_logprob_diff < 0.2 for step in steps)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml", "events.jsonl", "metrics.csv", "summary.json", "adapter", "rate_and_price.png", "accuracy.png",
+    }  # fmt: skip
+    assert summary["steps"] == 2
+
+
+async def test_a_real_run_stopped_and_resumed_gives_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
+    whole, _ = await learn(tiny_config(tmp_path / "whole"), 2)
+    halves = tiny_config(tmp_path / "halves")
+    await learn(halves, 1)
+    resumed, _ = await learn(halves, 1)
+    assert [numbers(step) for step in resumed] == [numbers(step) for step in whole]
+
+
+async def test_without_a_coordinator_the_agent_answers_and_learns_and_says_so(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "state", f"coordinator.address=unix:{tmp_path}/none.sock")
+    async with build_agent(config, MemorySink()) as agent:
+        answer = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        await agent.learn(1)
+        status = agent.status()
+        with pytest.raises(CoordinatorUnavailable):
+            await agent.budget()
+    assert answer.source in ("local", "local-fallback")
+    assert (status.online, status.outbox, status.steps_done) == (False, 1, 1)
+
+
+async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatable(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "state")
+    first = await evaluate(config, MemorySink(), items=6, adapter_folder=None, with_cloud=True)
+    await learn(config, 1)
+    trained = await evaluate(config, MemorySink(), items=6, adapter_folder=latest_adapter(config), with_cloud=False)
+    again = await evaluate(config, MemorySink(), items=6, adapter_folder=None, with_cloud=True)
+    assert first.scores == again.scores
+    assert (first.scores.items, first.adapter_version, trained.adapter_version) == (6, 0, 1)
+    assert first.scores.coverage == 1.0 - first.scores.assist_rate
+    assert sum(level.scores.items for level in first.by_level) == 6
+
+
+async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stopped_at_the_end(tmp_path: Path) -> None:
+    agent = build_agent(tiny_config(tmp_path / "state"), MemorySink())
+    async with agent:
+        child = agent._parts.coordinator
+        assert child is not None
+        first = child.pid  # type: ignore[attr-defined]
+        os.kill(first, 9)
+        async with asyncio.timeout(60):
+            while child.pid in (None, first) or not await child._probe():  # type: ignore[attr-defined]
+                await asyncio.sleep(0.05)
+        budget = await agent.budget("math")
+        last = child.pid  # type: ignore[attr-defined]
+    assert budget.calls == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+
+
+async def test_a_state_folder_with_a_long_name_works(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / ("long" * 30))
+    async with build_agent(config, MemorySink()) as agent:
+        assert agent.status().online
+        assert (await agent.budget("math")).calls == 0
+
+
+def test_a_model_that_is_not_there_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such model file"):
+        build_agent(tiny_config(tmp_path / "state", "model.path=nothing.gguf"), MemorySink())
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_corrupt_model_file_is_refused_in_one_line_and_frees_the_state_folder(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\0" * 64)
+    for _ in range(2):
+        with pytest.raises(ModelFileError) as caught:
+            async with build_agent(tiny_config(tmp_path / "state", f"model.path={broken}"), MemorySink()):
+                pass
+        assert "\n" not in str(caught.value)
