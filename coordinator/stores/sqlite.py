@@ -74,6 +74,16 @@ class SqliteLedgerStore(TransactingStore):
         await asyncio.wrap_future(writer.start(now))
         return cls(writer)
 
+    @property
+    def commits(self) -> int:
+        """Commits so far; `operations / commits` is the mean size of a batch."""
+        return self._writer.commits
+
+    @property
+    def operations(self) -> int:
+        """Operations committed so far."""
+        return self._writer.operations
+
     async def transact(self, work: Callable[[Ledger], T]) -> T:
         """Run one transaction on the writer thread."""
         if self._closed:
@@ -103,6 +113,8 @@ class _Writer:
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
         self._opened_at = 0.0
+        self.commits = 0
+        self.operations = 0
 
     def start(self, now: float) -> Future[None]:
         """Start the thread; the future is done when the file is open, or holds why it is not."""
@@ -154,6 +166,8 @@ class _Writer:
         for job in jobs:
             _run_in_savepoint(connection, ledger, job)
         connection.execute("COMMIT")
+        self.commits += 1
+        self.operations += len(jobs)
 
     def _abandon(self, jobs: list[_Job], error: Exception) -> None:
         """Nothing of the batch happened; the next batch starts on a fresh connection."""

@@ -1,0 +1,191 @@
+"""What only the SQLite store promises: durability, one process per file, failing closed and healing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.accounts import Amount, CallState, InProgress, Reserved
+from coordinator.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.verify import verify_file
+from edge.core.errors import CoordinatorUnavailable, StateError
+from tests.unit.ledger_requests import HOLD, NOW, ROOMY, open_request, reserve_request, settlement
+
+CRASHING = """
+import asyncio, os, sys
+from coordinator.stores.sqlite import SqliteLedgerStore
+from tests.unit.ledger_requests import NOW, reserve_request, settlement
+
+async def main():
+    store = await SqliteLedgerStore.open(sys.argv[1], NOW)
+    await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(20)))
+    await asyncio.gather(*(store.settle(settlement(f"k{number}")) for number in range(5)))
+    print("acknowledged", flush=True)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite3"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteLedgerStore]:
+    store = await SqliteLedgerStore.open(path, NOW, SqliteSettings(busy_timeout_s=0.05))
+    yield store
+    await store.aclose()
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """No file of this process can grow beyond what the write-ahead log has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name(path.name + "-wal").stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_what_was_acknowledged_survives_kill_nine_and_open_holds_become_in_doubt(path: Path) -> None:
+    crashed = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, check=False)
+    assert (crashed.stdout.strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), crashed.stderr
+    store = await SqliteLedgerStore.open(path, NOW + 1.0)
+    states = [(await store.get_call("d1", f"k{number}")).state for number in range(20)]
+    assert states == [CallState.COMPLETED] * 5 + [CallState.IN_DOUBT] * 15
+    fleet = (await store.get_budget("d1", "math", [ROOMY])).budgets[0]
+    assert (fleet.reserved, fleet.committed) == (Amount(), Amount(20, 5 * 100 + 15 * HOLD.tokens, 5 * 300 + 15 * HOLD.uusd))
+    await store.aclose()
+    assert verify_file(path).ok
+
+
+async def test_a_clean_restart_keeps_everything_and_starts_a_new_epoch(path: Path, store: SqliteLedgerStore) -> None:
+    await store.open_step(open_request())
+    await store.reserve(reserve_request())
+    await store.aclose()
+    again = await SqliteLedgerStore.open(path, NOW + 1.0)
+    assert (await again.get_call("d1", "k1")).state is CallState.IN_DOUBT
+    assert (await again.open_step(open_request())).dual == 0.5
+    await again.aclose()
+    with open_read_only(path) as rows:
+        assert [json.loads(entry.body)["epoch"] for entry in rows.journal_after(0) if entry.kind == "epoch"] == [1, 2]
+
+
+async def test_a_second_opener_is_refused_in_one_line(path: Path, store: SqliteLedgerStore) -> None:
+    with pytest.raises(StateError, match="in use by another process") as refused:
+        await SqliteLedgerStore.open(path, NOW)
+    assert "\n" not in str(refused.value)
+    assert isinstance(await store.reserve(reserve_request()), Reserved)
+
+
+async def test_many_operations_share_commits(store: SqliteLedgerStore) -> None:
+    await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(200)))
+    assert store.operations == 200
+    assert store.commits < 100
+
+
+async def test_a_refused_operation_does_not_touch_the_others_of_its_commit(path: Path, store: SqliteLedgerStore) -> None:
+    asked = [store.reserve(reserve_request(f"k{number}")) for number in range(3)]
+    asked += [store.settle(settlement("missing")), store.reserve(reserve_request("k9"))]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(outcome, Reserved) for outcome in outcomes] == [True, True, True, False, True]
+    assert verify_file(path).ok
+
+
+async def test_a_locked_file_refuses_calls_and_recovers_when_it_is_free(path: Path, store: SqliteLedgerStore) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(CoordinatorUnavailable) as refused:
+        await store.reserve(reserve_request())
+    assert refused.value.reason == "LEDGER_UNAVAILABLE"
+    other.execute("ROLLBACK")
+    other.close()
+    assert await store.reserve(reserve_request()) == Reserved(1, "d1|k1|1")
+
+
+async def test_a_full_disk_refuses_calls_changes_nothing_and_heals(path: Path, store: SqliteLedgerStore) -> None:
+    await store.reserve(reserve_request())
+    with full_disk(path):
+        outcomes = await asyncio.gather(
+            *(store.reserve(reserve_request(f"full{number}")) for number in range(50)), return_exceptions=True
+        )
+    refused = [outcome for outcome in outcomes if isinstance(outcome, CoordinatorUnavailable)]
+    assert refused
+    assert all(error.reason == "LEDGER_UNAVAILABLE" for error in refused)
+    assert await store.reserve(reserve_request()) == InProgress("k1")
+    assert (await store.settle(settlement())).applied
+    report = verify_file(path)
+    assert report.ok, report.differences
+    assert report.calls == 1 + len(outcomes) - len(refused)
+
+
+async def test_a_removed_file_refuses_calls(path: Path, store: SqliteLedgerStore) -> None:
+    path.unlink()
+    with pytest.raises(CoordinatorUnavailable, match="cannot be written"):
+        await store.reserve(reserve_request())
+
+
+async def test_a_closed_store_refuses_calls_and_closes_again(store: SqliteLedgerStore) -> None:
+    await store.aclose()
+    await store.aclose()
+    with pytest.raises(CoordinatorUnavailable):
+        await store.reserve(reserve_request())
+
+
+async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.write_bytes(b"not a database" * 500)
+    with pytest.raises(StateError, match="cannot be opened"):
+        await SqliteLedgerStore.open(path, NOW)
+
+
+async def test_a_database_of_someone_else_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE mine (x)")
+    other.close()
+    with pytest.raises(StateError, match="not a ledger of version"):
+        await SqliteLedgerStore.open(path, NOW)
+
+
+async def test_damage_after_an_unclean_stop_is_found_at_the_next_start(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, check=False)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'call_with_result'").fetchone()[0]
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * size + 8 : (root - 1) * size + 64] = bytes(56)
+    path.write_bytes(data)
+    with pytest.raises(StateError, match=r"damaged|cannot be opened"):
+        await SqliteLedgerStore.open(path, NOW)
+
+
+async def test_the_database_itself_refuses_overspend_and_edits_of_the_journal(path: Path, store: SqliteLedgerStore) -> None:
+    await store.reserve(reserve_request())
+    await store.aclose()
+    connection = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError):
+        connection.execute("UPDATE budget SET reserved_calls = 1001")
+    for statement in ("UPDATE journal SET body = '{}'", "DELETE FROM journal"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            connection.execute(statement)
+    connection.close()
+
+
+async def test_reading_a_ledger_that_is_not_there_makes_none(path: Path) -> None:
+    with pytest.raises(StateError, match="there is no ledger"):
+        verify_file(path)
+    assert not path.exists()
