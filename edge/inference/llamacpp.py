@@ -34,7 +34,8 @@ class LlamaCppBackend:
 
     `max_rows` responses of rollouts are decoded together, and `serving_rows` more are kept free for served requests. `n_ctx` is the
     context of one row in tokens (prompt and response; at most what the model was trained for). `n_threads` defaults to the
-    physical cores this process may use. The worker is shared and not closed here.
+    physical cores this process may use. With `replayable` off, equal seeds no longer give equal bits whatever else is in flight; see
+    llama_engine for what it buys. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class LlamaCppBackend:
         max_rows: int = 32,
         serving_rows: int = 2,
         n_gpu_layers: int = 0,
+        replayable: bool = True,
     ) -> None:
         path = Path(model_path)
         self._worker = worker
@@ -55,7 +57,11 @@ class LlamaCppBackend:
             self._n_ctx = min(n_ctx, self._model.trained_context_tokens or n_ctx)
             self._template = _template_of(self._model)
             self._engine = LlamaEngine(
-                self._model, rows=max_rows + serving_rows, n_ctx=self._n_ctx, n_threads=n_threads or physical_cores()
+                self._model,
+                rows=max_rows + serving_rows,
+                n_ctx=self._n_ctx,
+                n_threads=n_threads or physical_cores(),
+                replayable=replayable,
             )
         except BaseException:
             self._model.close()
