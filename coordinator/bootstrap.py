@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from edge.core.clock import Clock, SystemClock
-from edge.core.errors import ConfigError
+from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
 
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
-    """The upstreams by alias. Raises ConfigError or UsageError."""
+    """The upstreams by alias. Raises ConfigError."""
     from coordinator.admission import Gate
     from coordinator.pricing import Price
     from coordinator.upstreams import Upstream
@@ -99,7 +99,7 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
     def build(alias: str, upstream: UpstreamConfig) -> Upstream:
         return Upstream(
             alias=alias,
-            provider=PROVIDERS.load(upstream.provider)(upstream, alias),
+            provider=_build_provider(upstream, alias),
             model=upstream.model,
             price=Price(*upstream.prices) if upstream.prices else None,
             gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
@@ -108,6 +108,14 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
         )
 
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
+
+
+def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
+    try:
+        provider: CloudProvider = PROVIDERS.load(upstream.provider)(upstream, alias)
+    except EdgeError as error:
+        raise ConfigError(f"upstreams.{alias}: {error}", hint=error.hint) from error
+    return provider
 
 
 class Coordinator:
@@ -143,6 +151,10 @@ class Coordinator:
         """Drain and close everything."""
         await self.drain(self.config.service.drain_grace_s)
         await self._resources.aclose()
+
+    async def hurry(self) -> None:
+        """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
+        await self._broker.drain(0.0)
 
     async def drain(self, grace_s: float) -> None:
         """NOT_SERVING, stop admitting, settle, stop listening. Safe to call twice."""
@@ -196,30 +208,43 @@ def _make_state_dir(state_dir: Path) -> None:
 
 
 async def serve(config: CoordinatorConfig, on_serving: Callable[[Serving], None], *, parent_pid: int | None = None) -> None:
-    """Serve until SIGTERM, SIGINT, or (with `parent_pid`) the death of the parent; then drain. A second signal drains without grace."""
-    from coordinator.parent import parent_gone
-
+    """Serve until SIGTERM, SIGINT, or (with `parent_pid`) the death of the parent; then drain. A second signal cuts what still runs."""
     coordinator = Coordinator(config)
     async with coordinator as serving:
-        stop = _stop_on_signals()
+        signals = _stop_signals()
         on_serving(serving)
-        waits: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
-        if parent_pid is not None:
-            waits.append(asyncio.create_task(parent_gone(parent_pid)))
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        orphaned = parent_pid is not None and os.getppid() != parent_pid
+        orphaned = await _told_to_stop(signals, parent_pid)
         log.info("stopping: %s", "the parent is gone" if orphaned else "told to")
-        for task in waits:
-            await _cancelled(task)
+        hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
         grace_s = config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
+        await _cancelled(hurrying)
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
+async def _told_to_stop(signals: asyncio.Queue[int], parent_pid: int | None) -> bool:
+    """Wait for a signal or the parent's death; True for the latter."""
+    from coordinator.parent import parent_gone
+
+    waits: list[asyncio.Task[Any]] = [asyncio.create_task(signals.get())]
+    if parent_pid is not None:
+        waits.append(asyncio.create_task(parent_gone(parent_pid)))
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        await _cancelled(task)
+    return parent_pid is not None and os.getppid() != parent_pid
+
+
+async def _hurry_at_the_next(signals: asyncio.Queue[int], coordinator: Coordinator) -> None:
+    await signals.get()
+    await coordinator.hurry()
+
+
+def _stop_signals() -> asyncio.Queue[int]:
+    """SIGTERM and SIGINT, as they come."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

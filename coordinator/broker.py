@@ -116,8 +116,10 @@ class Broker:
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
         terms = self._controller.terms_of(task)
-        view = await self._store.get_budget(device, task, self._book.terms(device, task, self._clock.now()))
-        return snapshot(view.task, terms, view.budgets)
+        limits = self._book.terms(device, task, self._clock.now())
+        view = await self._store.get_budget(device, task, limits)
+        budgets = [replace(row, limits=now.limits.at_least(row.used)) for row, now in zip(view.budgets, limits, strict=True)]
+        return snapshot(view.task, terms, budgets)
 
     async def drain(self, grace_s: float) -> None:
         """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""

@@ -99,7 +99,8 @@ def load_limits(state_dir: Path, configured: BudgetsConfig) -> BudgetsConfig:
 
 
 def save_limits(state_dir: Path, scope: str, changes: dict[str, Any]) -> None:
-    """Add changed limits of one scope to what was set before; the file is replaced whole."""
+    """Add changed limits of one scope to what was set before; the file is replaced whole. Raises StateError when it is damaged."""
+    load_limits(state_dir, BudgetsConfig())
     path = state_dir / LIMITS_FILE
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known[scope] = {**known.get(scope, {}), **changes}

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.core.errors import UsageError
+from edge.core.errors import EdgeError, UsageError
 
 if TYPE_CHECKING:
     from coordinator.accounts import BudgetRow, TaskRow
     from coordinator.bootstrap import Serving
     from coordinator.config import CoordinatorConfig
+    from coordinator.verify import VerifyReport
 
 app = typer.Typer(
     name="edge-coordinator",
@@ -39,6 +40,10 @@ Sets = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
 Limit = str | None
 LIMIT_HELP = "Most {unit} in the window, or `none`."
+
+
+class LedgerDiffers(EdgeError):
+    """The ledger's tables are not what its journal says."""
 
 
 @app.callback(invoke_without_command=True)
@@ -87,14 +92,19 @@ def serve(
 def budget_show(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
     """Show every budget and every task's λ; also while a coordinator is running."""
     from coordinator.bootstrap import ledger_path, state_dir_of
+    from coordinator.budgets import SCOPES, load_limits
     from coordinator.stores.sqlite import open_read_only
 
-    with open_read_only(ledger_path(state_dir_of(_resolved(config, state, sets)))) as tables:
+    resolved = _resolved(config, state, sets)
+    limits = load_limits(state_dir_of(resolved), resolved.budgets)
+    with open_read_only(ledger_path(state_dir_of(resolved))) as tables:
         budgets, tasks = list(tables.all_budgets()), list(tables.all_tasks())
     if json_lines:
-        _print_json({"budgets": [_budget_json(row) for row in budgets], "tasks": [_task_json(row) for row in tasks]})
+        told = {"budgets": [_budget_json(row) for row in budgets], "tasks": [_task_json(row) for row in tasks]}
+        _print_json({"limits": limits.model_dump(), **told})
         return 0
-    for line in (*_budget_lines(budgets), *(_task_line(row) for row in tasks)):
+    held_to = [f"limit of {scope}: {_limit_text(getattr(limits, scope))}" for scope in SCOPES]
+    for line in (*held_to, *_budget_lines(budgets), *(_task_line(row) for row in tasks)):
         typer.echo(line)
     return 0
 
@@ -136,6 +146,18 @@ def ledger_verify(config: Config = None, state: State = None, sets: Sets = None,
     from coordinator.verify import verify_file
 
     return _report(verify_file(ledger_path(state_dir_of(_resolved(config, state, sets)))), json_lines)
+
+
+@ledger_app.command("export")
+def ledger_export(config: Config = None, state: State = None, sets: Sets = None) -> int:
+    """Write the journal to stdout as JSON lines, for audits. It holds no prompts and no answers, only their digests."""
+    import sys
+
+    from coordinator.bootstrap import ledger_path, state_dir_of
+    from coordinator.verify import export_file
+
+    export_file(ledger_path(state_dir_of(_resolved(config, state, sets))), sys.stdout)
+    return 0
 
 
 @config_app.command("check")
@@ -191,9 +213,9 @@ def _window(text: str) -> str:
 
 
 def _limit_text(limits: Any) -> str:
-    values = limits.model_dump()
-    window = values.pop("window")
-    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in values.items()) + f" (window: {window})"
+    units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("micro-USD", limits.spend_limit_uusd))
+    amounts = [f"{value} {label}" for label, value in units if value is not None]
+    return f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit"
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
@@ -222,7 +244,8 @@ def _budget_lines(rows: Sequence[BudgetRow]) -> list[str]:
     if not shown:
         return ["nothing was spent yet"]
     return [
-        f"{row.key}: " + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
+        f"used by {row.key}: "
+        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
         for row in shown
     ]
 
@@ -240,8 +263,14 @@ def _task_line(row: TaskRow) -> str:
     )
 
 
-def _report(report: Any, json_lines: bool) -> int:
-    raise NotImplementedError
+def _report(report: VerifyReport, json_lines: bool) -> int:
+    if json_lines:
+        _print_json(report.to_json())
+    else:
+        print("\n".join(report.lines()), flush=True)
+    if not report.ok:
+        raise LedgerDiffers(f"the ledger does not verify: {report.differences[0]}")
+    return 0
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
 
 Only UNAVAILABLE (and a call that still runs elsewhere) is asked again, with the same key, within the caller's deadline: the delay is
-the coordinator's RetryInfo or a jittered exponential one. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice. A coordinator that
-cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally.
+the coordinator's RetryInfo or a jittered exponential one. When a reply was lost after the request went out, GetCall recovers it;
+nothing is asked twice. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent
+can answer locally.
 """
 
 from __future__ import annotations

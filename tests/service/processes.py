@@ -1,0 +1,159 @@
+"""Real processes: an `edge-coordinator serve` child, and an OpenAI-compatible upstream that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+START_TIMEOUT_S = 60.0
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def good_reply(request: web.Request) -> web.StreamResponse:
+    """The last message in capitals; 10 tokens in, 5 out."""
+    asked = await request.json()
+    text = asked["messages"][-1]["content"].upper()
+    message = {"role": "assistant", "content": text}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5}
+    return web.json_response({"id": "up", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+class FakeUpstream:
+    """Counts what it was asked; `reply` decides what comes back."""
+
+    def __init__(self) -> None:
+        self.reply: Reply = good_reply
+        self.keys: list[str] = []
+        self.asked = asyncio.Event()
+        self.base_url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Note the billing key and reply."""
+        self.keys.append(request.headers.get("Idempotency-Key", ""))
+        self.asked.set()
+        return await self.reply(request)
+
+    async def hang(self, request: web.Request) -> web.StreamResponse:
+        """Never reply; until the connection goes away."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@asynccontextmanager
+async def fake_upstream() -> AsyncIterator[FakeUpstream]:
+    """An upstream on a loopback port."""
+    upstream = FakeUpstream()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", upstream.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield upstream
+    finally:
+        await runner.cleanup()
+
+
+def settings_for(server: FakeUpstream, **changes: Any) -> dict[str, Any]:
+    """A configuration with that upstream at 1 micro-USD per input and 2 per output token."""
+    alias = {
+        "provider": "openai_compatible",
+        "model": "m",
+        "base_url": server.base_url,
+        "price_in_uusd_per_mtok": 1_000_000,
+        "price_out_uusd_per_mtok": 2_000_000,
+        **changes.pop("upstream", {}),
+    }
+    return {"upstreams": {"default": alias}, **changes}
+
+
+class CoordinatorProcess:
+    """A child running `python -m coordinator serve`."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], *arguments: str) -> None:
+        self.folder = folder
+        self.address = f"unix:{folder}/c.sock"
+        self.state = folder / "state"
+        self._config = folder / "coordinator.yaml"
+        self._config.write_text(yaml.safe_dump(settings))
+        self._arguments = arguments
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> str:
+        """Start it and return its SERVING line."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coordinator", "serve", "--config", str(self._config)),
+            *("--listen", self.address, "--state", str(self.state), *self._arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_TIMEOUT_S):
+            line = (await self.process.stdout.readline()).decode().strip()
+        if not line:
+            raise AssertionError(f"the coordinator did not start: {(await self.stop()).strip()}")
+        return line
+
+    async def kill_9(self) -> None:
+        """As if the power went."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self, number: int = signal.SIGTERM) -> str:
+        """Tell it to stop and wait; its stderr."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        _, stderr = await asyncio.wait_for(self.process.communicate(), START_TIMEOUT_S)
+        return stderr.decode()
+
+
+@asynccontextmanager
+async def coordinator_process(folder: Path, settings: dict[str, Any], *arguments: str) -> AsyncIterator[CoordinatorProcess]:
+    """A started child that is gone at the end, whatever happened."""
+    child = CoordinatorProcess(folder, settings, *arguments)
+    await child.start()
+    try:
+        yield child
+    finally:
+        if child.process.returncode is None:
+            child.process.kill()
+        await child.process.communicate()
+
+
+async def command(*arguments: str) -> tuple[int, str, str]:
+    """Run `edge-coordinator ARGUMENTS`; exit code, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "coordinator", *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    stdout, stderr = await asyncio.wait_for(process.communicate(), START_TIMEOUT_S)
+    assert process.returncode is not None
+    return process.returncode, stdout.decode(), stderr.decode()
+
+
+async def balances(state: Path) -> dict[str, dict[str, Any]]:
+    """`budget show --json` by budget key."""
+    code, stdout, stderr = await command("budget", "show", "--json", "--state", str(state))
+    assert code == 0, stderr
+    return {row["key"]: row for row in json.loads(stdout)["budgets"]}
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")

@@ -1,0 +1,197 @@
+"""The `edge-coordinator` command: one-line errors, exit codes, JSON. Run in this process; serving is tested with real processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from coordinator.accounts import OpenStepRequest
+from coordinator.budgets import BudgetBook, load_limits, save_limits, window_label
+from coordinator.cli import main
+from coordinator.config import BudgetsConfig, resolve_coordinator_config
+from coordinator.stores.sqlite import SqliteLedgerStore
+from edge.core.errors import ConfigError, StateError
+
+
+def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    code = main(list(map(str, arguments)))
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bogus",),
+        ("serve", "--bogus"),
+        ("budget", "set"),
+        ("budget", "set", "galaxy", "--calls", "1"),
+        ("budget", "set", "device"),
+        ("budget", "set", "device", "--calls", "-1"),
+        ("budget", "set", "device", "--calls", "many"),
+        ("budget", "set", "device", "--window", "year"),
+        ("serve", "--listen", "nonsense"),
+        ("serve", "--listen", "unix:/tmp/x", "--log-level", "loud"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, out, err = outcome(capsys, *arguments)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("budget",), ("ledger",), ("config",)])
+def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> None:
+    code, out, err = outcome(capsys, *arguments)
+    assert code == 2 and "Usage:" in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("serve",),
+        ("budget",),
+        ("budget", "show"),
+        ("budget", "set"),
+        ("ledger", "verify"),
+        ("ledger", "export"),
+        ("config", "check"),
+    ],
+)
+def test_every_command_has_help(capsys, arguments) -> None:
+    code, out, _ = outcome(capsys, *arguments, "--help")
+    assert code == 0 and out.startswith("Usage: edge-coordinator")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
+        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must be at most 1"),
+        ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),
+        ("upstreams:\n  default:\n    provider: bundeld\n", "unknown provider 'bundeld'"),
+        ("upstreams:\n  d:\n    provider: openai_compatible\n    base_url: http://example.org/v1\n", "unencrypted"),
+        ("service: 3\n", ":1: service must be"),
+        ("a: [\n", ":2: "),
+    ],
+)
+def test_a_bad_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    code, out, err = outcome(capsys, "config", "check", "--config", file)
+    assert (code, out) == (1, "") and err.count("\n") == 1 and told in err
+
+
+def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "upstreams:\n  big:\n    provider: openai_compatible\n    base_url: https://api.example.org/v1\n    model: m\n"
+    )
+    code, out, err = outcome(capsys, "config", "check", "--config", file)
+    assert code == 0 and "ok" in out and "big has no price" in out and err == ""
+    code, out, _ = outcome(capsys, "config", "check", "--config", file, "--json")
+    assert json.loads(out)["unpriced"] == ["big"]
+
+
+def test_without_a_configuration_there_is_a_priced_bundled_model_and_any_task() -> None:
+    config = resolve_coordinator_config().config
+    assert config.effective_upstreams["default"].prices == (100_000, 400_000)
+    assert config.effective_tasks["*"].target_rate_from_device
+
+
+def test_named_upstreams_replace_the_bundled_one(tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("upstreams:\n  big:\n    provider: recorded\n    path: x.jsonl\n")
+    assert list(resolve_coordinator_config(file).config.effective_upstreams) == ["big"]
+
+
+@pytest.mark.parametrize("arguments", [("budget", "show"), ("ledger", "verify"), ("ledger", "export")])
+def test_a_missing_ledger_is_said_in_one_line(capsys, tmp_path, arguments) -> None:
+    code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
+    assert (code, out) == (1, "") and "no ledger" in err and err.count("\n") == 1
+
+
+async def _small_ledger(state) -> None:
+    store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
+    await store.open_step(OpenStepRequest("d", "math", 0, 4, 4, 0.5, 0.1, 0.5, 2.0, 1_700_000_000.0))
+    await store.aclose()
+
+
+@pytest.fixture
+async def state(tmp_path):
+    """A state folder with a ledger in which one step is open."""
+    await _small_ledger(tmp_path)
+    return tmp_path
+
+
+def test_a_ledger_verifies_and_says_what_was_checked(capsys, state) -> None:
+    code, out, err = outcome(capsys, "ledger", "verify", "--state", state)
+    assert code == 0 and out.startswith("verified: ") and err == ""
+    code, out, _ = outcome(capsys, "ledger", "verify", "--state", state, "--json")
+    assert json.loads(out)["ok"] is True
+
+
+def test_an_export_is_one_json_object_a_line(capsys, state) -> None:
+    code, out, _ = outcome(capsys, "ledger", "export", "--state", state)
+    assert code == 0 and [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, out.count("\n") + 1))
+
+
+def test_the_budget_of_a_task_is_shown(capsys, state) -> None:
+    code, out, _ = outcome(capsys, "budget", "show", "--state", state)
+    assert code == 0 and "d math: λ 0.5000, τ 0.5, next step 0" in out
+    code, out, _ = outcome(capsys, "budget", "show", "--state", state, "--json")
+    assert json.loads(out)["tasks"][0]["dual"] == 0.5
+
+
+def test_set_limits_add_up_and_override_the_file(capsys, tmp_path) -> None:
+    outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
+    code, out, _ = outcome(capsys, "budget", "set", "device", "--spend-uusd", "900", "--window", "day", "--state", tmp_path)
+    assert (code, out) == (0, "device: 5 calls, 900 micro-USD (day)\n")
+    configured = BudgetsConfig.model_validate({"device": {"tokens_limit": 7}, "fleet": {"calls_limit": 3}})
+    limits = load_limits(tmp_path, configured)
+    assert limits.device.model_dump() == {"window": "day", "calls_limit": 5, "tokens_limit": 7, "spend_limit_uusd": 900}
+    assert limits.fleet == configured.fleet
+    code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "none", "--state", tmp_path, "--json")
+    assert json.loads(out)["device"]["calls_limit"] is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"device": 3}', '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
+def test_a_damaged_limits_file_is_a_state_error(tmp_path, text) -> None:
+    (tmp_path / "limits.json").write_text(text)
+    for use in (lambda: load_limits(tmp_path, BudgetsConfig()), lambda: save_limits(tmp_path, "device", {"calls_limit": 1})):
+        with pytest.raises(StateError, match=r"limits\.json"):
+            use()
+
+
+def test_budgets_have_a_key_for_each_window_and_owner() -> None:
+    limits = {"device": {"window": "month", "calls_limit": 2}, "device_task": {"window": "hour"}}
+    terms = BudgetBook(BudgetsConfig.model_validate(limits)).terms("d", "math", 1_700_000_000.0)
+    assert [each.key for each in terms] == ["device_task[device:d/task:math]@2023-11-14T22", "device[device:d]@2023-11", "fleet"]
+    assert terms[1].limits.calls == 2
+
+
+def test_windows_are_calendar_ones_in_utc() -> None:
+    end_of_year = 1_704_067_199.0
+    assert [window_label(name, end_of_year) for name in ("total", "month", "day", "hour")] == [
+        "",
+        "2023-12",
+        "2023-12-31",
+        "2023-12-31T23",
+    ]
+    assert window_label("month", end_of_year + 1) == "2024-01"
+
+
+def test_changes_of_limits_survive_together(tmp_path) -> None:
+    save_limits(tmp_path / "new", "fleet", {"calls_limit": 1})
+    save_limits(tmp_path / "new", "device", {"calls_limit": 2})
+    limits = load_limits(tmp_path / "new", BudgetsConfig())
+    assert (limits.fleet.calls_limit, limits.device.calls_limit) == (1, 2)
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["limits.json"]
+
+
+def test_an_unknown_set_key_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        resolve_coordinator_config(sets=["budgets.devise.calls_limit=1"])
