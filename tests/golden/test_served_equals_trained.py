@@ -26,7 +26,7 @@ from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_gguf import permute_rows, write_tiny_model
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
-EXACT_NATS = 0.01
+EXACT_NATS = 0.03
 """Worst |Δ log p| per token with float32 weights: what is left is the half-precision key/value cache."""
 INT8_NATS = 0.06
 """Mean |Δ log p| per token with Q8_0 weights, whose products llama.cpp makes with activations rounded to 8 bits."""
