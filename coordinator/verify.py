@@ -181,7 +181,7 @@ class Replay:
         self._where, self._at_ms = f"journal entry {entry.seq} ({entry.kind})", entry.at_ms
         try:
             self._kinds[entry.kind](entry.data())
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             self._findings.add(f"{self._where}: does not fit what came before it ({type(error).__name__} {error})")
 
     def _require(self, holds: bool, what: str) -> None:

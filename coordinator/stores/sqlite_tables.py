@@ -279,8 +279,15 @@ def _attempt_values(row: AttemptRow) -> tuple[Any, ...]:
 
 def _step_of(row: Sequence[Any]) -> StepRow:
     opened: tuple[Any, ...] = (*row[:5], *map(float.fromhex, row[5:8]), row[8])
-    closed: tuple[Any, ...] = (bool(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
+    closed: tuple[Any, ...] = (_flag(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
     return StepRow(*opened, *closed)
+
+
+def _flag(value: int) -> bool:
+    """0 or 1 as a bool. Raises ValueError on anything else, which only a foreign hand can have written."""
+    if value not in (0, 1):
+        raise ValueError(f"a flag is 0 or 1, not {value}")
+    return value == 1
 
 
 def _step_values(row: StepRow) -> tuple[Any, ...]:

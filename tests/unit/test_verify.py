@@ -1,0 +1,275 @@
+"""Verification finds whatever was changed behind the ledger's back."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.accounts import Amount
+from coordinator.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
+from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.stores.store import LedgerStore
+from coordinator.verify import export_file, read_export, verify, verify_file
+from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+
+
+async def write_history(store: LedgerStore) -> None:
+    """Two steps and some serving: an answer, a copy, a refund with a second try, a failure, a doubt, a sweep, a purge, an open hold."""
+    await store.open_step(open_request())
+    for key in ("answered", "refused", "garbage"):
+        await store.reserve(reserve_request(key, step=0, cache_key=f"cache {key}"))
+    await store.settle(settlement("answered", charge=Amount(1, 100, 5_000)))
+    await store.reserve(reserve_request("copied", cache_key="cache answered"))
+    await store.refund("d1", "refused", 1, "refused", NOW)
+    await store.reserve(reserve_request("refused", step=0, cache_key="cache refused"))
+    await store.settle(settlement("refused", 2))
+    await store.fail("d1", "garbage", 1, "garbage", None, NOW)
+    await store.close_step(close_request())
+    await store.open_step(open_request(1, target_rate=0.7))
+    await store.reserve(reserve_request("cut"))
+    await store.doubt("d1", "cut", 1, "cut", NOW)
+    await store.reserve(reserve_request("lost", device="d2"))
+    await store.sweep(NOW + 100.0)
+    await store.reserve(reserve_request("old"))
+    await store.settle(settlement("old", now=NOW - 1_000.0))
+    await store.purge_results(NOW - 500.0, NOW)
+    await store.reserve(reserve_request("open", lease_until=NOW + 9_999.0))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed ledger with that history; tests only read it."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite3"
+
+    async def write() -> None:
+        store = await SqliteLedgerStore.open(path, NOW)
+        await write_history(store)
+        await store.aclose()
+
+    asyncio.run(write())
+    return path
+
+
+@pytest.fixture
+async def memory() -> MemoryLedgerStore:
+    store = MemoryLedgerStore(NOW)
+    await write_history(store)
+    return store
+
+
+class Forger:
+    """A copy of a ledger in memory, in the hands of someone with full access; every change is checked and taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        with open_read_only(path) as rows:
+            rows.connection.backup(self.connection)
+        self.connection.executescript(
+            "PRAGMA ignore_check_constraints = ON; DROP TRIGGER journal_keeps; DROP TRIGGER journal_stays"
+        )
+
+    def keys(self, table: str) -> list[str]:
+        """The columns of a table's primary key."""
+        return [row[1] for row in self.connection.execute(f"PRAGMA table_info({table})") if row[5]]
+
+    def must_be_found(self, statement: str, values: Sequence[Any] = ()) -> None:
+        """Run a change; verification must see it."""
+        self.connection.execute("SAVEPOINT forgery")
+        assert self.connection.execute(statement, values).rowcount > 0
+        report = verify(SqliteTables(self.connection))
+        assert not report.ok, (statement, values)
+        assert report.lines()[-1].startswith("DIFFERS")
+        self.connection.execute("ROLLBACK TO forgery")
+
+
+@pytest.fixture
+def forger(path: Path) -> Iterator[Forger]:
+    forger = Forger(path)
+    assert verify(SqliteTables(forger.connection)).ok
+    yield forger
+    forger.connection.close()
+
+
+def columns() -> list[tuple[str, str]]:
+    """Every column of every table whose rows the journal proves."""
+    scratch = sqlite3.connect(":memory:")
+    scratch.executescript(SCHEMA)
+    tables = ("budget", "call", "attempt", "step", "task_state", "journal")
+    found = [(table, row[1]) for table in tables for row in scratch.execute(f"PRAGMA table_info({table})")]
+    scratch.close()
+    return found
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same type that passes for real."""
+    if value is None:
+        return 7
+    if isinstance(value, int):
+        return value + 1
+    if value.startswith("0x"):
+        return (float.fromhex(value) + 2.0**-40).hex()
+    if value.startswith("["):
+        return '["x"]'
+    return {"completed": "failed", "failed": "completed"}.get(value, value + "x")
+
+
+def test_an_honest_ledger_verifies_and_says_what_was_checked(path: Path) -> None:
+    report = verify_file(path)
+    assert report.ok, report.differences
+    counts = (report.calls, report.attempts, report.open_attempts, report.steps, report.dual_updates, report.tasks)
+    assert counts == (8, 8, 1, 2, 1, 2)
+    assert report.entries == 24
+    assert report.to_json()["ok"] is True
+    assert len(report.lines()) == 1
+
+
+def test_an_empty_ledger_verifies() -> None:
+    assert verify(MemoryLedgerStore(NOW).tables).ok
+
+
+@pytest.mark.parametrize(("table", "column"), columns())
+def test_a_change_of_any_column_of_any_row_is_found(forger: Forger, table: str, column: str) -> None:
+    keys = forger.keys(table)
+    where = " AND ".join(f"{key} = ?" for key in keys)
+    for *key, value in forger.connection.execute(f"SELECT {', '.join(keys)}, {column} FROM {table}").fetchall():
+        if (table, column) == ("call", "result") and value is None:
+            continue  # a text for a call that has none is the next test
+        new = value + 1_000 if column in keys and isinstance(value, int) else changed(value)
+        forger.must_be_found(f"UPDATE {table} SET {column} = ? WHERE {where}", (new, *key))
+
+
+def test_a_text_put_under_a_call_without_one_is_found(forger: Forger) -> None:
+    forger.must_be_found("UPDATE call SET result = 'forged' WHERE key = 'cut'")
+    forger.must_be_found("UPDATE call SET result = NULL WHERE key = 'answered'")
+
+
+@pytest.mark.parametrize("table", ["budget", "call", "attempt", "step", "task_state", "journal"])
+def test_a_removed_row_of_any_table_is_found(forger: Forger, table: str) -> None:
+    keys = forger.keys(table)
+    where = " AND ".join(f"{key} = ?" for key in keys)
+    for row in forger.connection.execute(f"SELECT {', '.join(keys)} FROM {table}").fetchall():
+        forger.must_be_found(f"DELETE FROM {table} WHERE {where}", row)
+
+
+def test_an_invented_attempt_is_found(forger: Forger) -> None:
+    names = "number + 100, state, 0, 0, 0, 0, 0, 0, budgets, epoch, lease_ms"
+    forger.must_be_found(f"INSERT INTO attempt SELECT device, key, {names} FROM attempt")
+
+
+@pytest.mark.parametrize(
+    "change", ["budget SET reserved_calls = -9", "call SET state = '?'", "attempt SET budgets = '['", "step SET dual = '?'"]
+)
+def test_rows_that_cannot_be_read_are_reported_not_raised(forger: Forger, change: str) -> None:
+    forger.must_be_found(f"UPDATE {change}")
+
+
+def forged(memory: MemoryLedgerStore, kind: str, **changes: Any) -> list[JournalEntry]:
+    """The journal with one field of the first entry of this kind changed and the whole chain computed anew."""
+    entries: list[JournalEntry] = []
+    done = False
+    for entry in memory.tables.journal:
+        data = entry.data()
+        if entry.kind == kind and not done:
+            data, done = {**data, **changes}, True
+        last = entries[-1] if entries else None
+        entries.append(next_entry(last.seq if last else 0, last.hash if last else GENESIS, entry.at_ms, entry.kind, data))
+    assert done
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("close_step", {"dual_after": (0.25).hex()}),
+        ("close_step", {"help_units": 33}),
+        ("open_step", {"dual_lr": (0.5).hex()}),
+        ("completed", {"charge": [1, 1, 1]}),
+        ("completed", {"charge": [1, 100, 5_000]}),
+        ("reserve", {"hold": [1, 1, 1]}),
+        ("reserve", {"attempt": 2}),
+        ("limits", {"limits": [1, 1, 1], "asked": [1, 1, 1]}),
+        ("in_doubt", {"charge": [0, 0, 0]}),
+        ("refunded", {"charge": [1, 0, 0]}),
+        ("copy", {"result_sha256": "0" * 64}),
+        ("purge", {"calls": []}),
+        ("task", {"device": "d9"}),
+        ("close_step", {"total_units": 0}),
+        ("completed", {"key": None}),
+    ],
+)
+async def test_a_forged_entry_is_found_even_with_a_chain_computed_anew(
+    memory: MemoryLedgerStore, kind: str, changes: dict[str, Any]
+) -> None:
+    memory.tables.journal[:] = forged(memory, kind, **changes)
+    report = verify(memory.tables)
+    assert not report.ok
+    assert not any("hash" in line or "follow the entry before" in line for line in report.differences)
+
+
+async def test_entries_in_another_order_are_found(memory: MemoryLedgerStore) -> None:
+    journal = memory.tables.journal
+    journal[3], journal[4] = journal[4], journal[3]
+    assert not verify(memory.tables).ok
+
+
+async def test_an_unknown_kind_of_entry_is_found(memory: MemoryLedgerStore) -> None:
+    last = memory.tables.journal[-1]
+    memory.tables.journal.append(next_entry(last.seq, last.hash, last.at_ms, "gift", {"uusd": 1}))
+    assert any("gift" in line for line in verify(memory.tables).differences)
+
+
+async def test_a_second_dual_update_of_one_step_is_found(memory: MemoryLedgerStore) -> None:
+    journal = memory.tables.journal
+    closing = next(entry for entry in journal if entry.kind == "close_step")
+    version = memory.tables.tasks["d1", "math"].version + 1
+    data = {**closing.data(), "version": version}
+    journal.append(next_entry(journal[-1].seq, journal[-1].hash, closing.at_ms, "close_step", data))
+    assert any("closed before" in line for line in verify(memory.tables).differences)
+
+
+async def test_overspend_is_found_at_the_entry_where_it_happened(memory: MemoryLedgerStore) -> None:
+    entries = forged(memory, "limits", asked=[1, None, None], limits=[1, None, None])
+    memory.tables.journal[:] = entries
+    assert any("above its limits" in line for line in verify(memory.tables).differences)
+
+
+async def test_differences_are_counted_but_not_listed_without_end(memory: MemoryLedgerStore) -> None:
+    memory.tables.journal[:] = [replace(entry, hash="0" * 64) for entry in memory.tables.journal] * 10
+    report = verify(memory.tables)
+    assert report.difference_count > len(report.differences) == 100
+
+
+def test_an_export_can_be_checked_elsewhere(path: Path) -> None:
+    stream = io.StringIO()
+    count = export_file(path, stream)
+    entries = list(read_export(stream.getvalue().splitlines()))
+    assert len(entries) == count == 24
+    previous = GENESIS
+    for entry in entries:
+        assert entry.previous == previous
+        previous = entry_hash(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous)
+        assert previous == entry.hash
+
+
+async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> None:
+    path = tmp_path / "live.sqlite3"
+    store = await SqliteLedgerStore.open(path, NOW)
+    await write_history(store)
+    assert verify_file(path).ok
+    await store.reserve(reserve_request("later"))
+    assert verify_file(path).entries == 25
+    await store.aclose()
+
+
+def test_canonical_json_refuses_what_is_not_a_number() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json({"value": float("nan")})
