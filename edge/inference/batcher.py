@@ -105,6 +105,7 @@ class _Sequence:
     """One response in progress."""
 
     __slots__ = (
+        "decided",
         "decoder",
         "follower",
         "help_log_odds",
@@ -130,6 +131,7 @@ class _Sequence:
         self.logprobs: list[float] = []
         self.pieces: list[bytes] = []
         self.help_log_odds: float | None = None
+        self.decided = False
 
     @property
     def position(self) -> int:
@@ -306,10 +308,13 @@ class Batcher:
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
     def _steer(self, sequence: _Sequence, logits_V: Floats) -> None:
-        """Record and bias the decision to ask for help, in place."""
+        """Record and bias the decision to ask for help, in place.
+
+        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from.
+        """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
-        if key == "" and sequence.help_log_odds is None:
+        if key == "" and not sequence.decided:
             sequence.help_log_odds = log_odds_of(logits_V, starts)
         if sequence.request.sampling.suppress_help:
             logits_V[starts] = -np.inf
@@ -319,6 +324,8 @@ class Batcher:
     def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
         """Append a token to its response; true when the response is over."""
         piece = self._tokens.pieces[token]
+        if sequence.follower.pending == "" and not self._help.is_space[token]:
+            sequence.decided = True
         sequence.token_ids.append(token)
         sequence.logprobs.append(logprob)
         sequence.pieces.append(piece)

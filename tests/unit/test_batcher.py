@@ -244,6 +244,23 @@ def test_log_odds_are_unbiased_and_those_of_the_first_decision_point() -> None:
         assert response.help_log_odds == pytest.approx(expected, abs=1e-5)
 
 
+def test_white_space_postpones_the_decision_and_its_log_odds() -> None:
+    tag, newline, letter = ids("</think", ">", "\n", "b"), TEXTS.index("\n"), TEXTS.index("I")
+    engine = PlannedEngine(2, {1: tag}, favour=20.0)
+    plain_logits = engine._logits
+
+    def logits_with_a_leaning(row: int) -> np.ndarray:
+        logits = plain_logits(row)
+        if engine.memory[row][-1] == newline:
+            logits[letter] = 19.0
+        return logits
+
+    engine._logits = logits_with_a_leaning  # type: ignore[method-assign]
+    ((response,),) = run(Batcher(engine, Tokens(), rollout_rows=2), request(1, temperature=0.0))
+    assert response.text == "</think>\nb"
+    assert response.help_log_odds == pytest.approx(-1.0, abs=1e-3)
+
+
 def test_recorded_log_probabilities_are_those_of_the_biased_distribution() -> None:
     plan = ids("</think", ">", "b")
     batcher, _ = planned(2, {1: plan}, favour=5.0)
