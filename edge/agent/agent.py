@@ -113,6 +113,7 @@ class AgentSettings:
     advantage_scale: AdvantageScale
     call_deadline_s: float
     dial_rate: float | None
+    offline_retry_s: float = 10.0
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:
@@ -138,7 +139,7 @@ class Agent:
         self._learning = "idle"
         self._phase_told: int | None = None
         self._checkpoints = Checkpoints(parts.state.folder / "checkpoints")
-        self._book = StepBook(self._client, parts.state, parts.sink, parts.clock, settings.dual_init)
+        self._book = StepBook(self._client, parts.state, parts.sink, parts.clock, settings.dual_init, settings.offline_retry_s)
         self._stack = AsyncExitStack()
         self._began = parts.clock.monotonic()
 

@@ -156,7 +156,7 @@ class EmbeddedCoordinator:
         return self._folder / "coordinator.log"
 
     async def _until_serving(self) -> None:
-        while not await self._probe():  # noqa: ASYNC110 (another process: there is no event to wait for)
+        while self.pid is None or not await self._probe():  # noqa: ASYNC110 (another process: there is no event to wait for)
             await asyncio.sleep(_PROBE_S)
 
     async def _keep_running(self) -> None:

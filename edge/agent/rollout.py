@@ -45,12 +45,16 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator."""
+    """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator.
+
+    `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked.
+    """
 
     step: int
     task: str
     task_step: int
     items: tuple[TaskItem, ...]
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ class Rollout:
         return response.finish not in _UNFINISHED and self._policy.wants_cloud(item, response)
 
     async def _ask(self, batch: Batch, index: int, help_units: int) -> CloudOutcome:
+        if batch.offline:
+            return CloudOutcome(None, reason="the coordinator is away")
         call = cloud_call(self._settings, batch, index, help_units)
         if self.cloud_span.began is None:
             self.cloud_span.began = self._clock.monotonic()

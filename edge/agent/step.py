@@ -148,7 +148,7 @@ def _samples(group: ScoredGroup, advantages_G: Sequence[float]) -> tuple[Trainin
 
 
 def _batch(plan: StepPlan, opened: OpenStep) -> Batch:
-    return Batch(plan.step, plan.task, opened.task_step, plan.items)
+    return Batch(plan.step, plan.task, opened.task_step, plan.items, opened.offline)
 
 
 def _setting(plan: StepPlan, opened: OpenStep, state: StateFolder) -> StepSetting:

@@ -41,26 +41,42 @@ class ClosedStep:
 class StepBook:
     """The device's side of steps and λ."""
 
-    def __init__(self, client: CoordinatorClient, state: StateFolder, sink: EventSink, clock: Clock, dual_init: float) -> None:
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        state: StateFolder,
+        sink: EventSink,
+        clock: Clock,
+        dual_init: float,
+        offline_retry_s: float = 0.0,
+    ) -> None:
+        """While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out."""
         self._client = client
         self._state = state
         self._sink = sink
         self._clock = clock
         self._dual_init = dual_init
+        self._offline_retry_s = offline_retry_s
+        self._away_since: float | None = None
 
     async def open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
         """Deliver what waits, then open the task's next step. Without a coordinator: the last λ, offline.
 
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
-        known = self._state.terms(task) or Terms(task, target_rate, self._dual_init, next_step=await self._first_step(task))
+        known = self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0)
         plan = OpenStep(task, known.next_step, known.dual, target_rate, planned_prompts, group_size, offline=True)
+        if self._away_since is not None and self._clock.monotonic() - self._away_since < self._offline_retry_s:
+            return plan
         try:
             await self.deliver()
-            known = self._state.terms(task) or known
-            return await self._open_online(replace(plan, task_step=known.next_step, dual=known.dual))
+            known = self._state.terms(task) or await self._first_terms(known)
+            opened = await self._open_online(replace(plan, task_step=known.next_step, dual=known.dual))
         except CoordinatorUnavailable:
+            self._away_since = self._clock.monotonic()
             return plan
+        self._away_since = None
+        return opened
 
     async def close(self, step: OpenStep, total_units: int, help_units: int) -> ClosedStep:
         """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: into the outbox, same λ."""
@@ -139,13 +155,11 @@ class StepBook:
         expected = error.expected_step if isinstance(error, StepMismatch) else -1
         return replace(terms, dual=budget.dual, next_step=expected if expected >= 0 else terms.next_step)
 
-    async def _first_step(self, task: str) -> int:
-        """The step number a task begins with: the coordinator's, or 0 while it is away."""
-        try:
-            registration = await self._client.register(__version__, [task])
-        except CoordinatorUnavailable:
-            return 0
-        return next((terms.next_step for terms in registration.tasks if terms.task == task), 0)
+    async def _first_terms(self, unknown: Terms) -> Terms:
+        """What the coordinator holds a task to that this state folder does not know yet."""
+        registration = await self._client.register(__version__, [unknown.task])
+        told = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
+        return unknown if told is None else replace(unknown, dual=told.dual, next_step=told.next_step)
 
     def _notice(self, text: str) -> None:
         self._sink.emit(Notice(text=text, at=self._clock.now()))

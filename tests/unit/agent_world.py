@@ -119,7 +119,7 @@ class World:
 
     def settings(self, run_id: str) -> AgentSettings:
         return AgentSettings(
-            self.rollout_settings(run_id), self.answer_settings(), self.terms.dual_init, AdvantageScale.NONE, 5.0, self.dial
+            self.rollout_settings(run_id), self.answer_settings(), self.terms.dual_init, AdvantageScale.NONE, 5.0, self.dial, 0.0
         )
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:

@@ -1,0 +1,179 @@
+"""kill -9 with real processes: agent, embedded coordinator, ledger, bundled models. Nothing is lost, nothing is paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edge.agent.failpoint import VARIABLE
+from edge.agent.state import StateFolder
+
+STEPS = 2
+COUNTS = {
+    "charged_calls": "SELECT coalesce(sum(charged_calls), 0) FROM call",
+    "charged_uusd": "SELECT coalesce(sum(charged_uusd), 0) FROM call",
+    "attempts": "SELECT count(*) FROM attempt",
+    "steps": "SELECT count(*) FROM step WHERE closed",
+}
+RUN = """
+import asyncio, sys
+from edge.bootstrap import build_agent
+from edge.config.agent import resolve_agent_config
+from edge.core.events import JsonLinesSink
+
+async def main():
+    config = resolve_agent_config(sets=sys.argv[2:]).config
+    async with build_agent(config, JsonLinesSink(sys.stdout)) as agent:
+        await agent.learn(int(sys.argv[1]) - agent.status().steps_done)
+
+asyncio.run(main())
+"""
+
+
+def settings(state: Path) -> list[str]:
+    return [
+        f"state_folder={state}",
+        "learning.prompts_per_step=4",
+        "learning.group_size=4",
+        "learning.max_tokens=96",
+        "learning.torch_threads=1",
+        "engine.threads=1",
+        "engine.max_rows=16",
+        "coordinator.max_output_tokens=128",
+        "learning.seed=11",
+    ]
+
+
+@asynccontextmanager
+async def agent_process(state: Path, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+    """A learning agent; killed, with its coordinator, when the block ends and it has not ended by itself."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), VARIABLE: failpoint}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, str(STEPS), *settings(state),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment, limit=1 << 20,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+        await no_coordinator_left(state)
+
+
+async def no_coordinator_left(state: Path) -> None:
+    """An orphaned coordinator notices that its parent is gone and ends."""
+    async with asyncio.timeout(30):
+        while any(str(state) in " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])):
+            await asyncio.sleep(0.1)
+
+
+async def run_to_the_end(state: Path) -> list[dict[str, Any]]:
+    async with agent_process(state) as process:
+        async with asyncio.timeout(120):
+            _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+    return committed(state)
+
+
+def committed(state: Path) -> list[dict[str, Any]]:
+    """What the state folder says of each step, without times."""
+    with StateFolder(state) as folder:
+        steps = [step.to_json() for step in folder.steps()]
+    return [
+        {key: value for key, value in step.items() if key not in ("seconds", "seconds_by_part", "tokens_per_s", "at")}
+        for step in steps
+    ]
+
+
+def ledger(state: Path) -> dict[str, int]:
+    """Verify the ledger with its own command; then count its calls and attempts by looking at the file."""
+    command = [sys.executable, "-c", "import sys; from coordinator.cli import main; sys.exit(main())"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    verified = subprocess.run(
+        [*command, "ledger", "verify", "--state", str(state / "coordinator")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    database = sqlite3.connect(f"file:{state / 'coordinator' / 'ledger.sqlite3'}?mode=ro", uri=True)
+    try:
+        one = {name: database.execute(query).fetchone()[0] for name, query in COUNTS.items()}
+    finally:
+        database.close()
+    return one
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The same run without any accident."""
+    state = tmp_path_factory.mktemp("calm") / "state"
+    steps = asyncio.run(run_to_the_end(state))
+    return steps, ledger(state)
+
+
+@pytest.mark.parametrize("place", ["collected:1", "updated:2", "checkpointed:1", "closed:2"])
+async def test_an_agent_killed_inside_a_step_goes_on_and_no_call_is_paid_twice_or_lost(
+    tmp_path: Path, calm: tuple[list[dict[str, Any]], dict[str, int]], place: str
+) -> None:
+    state = tmp_path / "state"
+    async with agent_process(state, place) as process:
+        async with asyncio.timeout(120):
+            _, errors = await process.communicate()
+        assert process.returncode == -signal.SIGKILL, errors.decode()
+    steps = await run_to_the_end(state)
+    expected, expected_ledger = calm
+    assert steps == expected
+    assert ledger(state) == expected_ledger
+    assert expected_ledger["charged_calls"] == expected[-1]["total_cloud_calls"] > 0
+    assert expected_ledger["charged_uusd"] == expected[-1]["total_spend_uusd"]
+    assert expected_ledger["steps"] == STEPS
+
+
+async def test_a_coordinator_killed_in_the_middle_of_a_cloud_call_comes_back_and_the_ledger_agrees(tmp_path: Path) -> None:
+    state, killed = tmp_path / "state", 0
+    async with agent_process(state) as process, asyncio.timeout(150):
+        while killed < 2 and process.returncode is None:
+            await asyncio.sleep(0.005)
+            killed += kill_coordinator_with_an_open_call(process.pid, state)
+        output, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+    assert killed == 2
+    events = [json.loads(line) for line in output.splitlines()]
+    assert any("embedded coordinator ended (-9)" in event.get("text", "") for event in events)
+    steps = committed(state)
+    assert len(steps) == STEPS
+    counts = ledger(state)
+    assert counts["steps"] == STEPS
+    assert counts["attempts"] >= counts["charged_calls"] >= steps[-1]["total_cloud_calls"]
+
+
+def kill_coordinator_with_an_open_call(agent: int, state: Path) -> int:
+    """Kill the child of the agent if its ledger holds a dispatched attempt right now; how many were killed."""
+    path = state / "coordinator" / "ledger.sqlite3"
+    if not path.exists():
+        return 0
+    try:
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=0.05)
+        try:
+            open_attempts = database.execute("SELECT count(*) FROM attempt WHERE state = 'dispatched'").fetchone()[0]
+        finally:
+            database.close()
+    except sqlite3.Error:
+        return 0
+    if open_attempts == 0:
+        return 0
+    children = [child for child in psutil.Process(agent).children() if "coordinator" in " ".join(child.cmdline())]
+    for child in children:
+        child.kill()
+    return len(children)
