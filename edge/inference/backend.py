@@ -59,9 +59,7 @@ class InferenceBackend(Protocol):
         """Sample len(seeds) responses to one prompt. Concurrent calls share the batch (continuous batching)."""
         ...
 
-    def stream(
-        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
-    ) -> AsyncIterator[TextDelta]:
+    def stream(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; `prefix` is text of the assistant's turn already said, to be continued."""
         ...
 
@@ -74,9 +72,7 @@ class InferenceBackend(Protocol):
         ...
 
 
-async def generate(
-    backend: InferenceBackend, messages: Sequence[Message], sampling: Sampling, seed: int = 0
-) -> LocalResponse:
+async def generate(backend: InferenceBackend, messages: Sequence[Message], sampling: Sampling, seed: int = 0) -> LocalResponse:
     """One response at serving priority."""
     group = await backend.sample_group(messages, sampling, [seed], Priority.SERVING)
     return group.responses[0]
