@@ -5,7 +5,8 @@ Contract (tests/contracts/test_inference_backend.py):
 - `logprobs` are the behaviour log-probabilities at temperature 1 of exactly the sampled ids, EOS included (with `help_bias` or
   `suppress_help` set they are those of the biased distribution).
 - `stream` yields text as it is decoded; the joined text equals the final response's text.
-- `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were sampled with.
+- `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were
+  sampled with.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
 

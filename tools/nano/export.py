@@ -67,6 +67,7 @@ def add_description(writer: GGUFWriter, name: str) -> None:
     writer.add_description(DESCRIPTIONS.get(name, name))
     writer.add_license("apache-2.0")
     writer.add_languages(["en"])
+    writer.add_string("edge_agent.prompt_form", "compact")  # the chat template carries the system prompt
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
