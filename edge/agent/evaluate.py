@@ -6,12 +6,12 @@ impossible. joint_accuracy: right after composition with the cloud. Every accura
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.agent.cloud import CloudDesk
+from edge.agent.gathering import all_of
 from edge.agent.rollout import RolloutSettings, call_key, cloud_messages, composed_text, is_well_formed, judge
 from edge.core.types import FinishReason, LocalResponse, Sampling, TaskItem
 from edge.dagrpo.metrics import wilson_interval
@@ -115,10 +115,7 @@ class Evaluation:
             on_item(done)
             return judged
 
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(item)) for item in items]
-        judged = [task.result() for task in running]
-        return self._report(source, judged)
+        return self._report(source, await all_of(one(item) for item in items))
 
     async def _judge(self, item: TaskItem, tag: str) -> _Judged:
         response = await self._sample(item, suppress_help=False)

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
+from edge.agent.gathering import all_of
 from edge.core.clock import Clock
+from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TaskItem
 from edge.dagrpo.composition import compose
@@ -119,22 +121,34 @@ class Rollout:
         self._clock = clock
         self._settings = settings
         self.cloud_span = CloudSpan()
+        self.left_out: list[str] = []
 
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
-        """The scored groups in the order of the batch. `on_group` is told how many are done."""
-        self.cloud_span = CloudSpan()
+        """The scored groups in the order of the batch. `on_group` is told how many are done.
+
+        A prompt that the engine refuses (too long for its context) is left out; `left_out` says why, a line each. Raises EdgeError
+        when no prompt is left.
+        """
+        self.cloud_span, self.left_out = CloudSpan(), []
         done = 0
 
-        async def one(index: int) -> ScoredGroup:
+        async def one(index: int) -> ScoredGroup | EdgeError:
             nonlocal done
-            group = await self._collect_one(batch, index)
-            done += 1
-            on_group(done)
-            return group
+            try:
+                return await self._collect_one(batch, index)
+            except EdgeError as error:
+                return error
+            finally:
+                done += 1
+                on_group(done)
 
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(index)) for index in range(len(batch.items))]
-        return [task.result() for task in running]
+        collected = await all_of(one(index) for index in range(len(batch.items)))
+        groups = [group for group in collected if isinstance(group, ScoredGroup)]
+        failures = [failure for failure in collected if isinstance(failure, EdgeError)]
+        if not groups:
+            raise failures[0]
+        self.left_out = [str(failure) for failure in failures]
+        return groups
 
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         item = batch.items[index]

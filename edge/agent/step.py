@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.agent.checkpoints import Checkpoint, Checkpoints
-from edge.agent.events import AdapterSwapped, StepFinished, StepProgress, StepSeconds
+from edge.agent.events import AdapterSwapped, Notice, StepFinished, StepProgress, StepSeconds
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.agent.state import Commit, Position, StateFolder, step_from_json
 from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
@@ -102,6 +102,7 @@ class LearningStep:
         opened = await self._roles.book.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         groups = await self._rollout.collect(_batch(plan, opened), self._on_group(plan))
         watch.lap("rollout")
+        self._tell_left_out()
         self._roles.failpoint("collected")
         self.interruptible = False
         try:
@@ -122,6 +123,12 @@ class LearningStep:
         watch.lap("save")
         self._roles.failpoint("checkpointed")
         return checkpoint
+
+    def _tell_left_out(self) -> None:
+        if self._rollout.left_out:
+            reasons = "; ".join(dict.fromkeys(self._rollout.left_out))
+            text = f"{len(self._rollout.left_out)} prompts are left out: {reasons}"
+            self._roles.sink.emit(Notice(text, self._roles.clock.now()))
 
     def _on_group(self, plan: StepPlan) -> Callable[[int], None]:
         return lambda done: self._roles.sink.emit(StepProgress(plan.step, "rollout", done, len(plan.items)))

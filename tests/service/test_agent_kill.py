@@ -103,7 +103,11 @@ def ledger(state: Path) -> dict[str, int]:
     command = [sys.executable, "-c", "import sys; from coordinator.cli import main; sys.exit(main())"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     verified = subprocess.run(
-        [*command, "ledger", "verify", "--state", str(state / "coordinator")], capture_output=True, text=True, env=environment, check=False
+        [*command, "ledger", "verify", "--state", str(state / "coordinator")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     database = sqlite3.connect(f"file:{state / 'coordinator' / 'ledger.sqlite3'}?mode=ro", uri=True)

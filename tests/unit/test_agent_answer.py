@@ -96,7 +96,9 @@ async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(worl
 
 
 async def test_the_kill_switch_and_local_only_never_call_the_cloud(tmp_path: Path) -> None:
-    for index, options in enumerate([{"switched_off": "the cloud is switched off by EDGE_AGENT_NO_CLOUD"}, {"mode": "local-only"}]):
+    for index, options in enumerate(
+        [{"switched_off": "the cloud is switched off by EDGE_AGENT_NO_CLOUD"}, {"mode": "local-only"}]
+    ):
         world = World(tmp_path / str(index), script=asks_unless_suppressed, **options)  # type: ignore[arg-type]
         record, _ = await answered(world)
         assert (record.source, record.final) == ("local", "3")
@@ -168,7 +170,9 @@ async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: 
             agent.why("left")
 
 
-PIECES = st.lists(st.sampled_from(["<think>", "\nStep 1: x\n", "</think>", "\n", "<ans", "wer>", "I need", " external assistance.", "5", " "]))
+PIECES = st.lists(
+    st.sampled_from(["<think>", "\nStep 1: x\n", "</think>", "\n", "<ans", "wer>", "I need", " external assistance.", "5", " "])
+)
 
 
 @given(PIECES)
@@ -178,7 +182,9 @@ def test_hold_back_loses_and_repeats_nothing(pieces: list[str]) -> None:
     assert shown == "".join(pieces)
 
 
-@pytest.mark.parametrize("wrapped", ["I need external assistance.", "\n<answer>I need external assistance.</answer>", "\n\nI need external assistance"])
+@pytest.mark.parametrize(
+    "wrapped", ["I need external assistance.", "\n<answer>I need external assistance.</answer>", "\n\nI need external assistance"]
+)
 def test_no_letter_of_a_help_request_is_shown(wrapped: str) -> None:
     hold = HelpHoldBack()
     text = "<think>\nStep 1: a\n</think>" + wrapped

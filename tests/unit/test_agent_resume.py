@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -46,7 +45,9 @@ async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing_twice(tmp_path: Path, place: str, times: int) -> None:
+async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing_twice(
+    tmp_path: Path, place: str, times: int
+) -> None:
     calm, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "crashing")
     with pytest.raises(Crash):
@@ -142,7 +143,7 @@ async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -
 
 
 async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Path) -> None:
-    calm, expected = await uninterrupted(tmp_path / "calm")
+    _, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "state")
     real = world.client.close_step
     lost = iter([False, True, False, False])
@@ -223,7 +224,9 @@ async def test_more_steps_or_another_rate_for_the_same_phase_go_on_where_it_stop
 
 def test_a_second_process_on_the_same_state_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state"):
-        code = f"from pathlib import Path; from edge.agent.state import StateFolder; StateFolder(Path({str(tmp_path / 'state')!r}))"
+        code = (
+            f"from pathlib import Path; from edge.agent.state import StateFolder; StateFolder(Path({str(tmp_path / 'state')!r}))"
+        )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "another agent is using this state folder" in other.stderr.splitlines()[-1]
     with StateFolder(tmp_path / "state") as state:
@@ -263,8 +266,8 @@ def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Pat
 
 def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
-        assert os.stat(state.folder).st_mode & 0o077 == 0
-        assert os.stat(state.folder / "agent.sqlite").st_mode & 0o077 == 0
+        assert state.folder.stat().st_mode & 0o077 == 0
+        assert (state.folder / "agent.sqlite").stat().st_mode & 0o077 == 0
         with pytest.raises(NotFound):
             state.request("none")
 

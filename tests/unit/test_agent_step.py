@@ -4,15 +4,22 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
 
 from edge.agent.cloud import CloudDesk
-from edge.agent.events import AdapterSwapped, PhaseStarted, RunFinished, StepFinished
+from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
 from edge.agent.step import training_groups
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
-from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, OutcomeUnknown, RateLimited, UsageError
+from edge.core.errors import (
+    BudgetExhausted,
+    CallInProgress,
+    CoordinatorUnavailable,
+    EdgeError,
+    OutcomeUnknown,
+    RateLimited,
+    UsageError,
+)
 from edge.core.types import Message
 from edge.dagrpo.advantages import AdvantageScale
 from edge.dagrpo.dual import dual_step
@@ -21,6 +28,7 @@ from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
 
 
 async def collected(world: World, client: ScriptedCoordinatorClient, texts: list[str], items: int = 1):
@@ -40,7 +48,14 @@ def world(tmp_path: Path) -> World:
 
 
 async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_once(world: World) -> None:
-    texts = [local_answer(1), local_answer(5), HELP, HELP, BROKEN_HELP, "<think>\nStep 2: x\n</think>\n<answer>\\boxed{1}</answer>"]
+    texts = [
+        local_answer(1),
+        local_answer(5),
+        HELP,
+        HELP,
+        BROKEN_HELP,
+        "<think>\nStep 2: x\n</think>\n<answer>\\boxed{1}</answer>",
+    ]
     [group] = await collected(world, world.client, texts)
     assert [scored.reward for scored in group.responses] == [1.0, 0.0, 1.0, 1.0, -0.1, -0.1]
     assert [scored.cost for scored in group.responses] == [0, 0, 1, 1, 0, 0]
@@ -188,7 +203,9 @@ async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
 
 
 async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
-    phases = tuple(PhaseConfig(source=name, target_rate=rate, steps=2) for name, rate in [("sums", 0.1), ("other", 0.5), ("sums", 0.7)])
+    phases = tuple(
+        PhaseConfig(source=name, target_rate=rate, steps=2) for name, rate in [("sums", 0.1), ("other", 0.5), ("sums", 0.7)]
+    )
     seen: list[int] = []
 
     def script(messages, sampling, seed):  # type: ignore[no-untyped-def]
@@ -235,6 +252,46 @@ async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twic
         expected = agent.steps()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert len(world.client.calls) == len(calm.client.calls) >= calls_before
+
+
+class Refuses(ScriptedBackend):
+    """Refuses prompts whose number is in `refused`, as an engine does when a prompt does not fit its context."""
+
+    refused: frozenset[int] = frozenset()
+
+    async def sample_group(self, messages, sampling, seeds, priority=None):  # type: ignore[no-untyped-def]
+        if number_in(messages[-1].content) in self.refused:
+            raise EdgeError("the prompt has 9999 tokens, the context 1024")
+        return await super().sample_group(messages, sampling, seeds)
+
+
+async def test_a_prompt_that_does_not_fit_is_left_out_and_said(world: World) -> None:
+    backend = Refuses(mixed_script)
+    backend.refused = frozenset({7001})
+
+    async def open_backend() -> ScriptedBackend:
+        return backend
+
+    world._open_backend = open_backend  # type: ignore[method-assign]
+    async with world.agent() as agent:
+        await agent.learn(1)
+        [step] = agent.steps()
+    assert (step.prompts, step.responses) == (2, 8)
+    assert [e.text for e in world.events(Notice)] == ["1 prompts are left out: the prompt has 9999 tokens, the context 1024"]
+
+
+async def test_when_no_prompt_fits_the_run_ends_with_the_engines_own_words(world: World) -> None:
+    backend = Refuses(mixed_script)
+    backend.refused = frozenset({7000, 7001, 7002})
+
+    async def open_backend() -> ScriptedBackend:
+        return backend
+
+    world._open_backend = open_backend  # type: ignore[method-assign]
+    async with world.agent() as agent:
+        with pytest.raises(EdgeError, match="9999 tokens"):
+            await agent.learn(1)
+        assert agent.status().learning == "stopped"
 
 
 async def test_learning_twice_at_once_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_an_unknown_key_inside_a_list_is_refused_with_its_line(tmp_path: Path) -
 
 
 def test_an_unknown_key_far_from_any_name_lists_the_known_ones(tmp_path: Path) -> None:
-    assert problem(tmp_path, "serve:\n  zzzz: 1\n").startswith("agent.yaml:2: unknown key serve.zzzz; known: host, max_steps")
+    assert problem(tmp_path, "serve:\n  zzzz: 1\n").startswith("agent.yaml:2: unknown key serve.zzzz; known: cloud_deadline_s, host, max_steps")
 
 
 @pytest.mark.parametrize("rate", ["1.5", "-0.1", ".nan", ".inf"])
@@ -74,12 +74,19 @@ def test_a_missing_file_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     profile.write_text("engine:\n  threads: 4\n  max_rows: 8\nlearning:\n  prompts_per_step: 4\n")
-    file = config_file(tmp_path, f"device_profile: {profile}\nlearning:\n  prompts_per_step: 6\n  seed: 3\nengine:\n  max_rows: 12\n")
+    file = config_file(
+        tmp_path, f"device_profile: {profile}\nlearning:\n  prompts_per_step: 6\n  seed: 3\nengine:\n  max_rows: 12\n"
+    )
     resolved = resolve_agent_config(
         file, sets=["learning.seed=5", "learning.learning_rate=1e-4"], flags=[Flag("learning.seed", 9, "--seed")]
     )
     config = resolved.config
-    assert (config.engine.threads, config.engine.max_rows, config.learning.prompts_per_step, config.learning.seed) == (4, 12, 6, 9)
+    assert (config.engine.threads, config.engine.max_rows, config.learning.prompts_per_step, config.learning.seed) == (
+        4,
+        12,
+        6,
+        9,
+    )
     assert config.learning.learning_rate == 1e-4
     origins = {key: origin for key, _, origin in resolved.rows()}
     assert origins["engine.threads"] == f"{profile}:2"
@@ -92,7 +99,10 @@ def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> No
 def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_path: Path) -> None:
     file = config_file(tmp_path, "phases:\n  - source: a.jsonl\n    steps: 3\n  - source: b.jsonl\n")
     resolved = resolve_agent_config(file, sets=["phases.1.target_rate=0.5"])
-    assert [(phase.source, phase.steps, phase.target_rate) for phase in resolved.config.phases] == [("a.jsonl", 3, 0.3), ("b.jsonl", None, 0.5)]
+    assert [(phase.source, phase.steps, phase.target_rate) for phase in resolved.config.phases] == [
+        ("a.jsonl", 3, 0.3),
+        ("b.jsonl", None, 0.5),
+    ]
     origins = {key: origin for key, _, origin in resolved.rows()}
     assert origins["phases.0.steps"] == f"{file}:3"
     assert origins["phases.1.target_rate"] == "--set phases.1.target_rate"

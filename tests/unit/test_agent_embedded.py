@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edge.agent.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
+from edge.agent.events import Notice
+from edge.config.agent import resolve_agent_config
+from edge.core.clock import SystemClock
+from edge.core.errors import CoordinatorUnavailable
+from edge.core.events import MemorySink
+
+CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
+
+
+def child_of(folder: Path, code: str, sink: MemorySink, timeout_s: float = 30.0) -> EmbeddedCoordinator:
+    async def up() -> bool:
+        return (folder / "up").exists()
+
+    return EmbeddedCoordinator(
+        folder, {"a": 1}, up, sink, SystemClock(), start_timeout_s=timeout_s, command=[sys.executable, "-c", code]
+    )
+
+
+async def test_the_child_is_started_with_its_settings_and_stopped(tmp_path: Path) -> None:
+    child = child_of(tmp_path / "c", CHILD, MemorySink())
+    await child.start()
+    pid = child.pid
+    assert pid is not None
+    assert yaml.safe_load((tmp_path / "c" / "coordinator.yaml").read_text()) == {"a": 1}
+    await child.aclose()
+    await child.aclose()
+    assert child.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_child_that_dies_is_started_again_and_said(tmp_path: Path) -> None:
+    sink = MemorySink()
+    child = child_of(tmp_path / "c", CHILD, sink)
+    await child.start()
+    first = child.pid
+    os.kill(first or 0, 9)
+    async with asyncio.timeout(30):
+        while child.pid in (None, first):
+            await asyncio.sleep(0.01)
+    await child.aclose()
+    assert any("ended (-9)" in event.text for event in sink.events if isinstance(event, Notice))
+
+
+async def test_a_child_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    child = child_of(tmp_path / "c", "import sys; sys.exit('the port is taken')", MemorySink(), timeout_s=1.0)
+    with pytest.raises(CoordinatorUnavailable, match="did not start: the port is taken"):
+        await child.start()
+    assert child.pid is None
+
+
+def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = tmp_path / "s"
+    assert socket_path(short) == short / "coordinator.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    long = tmp_path / ("x" * 120)
+    path = socket_path(long)
+    assert len(os.fsencode(path)) <= MAX_SOCKET_PATH
+    assert path == socket_path(long) != socket_path(tmp_path / ("y" * 120))
+    assert path.parent.stat().st_mode & 0o077 == 0
+    path.parent.rmdir()
+    socket_path(tmp_path / ("y" * 120)).parent.rmdir()
+
+
+def test_the_childs_settings_fit_the_coordinators_own_schema() -> None:
+    from coordinator.config import CoordinatorConfig
+
+    config = resolve_agent_config(sets=["budget.calls_limit=7", "learning.dual_lr=0.05", "learning.dual_init=0.25"]).config
+    child = CoordinatorConfig.model_validate(embedded_settings(config))
+    task = child.effective_tasks["*"]
+    assert (task.dual_lr, task.dual_init, task.step_credit_kappa, task.target_rate_from_device) == (0.05, 0.25, None, True)
+    assert child.budgets.device.calls_limit == 7
+    assert child.effective_upstreams["default"].provider == "bundled"
+    other = resolve_agent_config(
+        sets=[
+            "coordinator.embedded.upstream=openai_compatible",
+            "coordinator.embedded.base_url=http://127.0.0.1:1/v1",
+            "coordinator.embedded.api_key_env=SOME_KEY",
+            "coordinator.embedded.price_in_uusd_per_mtok=1000",
+            "coordinator.embedded.price_out_uusd_per_mtok=2000",
+        ]
+    ).config
+    upstream = CoordinatorConfig.model_validate(embedded_settings(other)).effective_upstreams["default"]
+    assert (upstream.provider, upstream.api_key_env, upstream.prices) == ("openai_compatible", "SOME_KEY", (1000, 2000))
