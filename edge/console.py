@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 10
 _PLAIN_EVERY_S = 2.0
+_SIGN_OF_LIFE_S = 10.0
 _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 
@@ -117,18 +118,20 @@ class Progress:
 
 
 class PlainConsole:
-    """One line per step, at most one every two seconds, and a line for whatever else a person should know."""
+    """One line per step, at most one every two seconds, one inside a long step every ten, and whatever else a person should know."""
 
     def __init__(self, stream: TextIO, clock: Clock, progress: Progress) -> None:
         self._stream = stream
         self._clock = clock
         self._progress = progress
-        self._last_line_at = float("-inf")
+        self._last_line_at = clock.monotonic()
 
     def emit(self, event: Event) -> None:
         """Write a line where the event deserves one."""
         self._progress.feed(event)
-        if isinstance(event, (StepFinished, EvalProgress)):
+        if isinstance(event, StepProgress):
+            self._write_sign_of_life(event)
+        elif isinstance(event, (StepFinished, EvalProgress)):
             self._write_progress(event)
         elif line := spoken(event):
             self.say(line)
@@ -137,6 +140,12 @@ class PlainConsole:
         """Write one line."""
         self._stream.write(line + "\n")
         self._stream.flush()
+
+    def _write_sign_of_life(self, event: StepProgress) -> None:
+        now = self._clock.monotonic()
+        if now - self._last_line_at >= _SIGN_OF_LIFE_S:
+            self._last_line_at = now
+            self.say(inside_step(event))
 
     def _write_progress(self, event: StepFinished | EvalProgress) -> None:
         now = self._clock.monotonic()
@@ -198,7 +207,7 @@ class LiveConsole:
         if isinstance(event, EvalProgress):
             self._state = f"evaluated {event.done} of {event.of} {bar(event.done / max(event.of, 1))}"
         elif isinstance(event, StepProgress):
-            self._state = f"step {event.step}: {_PARTS[event.part]} {event.done} of {event.of}"
+            self._state = inside_step(event)
         elif isinstance(event, StepFinished):
             self._state = f"step {event.step} done"
         elif line := spoken(event):
@@ -277,6 +286,11 @@ def progress_line(view: ProgressView) -> str:
         timing(view),
     ]
     return ", ".join(parts)
+
+
+def inside_step(event: StepProgress) -> str:
+    """What a step is at."""
+    return f"step {event.step}: {_PARTS[event.part]} {event.done} of {event.of}"
 
 
 def spoken(event: Event) -> str:

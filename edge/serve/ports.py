@@ -90,7 +90,10 @@ class AnswerService(Protocol):
 
 
 class ScriptedAnswers:
-    """Says prepared words, piece by piece; for tests and for working on the page without a model."""
+    """Says prepared words, piece by piece; for tests and for working on the page without a model.
+
+    `failure` is raised after `fail_after` pieces; piece i waits for the event `wait_before[i]`.
+    """
 
     def __init__(self, pieces: Sequence[str], *, note: AnswerNote | None = None, delay_s: float = 0.0) -> None:
         self.pieces = list(pieces)
@@ -100,6 +103,7 @@ class ScriptedAnswers:
         self.closed = 0
         self.failure: Exception | None = None
         self.fail_after = 0
+        self.wait_before: Mapping[int, asyncio.Event] = {}
         self.log: list[Mapping[str, Any]] = []
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
 
@@ -110,6 +114,8 @@ class ScriptedAnswers:
             for count, text in enumerate(self.pieces):
                 if self.failure is not None and count >= self.fail_after:
                     raise self.failure
+                if count in self.wait_before:
+                    await self.wait_before[count].wait()
                 await asyncio.sleep(self.delay_s)
                 yield AnswerPiece(text)
             yield AnswerPiece("", note=replace(self.note, id=question.id))

@@ -1,0 +1,116 @@
+"""`ask`, `chat`, `why` and `budget` use the agent that already runs on the state folder. Real processes, scripted answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from edge.cli.running import announced, running_agent
+from edge.core.clock import ManualClock
+from edge.core.errors import CoordinatorUnavailable
+from edge.serve.endpoint import build_app
+from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.server import serving
+
+SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+NOTE = AnswerNote(
+    "", "local", "answered on this device", help_log_odds=-1.5, dual=0.5, adapter_version=6, latency_s=0.4, final="4"
+)
+BUDGET = {"version": 1, "dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": 20, "tokens": 90, "tokens_limit": None}
+
+
+@pytest.fixture
+def answers() -> ScriptedAnswers:
+    scripted = ScriptedAnswers(SAID, note=NOTE)
+    scripted.state = {"budget": {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}}
+    return scripted
+
+
+@pytest.fixture
+async def state(answers: ScriptedAnswers, tmp_path: Path) -> AsyncIterator[Path]:
+    async with serving(build_app(answers, ManualClock()), "127.0.0.1", 0) as url:
+        with announced(tmp_path, url):
+            yield tmp_path
+
+
+async def edge_agent(*words: str, stdin: str = "") -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edge.cli", *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_ask_prints_the_answer_alone_on_stdout_and_its_source_on_stderr(state: Path) -> None:
+    code, out, err = await edge_agent("ask", "2+2?", "--state", str(state))
+    assert (code, out) == (0, "4\n")
+    assert err.startswith("answered locally (answered on this device) · help log-odds -1.50 · λ 0.500 · adapter 6 · 0.4 s · id ")
+
+
+async def test_ask_reads_a_pipe_and_gives_json(state: Path, answers: ScriptedAnswers) -> None:
+    code, out, err = await edge_agent("ask", "--json", "--local-only", "--state", str(state), stdin="2+2?\n")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (answer["answer"], answer["content"], answer["source"], answer["adapter_version"]) == ("4", "\\boxed{4}", "local", 6)
+    assert answers.asked[0].messages[0].content == "2+2?"
+    assert answers.asked[0].mode == "local-only"
+
+
+async def test_ask_shows_the_reasoning_when_wanted(state: Path) -> None:
+    _, out, _ = await edge_agent("ask", "--full", "2+2?", "--state", str(state))
+    assert out == "Step 1: 2+2=4\n4\n"
+
+
+async def test_a_failure_in_the_stream_is_one_line(state: Path, answers: ScriptedAnswers) -> None:
+    answers.failure, answers.fail_after = CoordinatorUnavailable("the cloud is gone"), 2
+    code, _, err = await edge_agent("ask", "2+2?", "--state", str(state))
+    assert (code, err) == (1, "error: the cloud is gone\n")
+
+
+async def test_another_model_than_the_running_one_is_refused(state: Path) -> None:
+    code, _, err = await edge_agent("ask", "2+2?", "--model", "nano-edge", "--state", str(state))
+    assert code == 2
+    assert "leave out --model" in err
+
+
+async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path, answers: ScriptedAnswers) -> None:
+    code, out, _ = await edge_agent("chat", "--state", str(state), stdin="one\n/local two\n/new\nthree\n/quit\n")
+    assert code == 0
+    assert out.count("4\n") >= 3
+    turns = [[message.content for message in question.messages] for question in answers.asked]
+    assert turns == [["one"], ["one", "\\boxed{4}", "two"], ["three"]]
+    assert answers.asked[1].mode == "local-only"
+
+
+async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path) -> None:
+    _, out, _ = await edge_agent("ask", "--json", "2+2?", "--state", str(state))
+    code, out, _ = await edge_agent("why", json.loads(out)["id"], "--state", str(state))
+    assert code == 0
+    assert "price λ:        0.500" in out
+    code, _, err = await edge_agent("why", "nothing", "--state", str(state))
+    assert (code, err) == (1, "error: no answer 'nothing'\n")
+
+
+async def test_budget_show_tells_used_and_allowed(state: Path) -> None:
+    code, out, _ = await edge_agent("budget", "show", "--state", str(state))
+    assert code == 0
+    assert out.splitlines()[:3] == ["calls    7 of 20", "tokens   90 of no limit", "spend    $0.0015 of $2.00"]
+
+
+async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}', encoding="utf-8")
+    async with running_agent(tmp_path) as remote:
+        assert remote is None
+
+
+async def test_the_endpoint_file_is_gone_when_the_agent_is(tmp_path: Path) -> None:
+    with announced(tmp_path, "http://127.0.0.1:9"):
+        assert (tmp_path / "endpoint.json").is_file()
+    assert list(tmp_path.iterdir()) == []

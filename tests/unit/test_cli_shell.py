@@ -1,0 +1,218 @@
+"""How commands start and end: light help, one line of error, exit codes that mean something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.cli import main
+from edge.cli.allocator import SETTINGS, wants_tuning
+from edge.cli.shell import ending
+from edge.core.errors import EdgeError
+
+COMMANDS = (
+    ["run"],
+    ["learn"],
+    ["eval"],
+    ["ask"],
+    ["chat"],
+    ["why"],
+    ["doctor"],
+    ["config"],
+    ["config", "show"],
+    ["budget", "show"],
+)
+HEAVY = (
+    "torch",
+    "llama_cpp",
+    "grpc",
+    "transformers",
+    "matplotlib",
+    "peft",
+    "yaml",
+    "rich",
+    "aiohttp",
+    "starlette",
+    "uvicorn",
+    "numpy",
+)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err.strip()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import json, sys\nfrom edge.cli import main\n"
+        f"codes = [main([*words, '--help']) for words in {[[], *COMMANDS]!r}]\n"
+        f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stderr) == [[0] * (len(COMMANDS) + 1), []]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_names_the_command_and_draws_no_boxes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: edge-agent {' '.join(words)}" in out
+    assert not set(out) & set("│╭╰─")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["lern"], "No such command 'lern'"),
+        (["run", "--nope"], "No such option: --nope"),
+        (["learn", "--steps", "many"], "--steps"),
+        (["learn", "--steps", "0"], "--steps"),
+        (["learn", "--target-rate", "1.5"], "--target-rate"),
+        (["run", "--target-rate", "-0.1"], "--target-rate"),
+        (["run", "--target-rate", "nan"], "--target-rate"),
+        (["run", "--set", "nonsense"], "nonsense"),
+        (["run", "--mode", "sideways"], "--mode"),
+        (["run", "--no-learn", "--no-serve"], "nothing to do"),
+        (["why"], "Missing argument"),
+        (["ask", "  "], "the question is empty"),
+        (["eval", "--run", "/no/such/run"], "not a run folder"),
+        (["eval", "--adapter", "/no/such/adapter"], "no such adapter folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    line = one_line(capsys)
+    assert line.startswith("error: ")
+    assert part in line
+
+
+def test_a_failure_is_one_line_with_its_hint_and_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["ask", "hi", "--model", "/no/such.gguf", "--state", str(tmp_path)]) == 1
+    assert one_line(capsys).startswith("error: /no/such.gguf: no such model file; ")
+
+
+def test_a_bad_configuration_names_file_and_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("mode: auto\nlearning:\n  groupsize: 4\n", encoding="utf-8")
+    assert main(["config", "check", str(file)]) == 1
+    line = one_line(capsys)
+    assert f"{file}:3" in line
+    assert "group_size" in line
+
+
+def test_a_missing_configuration_file_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--config", "/no/such.yaml"]) == 1
+    assert "/no/such.yaml" in one_line(capsys)
+
+
+def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise EdgeError("first\nsecond", hint="do\nthis")
+
+    assert ending(fails) == 1
+    assert one_line(capsys) == "error: first second; do this"
+
+
+def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert ending(interrupted) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_nobody_foresaw_leaves_its_traceback_in_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGE_AGENT_DEBUG", raising=False)
+    monkeypatch.setattr("platformdirs.user_log_path", lambda *names, **options: tmp_path)
+
+    def breaks() -> int:
+        raise ZeroDivisionError("by zero")
+
+    assert ending(breaks) == 1
+    line = one_line(capsys)
+    (file,) = tmp_path.iterdir()
+    assert line == f"error: unexpected ZeroDivisionError: by zero; the traceback is in {file}"
+    assert "in breaks" in file.read_text(encoding="utf-8")
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_AGENT_DEBUG", "1")
+
+    def breaks() -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ending(breaks)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    program = f"{sys.executable} -m edge.cli config show | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_config_show_tells_where_each_value_came_from(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("serve:\n  port: 9001\n", encoding="utf-8")
+    assert main(["config", "show", "--config", str(file), "--set", "learning.seed=4", "--json"]) == 0
+    rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
+    assert rows["serve.port"] == (9001, f"{file}:2")
+    assert rows["learning.seed"] == (4, "--set learning.seed")
+    assert rows["mode"] == ("auto", "default")
+
+
+def test_config_show_changed_leaves_out_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--set", "learning.seed=4", "--changed"]) == 0
+    assert capsys.readouterr().out == "learning.seed = 4  # --set learning.seed\n"
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "glibc", "wanted"),
+    [
+        (["run"], {}, True, True),
+        (["learn", "--steps", "3"], {}, True, True),
+        (["ask", "run"], {}, True, False),
+        (["run", "--help"], {}, True, False),
+        (["run", "--no-learn"], {}, True, False),
+        (["run"], {"EDGE_AGENT_ALLOCATOR": "tuned"}, True, False),
+        (["run"], {"LD_PRELOAD": "libjemalloc.so"}, True, False),
+        (["run"], {}, False, False),
+        ([], {}, True, False),
+    ],
+)
+def test_only_commands_that_train_are_started_again_and_only_once(
+    words: list[str], environment: dict[str, str], glibc: bool, wanted: bool
+) -> None:
+    assert wants_tuning(words, environment, glibc=glibc) is wanted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings exist on Linux only")
+def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: Path) -> None:
+    program = (
+        "import json, os, sys\nfrom edge.cli import allocator\n"
+        "allocator.restart_with_tuned_allocator()\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    )
+    file = tmp_path / "probe.py"
+    file.write_text(program, encoding="utf-8")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd()), "MALLOC_ARENA_MAX": "3"}
+    done = subprocess.run(
+        [sys.executable, str(file), "learn", "a b"], capture_output=True, text=True, check=True, env=environment
+    )
+    arguments, seen = json.loads(done.stdout)
+    assert arguments == ["learn", "a b"]
+    assert {name: seen[name] for name in SETTINGS} == {**SETTINGS, "MALLOC_ARENA_MAX": "3"}

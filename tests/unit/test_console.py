@@ -1,0 +1,167 @@
+"""What a person sees of a run: means with their coverage, time left, and no more lines than can be read."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from edge.agent.events import (
+    EvalProgress,
+    Notice,
+    Offline,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepProgress,
+    StepSeconds,
+)
+from edge.console import LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark
+from edge.core.clock import ManualClock
+
+ZEROS = (
+    "reward_mean reward_std format_ok truncated frac_reward_zero_std loss grad_norm entropy mean_abs_logprob_diff kl "
+    "effective_sample_share clipped_share learning_rate at"
+)
+COUNTS = "masked refused cloud_calls cloud_tokens spend_uusd total_cloud_tokens adapter_version groups_trained"
+
+
+def step(
+    number: int, *, kept: float | None = 0.5, coverage: float = 0.8, seconds: float = 2.0, offline: bool = False
+) -> StepFinished:
+    zeros = dict.fromkeys(ZEROS.split(), 0.0)
+    counts = dict.fromkeys(COUNTS.split(), 0)
+    return StepFinished(
+        step=number, steps_planned=None, phase=0, phase_step=number, source="practice:arith", task="arith", prompts=4, responses=32,
+        kept_accuracy=kept, coverage=coverage, joint_accuracy=0.75, assist_rate=1 - coverage, target_rate=0.3, dual_before=0.5,
+        dual_after=0.48, total_cloud_calls=7, total_spend_uusd=1234, tokens=100, tokens_per_s=900.0, seconds=seconds,
+        seconds_by_part=StepSeconds(seconds / 2, 0.1, seconds / 2, 0.0, 0.0, 0.0), offline=offline, learner_skipped="", **zeros, **counts,
+    )  # fmt: skip
+
+
+def plain(max_steps: int | None = None) -> tuple[PlainConsole, io.StringIO, ManualClock]:
+    stream, clock = io.StringIO(), ManualClock()
+    return PlainConsole(stream, clock, Progress(max_steps)), stream, clock
+
+
+def test_kept_accuracy_is_weighted_by_what_was_kept() -> None:
+    progress = Progress()
+    progress.feed(step(1, kept=1.0, coverage=0.1))
+    progress.feed(step(2, kept=0.5, coverage=0.9))
+    progress.feed(step(3, kept=None, coverage=0.0))
+    view = progress.view()
+    assert view is not None
+    assert view.kept_accuracy == pytest.approx(0.55)
+    assert view.coverage == pytest.approx(1 / 3)
+
+
+def test_a_new_phase_starts_new_means() -> None:
+    progress = Progress()
+    progress.feed(step(1, kept=0.0))
+    progress.feed(PhaseStarted(1, "practice:code", "code", 0.5, None, 0))
+    progress.feed(step(2, kept=1.0))
+    view = progress.view()
+    assert view is not None
+    assert view.kept_accuracy == 1.0
+
+
+def test_time_left_counts_from_where_the_run_resumed() -> None:
+    progress = Progress(max_steps=10)
+    progress.feed(RunStarted("r", "m", steps_done=100, steps_planned=500, adapter_version=1, at=0.0))
+    progress.feed(step(104, seconds=3.0))
+    view = progress.view()
+    assert view is not None
+    assert (view.planned, view.left_s) == (110, pytest.approx(18.0))
+
+
+def test_the_plan_ends_a_run_that_may_do_more_steps() -> None:
+    progress = Progress(max_steps=100)
+    progress.feed(RunStarted("r", "m", steps_done=0, steps_planned=20, adapter_version=0, at=0.0))
+    progress.feed(step(1))
+    assert progress.view().planned == 20  # type: ignore[union-attr]
+
+
+def test_an_endless_run_has_no_time_left() -> None:
+    progress = Progress()
+    progress.feed(step(1))
+    assert progress.view().left_s is None  # type: ignore[union-attr]
+
+
+def test_a_plain_line_tells_every_number_with_its_companion() -> None:
+    console, stream, clock = plain(max_steps=4)
+    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
+    clock.advance(5)
+    console.emit(step(1))
+    assert stream.getvalue() == (
+        "step 1/4 arith, kept 50.0 % right of the 80.0 % kept, joint 75.0 %, asks 20.0 % (target 30.0 %), λ 0.480, "
+        "7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
+    )
+
+
+def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
+    console, stream, clock = plain(max_steps=100)
+    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
+    for number in range(1, 101):
+        clock.advance(0.25)
+        console.emit(step(number))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 13
+    assert lines[-1].startswith("step 100/100")
+
+
+def test_a_slow_step_gives_a_sign_of_life_every_ten_seconds() -> None:
+    console, stream, clock = plain()
+    for done in range(16):
+        clock.advance(4)
+        console.emit(StepProgress(7, "rollout", done, 16))
+    assert stream.getvalue().splitlines()[0] == "step 7: answering 2 of 16"
+    assert len(stream.getvalue().splitlines()) == 5
+
+
+def test_what_a_person_should_know_is_said_at_once() -> None:
+    console, stream, _ = plain()
+    console.emit(Offline("connection refused", 0.0))
+    console.emit(Notice("step skipped", 0.0))
+    console.emit(EvalProgress(9, 9))
+    console.emit(RunFinished("r", "stopped", 3, 3, 1, 2, 3_000_000, 61.0, 0.0))
+    assert stream.getvalue().splitlines() == [
+        "offline: connection refused; answering and learning go on locally",
+        "step skipped",
+        "evaluated 9 of 9",
+        "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, $3.00",
+    ]
+
+
+def test_the_live_block_shows_rate_accuracy_spend_and_time_left() -> None:
+    stream, progress = io.StringIO(), Progress(max_steps=4)
+    with LiveConsole(stream, progress) as live:
+        live.emit(RunStarted("r", "m", 0, None, 0, 0.0))
+        live.emit(step(1, offline=True))
+        live.say("[not] markup")
+    text = stream.getvalue()
+    for part in ("[not] markup", "1/4", "20.0 % of 30.0 %", "λ 0.480", "kept 50.0 %", "7 calls, $0.001234 (offline)", "6 s left"):
+        assert part in text
+
+
+def test_without_a_terminal_progress_goes_to_stderr_and_stdout_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_console(ManualClock()) as console:
+        console.say("hello")
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_json_is_one_event_a_line_on_stdout_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_console(ManualClock(), json_lines=True) as console:
+        console.say("hello")
+        console.sink.emit(step(1))
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["kind"] == "step_finished"
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [percent(None), percent(0.3125)] == ["-", "31.2 %"]
+    assert [dollars(0), dollars(1_500), dollars(2_500_000)] == ["$0.00", "$0.0015", "$2.50"]
+    assert [duration(59.4), duration(200), duration(7500)] == ["59 s", "3 min 20 s", "2 h 05 min"]
+    assert spark((0.0, 0.5, 1.0, 2.0)) == "▁▅██"

@@ -1,0 +1,66 @@
+"""Splitting a stream into reasoning and answer must not depend on where the stream was cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.serve.reasoning import AnswerReader, longest_partial
+
+WORDS = st.lists(
+    st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<", "</", "think", ">", "a", " ", "\n", "STOP", "ST"]),
+    max_size=12,
+)
+
+
+def read(pieces: list[str], stops: tuple[str, ...] = ()) -> dict[str, str]:
+    reader = AnswerReader(stops)
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
+    joined = {"reasoning": "", "content": ""}
+    for part in parts:
+        joined[part.channel] += part.text
+    return joined
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    marks = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[start:end] for start, end in pairwise(marks)]
+
+
+def test_think_part_goes_to_reasoning_and_answer_part_to_content() -> None:
+    assert read(["<think>\nStep 1: 2\n</think>\n<answer>\\boxed{2}</answer>"]) == {
+        "reasoning": "Step 1: 2\n",
+        "content": "\\boxed{2}",
+    }
+
+
+def test_text_without_tags_is_all_content() -> None:
+    assert read(["plain ", "words"]) == {"reasoning": "", "content": "plain words"}
+
+
+def test_an_unfinished_think_part_is_reasoning_only() -> None:
+    assert read(["<think>Step 1: 2 <"]) == {"reasoning": "Step 1: 2 <", "content": ""}
+
+
+def test_a_stop_string_cut_in_two_ends_the_content() -> None:
+    assert read(["one ST", "OP two", " three"], ("STOP",))["content"] == "one "
+
+
+@given(WORDS, st.lists(st.integers(0, 200), max_size=8))
+def test_the_result_does_not_depend_on_the_cuts(words: list[str], places: list[int]) -> None:
+    text = "".join(words)
+    assert read(cut(text, places), ("STOP",)) == read([text], ("STOP",))
+
+
+@given(st.text(alphabet="<>/thinkanswer ", max_size=30))
+def test_tags_never_reach_a_channel(text: str) -> None:
+    said = read(list("<think>" + text + "</think>"))
+    assert "<think>" not in said["reasoning"]
+    assert "</think>" not in said["reasoning"] + said["content"]
+
+
+def test_longest_partial_is_the_longest_proper_beginning_at_the_end() -> None:
+    assert longest_partial("abc</thi", ("</think>", "<think>")) == 5
+    assert longest_partial("abc</think>", ("</think>",)) == 0
