@@ -1,0 +1,385 @@
+"""The OpenAI-compatible provider against a real HTTP server that misbehaves: what is certain decides what is charged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from coordinator.providers.openai_compatible import (
+    OpenAICompatibleProvider,
+    OpenAIEndpoint,
+    chat_completions_url,
+    retry_after_s,
+)
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
+from edge.core.errors import ConfigError
+from edge.core.types import TokenUsage
+from tests.service.upstream_server import (
+    SECRET_PROMPT,
+    Behaviour,
+    Upstream,
+    answers,
+    completion,
+    delta,
+    disconnects,
+    event,
+    hangs,
+    in_turn,
+    provider_request,
+    running_upstream,
+    sends,
+)
+
+Ask = Callable[[OpenAICompatibleProvider, ProviderRequest], Awaitable[Any]]
+API_KEY = "sk-very-secret"
+DONE = b"data: [DONE]\n\n"
+USAGE = event(choices=[], usage={"prompt_tokens": 12, "completion_tokens": 3})
+
+
+@asynccontextmanager
+async def provider_for(behaviour: Behaviour, **settings: Any) -> AsyncIterator[tuple[OpenAICompatibleProvider, Upstream]]:
+    async with running_upstream(behaviour) as upstream:
+        endpoint = OpenAIEndpoint(upstream.base_url, api_key_env="TEST_KEY", **settings)
+        provider = OpenAICompatibleProvider(endpoint, name="test", environ={"TEST_KEY": API_KEY})
+        await provider.start()
+        try:
+            yield provider, upstream
+        finally:
+            await provider.aclose()
+
+
+async def failure(behaviour: Behaviour, request: ProviderRequest, **settings: Any) -> tuple[ProviderError, int]:
+    """How `complete` fails, and how many requests reached the server."""
+    async with provider_for(behaviour, **settings) as (provider, upstream):
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(request)
+        return failed.value, len(upstream.bodies)
+
+
+async def streamed(provider: OpenAICompatibleProvider, request: ProviderRequest) -> list[ProviderDelta]:
+    return [piece async for piece in provider.stream(request)]
+
+
+async def test_a_completion_comes_back_with_its_usage_and_id() -> None:
+    async with provider_for(answers(completion())) as (provider, upstream):
+        result = await provider.complete(provider_request())
+        assert (result.text, result.usage) == ("forty-two", TokenUsage(12, 3))
+        assert (result.upstream_id, result.finish) == ("chatcmpl-1", "stop")
+        assert upstream.bodies == [
+            {
+                "model": "some-model",
+                "messages": [{"role": "user", "content": SECRET_PROMPT}],
+                "max_tokens": 64,
+                "temperature": 0.0,
+                "stream": False,
+            }
+        ]
+        assert upstream.headers[0]["Authorization"] == f"Bearer {API_KEY}"
+        assert upstream.headers[0]["Idempotency-Key"] == "d1|k1|1"
+
+
+async def test_an_idempotency_key_cannot_smuggle_headers() -> None:
+    async with provider_for(answers(completion())) as (provider, upstream):
+        await provider.complete(provider_request(key="k\r\nEvil: 1 ü"))
+        assert upstream.headers[0]["Idempotency-Key"] == "k??Evil: 1 ?"
+        assert "Evil" not in upstream.headers[0]
+
+
+async def test_newer_models_get_their_own_name_of_the_output_limit() -> None:
+    async with provider_for(answers(completion()), tokens_field="max_completion_tokens") as (provider, upstream):
+        await provider.complete(provider_request())
+        assert upstream.bodies[0]["max_completion_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"prompt_tokens": 5},
+        {"prompt_tokens": -1, "completion_tokens": 2},
+        {"prompt_tokens": 9**30, "completion_tokens": 1},
+    ],
+)
+async def test_usage_that_is_missing_or_senseless_is_not_known(usage: Any) -> None:
+    async with provider_for(answers(completion(usage=usage))) as (provider, _):
+        assert (await provider.complete(provider_request())).usage is None
+
+
+async def test_whitespace_before_the_answer_keeps_it_valid() -> None:
+    whole = answers(b"\n\n  \n" + b'{"choices":[{"message":{"content":"x"},"finish_reason":"length"}]}')
+    async with provider_for(whole) as (provider, _):
+        assert (await provider.complete(provider_request())).finish == "length"
+
+
+@pytest.mark.parametrize(
+    "behaviour", [hangs, sends(pause_s=0.02, forever=b"\n"), sends(pause_s=0.02, forever=b": keep-alive\n\n")]
+)
+@pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
+async def test_the_total_deadline_holds_against_silence_and_trickling_bytes(behaviour: Behaviour, ask: Ask) -> None:
+    async with provider_for(behaviour) as (provider, upstream):
+        with pytest.raises(ProviderError) as failed:
+            await ask(provider, provider_request(deadline_s=0.3))
+        assert (failed.value.kind, failed.value.executed) == ("deadline", None)
+        assert len(upstream.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_a_refusal_by_the_upstream_was_not_executed_and_is_not_repeated(status: int) -> None:
+    error, requests = await failure(answers({"error": SECRET_PROMPT}, status), provider_request())
+    assert (error.kind, error.executed, requests) == (f"http_{status}", False, 1)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 408])
+async def test_a_failing_upstream_was_perhaps_executed_and_is_not_repeated(status: int) -> None:
+    error, requests = await failure(answers(b"oops", status), provider_request())
+    assert (error.kind, error.executed, requests) == (f"http_{status}", None, 1)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    error, requests = await failure(answers(b"", 307, {"Location": "https://elsewhere.example/"}), provider_request())
+    assert (error.kind, error.executed, requests) == ("http_307", False, 1)
+
+
+async def test_too_many_requests_is_tried_once_more_after_the_time_it_asks_for() -> None:
+    busy = answers(b"", 429, {"Retry-After": "0"})
+    async with provider_for(in_turn(busy, answers(completion()))) as (provider, upstream):
+        assert (await provider.complete(provider_request())).text == "forty-two"
+        assert len(upstream.bodies) == 2
+        assert upstream.headers[0]["Idempotency-Key"] == upstream.headers[1]["Idempotency-Key"]
+    error, requests = await failure(busy, provider_request())
+    assert (error.kind, error.executed, requests) == ("http_429", False, 2)
+
+
+async def test_a_long_retry_after_is_passed_on_instead_of_waited_for() -> None:
+    error, requests = await failure(answers(b"", 429, {"Retry-After": "30"}), provider_request())
+    assert (error.retry_after_s, requests) == (30.0, 1)
+
+
+def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
+    date = {"Date": "Wed, 21 Oct 2026 07:28:00 GMT", "Retry-After": "Wed, 21 Oct 2026 07:28:07 GMT"}
+    assert retry_after_s(date) == 7.0
+    assert retry_after_s({"Retry-After": "soon"}) is None
+    assert retry_after_s({}) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>busy</html>",
+        b"",
+        b"[]",
+        b'{"choices": []}',
+        b'{"choices": "x"}',
+        b'{"choices":[{"message":{"content":null},"finish_reason":"stop"}]}',
+        b'{"choices":[{"message":{"content":"x"}}]}',
+        b'{"error":{"message":"no"}}',
+        b'{"choices":[{"message":{"content":"\xff"}}]}',
+    ],
+)
+async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
+    error, requests = await failure(answers(body), provider_request())
+    assert (error.kind, error.executed, requests) == ("garbage", True, 1)
+
+
+async def test_an_answer_without_text_still_says_what_it_cost() -> None:
+    error, _ = await failure(answers(completion(choices=[])), provider_request())
+    assert error.usage == TokenUsage(12, 3)
+
+
+async def test_an_endless_answer_is_cut_off_at_the_size_limit() -> None:
+    error, _ = await failure(sends(forever=b"x" * 10_000), provider_request(), max_response_bytes=50_000)
+    assert (error.kind, error.executed) == ("too_large", True)
+
+
+async def test_an_endless_stream_is_cut_off_at_the_size_limit() -> None:
+    async with provider_for(sends(forever=b"x" * 10_000), max_response_bytes=50_000) as (provider, _):
+        with pytest.raises(ProviderError) as failed:
+            await streamed(provider, provider_request())
+        assert failed.value.kind == "too_large"
+
+
+@pytest.mark.parametrize("behaviour", [disconnects, sends(b'{"choices":', cut=True)])
+async def test_a_connection_that_breaks_after_the_request_was_perhaps_executed_and_is_not_repeated(behaviour: Behaviour) -> None:
+    error, requests = await failure(behaviour, provider_request())
+    assert (error.executed, requests) == (None, 1)
+
+
+async def test_a_refused_connection_was_not_executed() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(base_url))
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request())
+        await provider.aclose()
+    assert (failed.value.kind, failed.value.executed) == ("refused", False)
+
+
+async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
+    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://no-such-host.invalid/v1"))
+    with pytest.raises(ProviderError) as failed:
+        await provider.complete(provider_request())
+    await provider.aclose()
+    assert failed.value.executed is False
+
+
+async def test_a_server_that_speaks_no_tls_was_not_asked() -> None:
+    async with running_upstream(answers(completion())) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url.replace("http:", "https:")))
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request())
+        await provider.aclose()
+        assert (failed.value.kind, failed.value.executed, upstream.bodies) == ("tls", False, [])
+
+
+async def test_a_server_that_never_accepts_runs_into_the_deadline_without_being_asked() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        fillers = [_connecting(silent) for _ in range(4)]  # fill the queue of connections nobody accepts
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1"))
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request(deadline_s=0.3))
+        await provider.aclose()
+        for filler in fillers:
+            filler.close()
+    assert (failed.value.kind, failed.value.executed) == ("connect_timeout", False)
+
+
+def _connecting(listener: socket.socket) -> socket.socket:
+    client = socket.socket()
+    client.setblocking(False)
+    client.connect_ex(listener.getsockname())
+    return client
+
+
+async def test_cancelling_stops_waiting_and_the_provider_goes_on() -> None:
+    async with provider_for(in_turn(hangs, answers(completion()))) as (provider, _):
+        asking = asyncio.create_task(provider.complete(provider_request(deadline_s=60.0)))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert (await provider.complete(provider_request())).text == "forty-two"
+
+
+async def test_a_stream_brings_pieces_and_then_the_whole() -> None:
+    events = (b": hello\n\n", delta(None), delta("forty"), delta("-two")[:9], delta("-two")[9:], delta("", "stop"), USAGE, DONE)
+    async with provider_for(sends(*events)) as (provider, upstream):
+        pieces = await streamed(provider, provider_request())
+        assert "".join(piece.text for piece in pieces) == "forty-two"
+        last = pieces[-1].result
+        assert last is not None
+        assert (last.text, last.usage, last.finish, last.upstream_id) == ("forty-two", TokenUsage(12, 3), "stop", "chatcmpl-2")
+        assert upstream.bodies[0]["stream_options"] == {"include_usage": True}
+
+
+async def test_a_stream_without_usage_or_end_mark_is_complete_once_it_says_so() -> None:
+    async with provider_for(sends(delta("x"), delta(None, "length"))) as (provider, _):
+        result = (await streamed(provider, provider_request()))[-1].result
+        assert result is not None
+        assert (result.usage, result.finish) == (None, "length")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "executed"),
+    [
+        (sends(delta("x"), DONE), "garbage", True),
+        (sends(delta("x")), "garbage", True),
+        (sends(delta("x"), b"data: {nonsense\n\n"), "garbage", True),
+        (sends(delta("x"), event(error={"message": SECRET_PROMPT})), "garbage", True),
+        (sends(delta("x"), cut=True), "cut", None),
+        (answers(b"", 500), "http_500", None),
+        (answers(b"", 404), "http_404", False),
+    ],
+)
+async def test_a_stream_that_breaks_off_is_a_failure(behaviour: Behaviour, kind: str, executed: bool | None) -> None:
+    async with provider_for(behaviour) as (provider, _):
+        with pytest.raises(ProviderError) as failed:
+            await streamed(provider, provider_request())
+        assert (failed.value.kind, failed.value.executed) == (kind, executed)
+
+
+async def test_a_stream_that_is_left_early_closes_its_connection() -> None:
+    left = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        try:
+            return await sends(pause_s=0.01, forever=delta("x"))(request)
+        finally:
+            left.set()
+
+    async with provider_for(endless) as (provider, _):
+        pieces = provider.stream(provider_request())
+        assert (await anext(pieces)).text == "x"
+        await pieces.aclose()  # type: ignore[attr-defined]
+        await asyncio.wait_for(left.wait(), 5.0)
+
+
+@pytest.mark.parametrize(
+    "behaviour", [answers({"error": SECRET_PROMPT}, 400), answers(SECRET_PROMPT.encode()), answers(b"", 401), hangs]
+)
+async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(behaviour: Behaviour, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    error, _ = await failure(behaviour, provider_request(deadline_s=0.3))
+    chain: BaseException | None = error
+    while chain is not None:
+        assert SECRET_PROMPT not in f"{chain!s} {chain!r}"
+        assert API_KEY not in f"{chain!s} {chain!r}"
+        chain = chain.__cause__ or chain.__context__
+    assert SECRET_PROMPT not in caplog.text
+    assert API_KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "",
+        "api.openai.com/v1",
+        "ftp://h/v1",
+        "https://",
+        "https://u:p@h/v1",
+        "https://h/v1?key=1",
+        "https://h:x/v1",
+        "http://h/v1",
+    ],
+)
+def test_a_base_url_that_cannot_be_used_is_refused_at_once(base_url: str) -> None:
+    with pytest.raises(ConfigError):
+        OpenAICompatibleProvider(OpenAIEndpoint(base_url))
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("https://api.openai.com/v1/", "https://api.openai.com/v1/chat/completions"),
+        ("https://h/v1/chat/completions", "https://h/v1/chat/completions"),
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/chat/completions"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1/chat/completions"),
+        ("http://localhost/v1", "http://localhost/v1/chat/completions"),
+    ],
+)
+def test_a_base_url_leads_to_chat_completions(base_url: str, url: str) -> None:
+    assert chat_completions_url(OpenAIEndpoint(base_url)) == url
+
+
+@pytest.mark.parametrize(("environ", "message"), [({}, "is not set"), ({"KEY": "a\nb"}, "cannot be sent")])
+async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(environ: dict[str, str], message: str) -> None:
+    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://h/v1", api_key_env="KEY"), environ=environ)
+    with pytest.raises(ConfigError, match=message) as refused:
+        await provider.start()
+    assert "a\nb" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["", "short", "ünïcödé " * 50, "a\x00b"])
+def test_the_bound_of_input_tokens_is_never_below_the_bytes(content: str) -> None:
+    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://h/v1"))
+    assert provider.input_token_bound(provider_request(content=content)) > len(content.encode())

@@ -1,0 +1,124 @@
+"""An HTTP server on loopback that behaves as badly as a test wants. Counts what reached it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from coordinator.providers.provider import ProviderRequest
+from edge.core.types import Message
+
+Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SECRET_PROMPT = "the secret prompt"
+
+
+def provider_request(deadline_s: float = 5.0, key: str = "d1|k1|1", content: str = SECRET_PROMPT) -> ProviderRequest:
+    """A request as the broker makes it."""
+    return ProviderRequest((Message("user", content),), "some-model", 64, 0.0, deadline_s, key)
+
+
+def completion(**changes: Any) -> dict[str, Any]:
+    """A proper answer."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "forty-two"}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+    return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "usage": usage, **changes}
+
+
+def answers(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Behaviour:
+    """Always this body (JSON, or bytes as they are)."""
+
+    async def behave(_: web.Request) -> web.StreamResponse:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return web.Response(body=data, status=status, headers=headers, content_type="application/json")
+
+    return behave
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """One behaviour after the other, then the last."""
+    left = list(behaviours)
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        return await (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    return behave
+
+
+def sends(*pieces: bytes, pause_s: float = 0.0, forever: bytes = b"", cut: bool = False) -> Behaviour:
+    """200, then these pieces with pauses; then `forever` again and again, or a cut connection."""
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(pause_s)
+        while forever:
+            await response.write(forever)
+            await asyncio.sleep(pause_s)
+        if cut and request.transport is not None:
+            request.transport.abort()
+        return response
+
+    return behave
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    """Never answer."""
+    await asyncio.sleep(3600)
+    return web.Response()
+
+
+async def disconnects(request: web.Request) -> web.StreamResponse:
+    """Take the request and close the connection."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def event(**fields: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def delta(text: str | None, finish: str | None = None) -> bytes:
+    """An event that brings text."""
+    return event(id="chatcmpl-2", choices=[{"index": 0, "delta": {"content": text}, "finish_reason": finish}])
+
+
+@dataclass
+class Upstream:
+    """A running server: where it is, and what it was sent."""
+
+    base_url: str
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def running_upstream(behaviour: Behaviour) -> AsyncIterator[Upstream]:
+    """Serve `behaviour` at /v1/chat/completions until the block ends."""
+    upstream = Upstream("")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        upstream.bodies.append(await request.json())
+        upstream.headers.append(dict(request.headers))
+        return await behaviour(request)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield upstream
+    finally:
+        await runner.cleanup()
