@@ -18,6 +18,7 @@ import pytest
 from coordinator.providers.bundled import bundled_model_path
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import ProviderError
+from edge.core.types import Message
 from tests.service.upstream_server import provider_request
 
 MODEL = bundled_model_path("nano-cloud")
@@ -90,9 +91,9 @@ async def test_a_real_server_completes_streams_and_refuses(base_url: str) -> Non
     assert "".join(piece.text for piece in pieces) == whole.text == result.text
     assert len(pieces) > 2
 
-    with pytest.raises(ProviderError) as malformed:
-        await provider.complete(replace(request, max_output_tokens=-5))
-    assert malformed.value.executed is False
+    with pytest.raises(ProviderError) as too_long:
+        await provider.complete(replace(request, messages=(Message("user", "too long " * 1_000),)))
+    assert (too_long.value.kind, too_long.value.executed) == ("http_400", False)
     await provider.aclose()
 
     stranger = OpenAICompatibleProvider(OpenAIEndpoint(base_url, api_key_env="KEY"), environ={"KEY": "wrong"})
