@@ -72,7 +72,7 @@ async def test_an_upstream_that_tells_no_usage_is_charged_at_the_hold(tmp_path) 
 async def test_the_same_key_joins_the_running_call(tmp_path) -> None:
     held = Held()
     provider = ProgrammedProvider(held)
-    async with running_coordinator(tmp_path, provider), connected(tmp_path) as one, connected(tmp_path) as two:
+    async with running_coordinator(tmp_path, provider), connected(tmp_path, **FAST) as one, connected(tmp_path, **FAST) as two:
         asking = [asyncio.create_task(client.complete(call(), 10.0)) for client in (one, two, one, two)]
         await held.reached.wait()
         with pytest.raises(KeyReused):
@@ -84,7 +84,7 @@ async def test_the_same_key_joins_the_running_call(tmp_path) -> None:
 
 async def test_a_hundred_concurrent_callers_of_one_group_make_one_upstream_call(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
-    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         await client.open_step("math", 0, 8, 8, 1.0)
         calls = [call(f"k{number}", step=0, prompt_id="g") for number in range(100)]
         answers = await asyncio.gather(*(client.complete(each, 20.0) for each in calls))

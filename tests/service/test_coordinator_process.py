@@ -279,6 +279,24 @@ async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
     await verify(child)
 
 
+async def test_without_a_configuration_the_bundled_model_answers_and_spend_moves(tmp_path) -> None:
+    async with coordinator_process(tmp_path, {}) as child:
+        client = client_of(child)
+        completion = await client.complete(call(prompt="What is 2 + 3?"), 60.0)
+        budget = await client.get_budget("math")
+        await client.aclose()
+        await child.stop()
+    assert completion.model == "nano-cloud" and completion.usage.output_tokens > 0
+    assert 0 < completion.charged_uusd == budget.spend_uusd
+
+
+async def test_a_model_file_that_cannot_be_read_is_one_line_and_exit_code_1(tmp_path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"not a model")
+    config = ("--set", f"upstreams.default.path={tmp_path}/broken.gguf")
+    code, stdout, stderr = await command("serve", *config, "--listen", f"unix:{tmp_path}/c.sock", "--state", str(tmp_path / "s"))
+    assert (code, stdout) == (1, "") and "broken.gguf" in stderr and stderr.count("\n") == 1
+
+
 async def test_a_second_coordinator_on_the_same_ledger_is_refused_in_one_line(tmp_path, upstream) -> None:
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         listen = f"unix:{tmp_path}/other.sock"

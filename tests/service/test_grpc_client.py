@@ -1,0 +1,151 @@
+"""What the gRPC client does about errors, against a service that answers as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown
+from edge.rpc.errors import row_for, to_status, trailing_metadata
+from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2_grpc
+from tests.service.in_process import call, connected
+
+ANSWER = call_pb2.CompleteResponse(completion=call_pb2.Completion(call_key="k1", text="four"))
+STORED = call_pb2.GetCallResponse(completion=ANSWER.completion)
+BARE_CUT = grpc.StatusCode.UNAVAILABLE
+
+
+class ScriptedService(device_pb2_grpc.DeviceServiceServicer):
+    """Answers each RPC with the next thing in `script`: a message, a typed error, or a bare status code. `asked` lists the RPCs."""
+
+    def __init__(self, *script) -> None:
+        self.script = list(script)
+        self.asked: list[str] = []
+
+    async def Complete(self, request, context):
+        return await self._next("Complete", context)
+
+    async def GetCall(self, request, context):
+        return await self._next("GetCall", context)
+
+    async def GetBudget(self, request, context):
+        return await self._next("GetBudget", context)
+
+    async def _next(self, name, context):
+        self.asked.append(name)
+        reply = self.script.pop(0)
+        if isinstance(reply, grpc.StatusCode):
+            await context.abort(reply, "cut")
+        if isinstance(reply, Exception):
+            status = to_status(reply)
+            await context.abort(row_for(reply).code, status.message, trailing_metadata(status))
+        return reply
+
+
+@asynccontextmanager
+async def serving(folder, service: ScriptedService):
+    server = grpc.aio.server()
+    device_pb2_grpc.add_DeviceServiceServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{folder}/c.sock")
+    await server.start()
+    try:
+        async with connected(folder, first_backoff_s=0.001, max_backoff_s=0.002, max_retries=4) as client:
+            yield client
+    finally:
+        await server.stop(None)
+
+
+def unavailable(reason: str, retry_after_s: float | None = None) -> CoordinatorUnavailable:
+    return CoordinatorUnavailable("later", reason=reason, retry_after_s=retry_after_s)
+
+
+async def test_a_lost_reply_is_looked_up_before_anything_is_asked_again(tmp_path) -> None:
+    service = ScriptedService(BARE_CUT, STORED)
+    async with serving(tmp_path, service) as client:
+        assert (await client.complete(call(), 5.0)).text == "four"
+    assert service.asked == ["Complete", "GetCall"]
+
+
+@pytest.mark.parametrize("unknown", [NotFound("no"), CallInProgress("runs"), unavailable("UPSTREAM_FAILED")], ids=type)
+async def test_a_lost_call_that_has_no_result_yet_is_asked_again_with_its_key(tmp_path, unknown) -> None:
+    service = ScriptedService(BARE_CUT, unknown, ANSWER)
+    async with serving(tmp_path, service) as client:
+        assert (await client.complete(call(), 5.0)).text == "four"
+    assert service.asked == ["Complete", "GetCall", "Complete"]
+
+
+async def test_a_lost_call_that_was_cut_is_not_asked_again(tmp_path) -> None:
+    service = ScriptedService(BARE_CUT, OutcomeUnknown("charged"))
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.complete(call(), 5.0)
+
+
+@pytest.mark.parametrize("reason", ["OVERLOADED", "DRAINING", "UPSTREAM_FAILED", "LEDGER_UNAVAILABLE", "UPSTREAM_OPEN"])
+async def test_what_is_unavailable_is_asked_again(tmp_path, reason) -> None:
+    service = ScriptedService(unavailable(reason), unavailable(reason), ANSWER)
+    async with serving(tmp_path, service) as client:
+        assert (await client.complete(call(), 5.0)).text == "four"
+    assert service.asked == ["Complete"] * 3
+
+
+@pytest.mark.parametrize(
+    "error", [BudgetExhausted("gone"), OutcomeUnknown("cut"), unavailable("UPSTREAM_REJECTED")], ids=lambda error: error.reason
+)
+async def test_nothing_else_is_asked_again(tmp_path, error) -> None:
+    service = ScriptedService(error)
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(type(error)) as caught:
+            await client.complete(call(), 5.0)
+    assert caught.value.reason == error.reason and service.asked == ["Complete"]
+
+
+async def test_retries_end(tmp_path) -> None:
+    service = ScriptedService(*[unavailable("OVERLOADED")] * 9)
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(CoordinatorUnavailable):
+            await client.complete(call(), 5.0)
+    assert service.asked == ["Complete"] * 5
+
+
+async def test_the_delay_that_the_coordinator_asks_for_is_kept(tmp_path) -> None:
+    service = ScriptedService(unavailable("OVERLOADED", 0.3), ANSWER)
+    async with serving(tmp_path, service) as client:
+        began = asyncio.get_running_loop().time()
+        await client.complete(call(), 5.0)
+        assert asyncio.get_running_loop().time() - began >= 0.3
+
+
+async def test_a_delay_beyond_the_deadline_is_not_waited_for(tmp_path) -> None:
+    service = ScriptedService(unavailable("OVERLOADED", 3600.0))
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.complete(call(), 5.0)
+    assert caught.value.retry_after_s == 3600.0
+
+
+async def test_a_cut_control_call_is_repeated(tmp_path) -> None:
+    service = ScriptedService(BARE_CUT, budget_pb2.GetBudgetResponse(budget=budget_pb2.BudgetSnapshot(calls=3)))
+    async with serving(tmp_path, service) as client:
+        assert (await client.get_budget("math")).calls == 3
+
+
+async def test_the_deadline_is_told_as_such(tmp_path) -> None:
+    class Silent(device_pb2_grpc.DeviceServiceServicer):
+        async def Complete(self, request, context):
+            await asyncio.Event().wait()
+
+    async with serving(tmp_path, Silent()) as client:
+        with pytest.raises(CoordinatorUnavailable) as caught:
+            await client.complete(call(), 0.2)
+    assert caught.value.reason == "DEADLINE_EXCEEDED"
+
+
+async def test_a_closed_client_says_so(tmp_path) -> None:
+    async with serving(tmp_path, ScriptedService()) as client:
+        await client.aclose()
+        with pytest.raises(CoordinatorUnavailable):
+            await client.get_budget("math")
