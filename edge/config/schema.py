@@ -81,7 +81,7 @@ class LearningConfig(Section):
     seed: int = Field(0, ge=0)
     advantage_scale: AdvantageScale = "none"
     importance_cap: Positive = 2.0
-    micro_batch_tokens: int = Field(4096, ge=1)
+    micro_batch_tokens: int = Field(1024, ge=1)
     torch_threads: int = Field(0, ge=0)
     enabled: bool = True
 
