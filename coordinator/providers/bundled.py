@@ -47,11 +47,12 @@ class BundledProvider:
         self._seed = seed
         self._engine: _Engine | None = None
         self._starting = asyncio.Lock()
+        self._closed = False
 
     async def start(self) -> None:
         """Load the model. Raises ModelFileError. Safe to call twice."""
         async with self._starting:
-            if self._engine is None:
+            if self._engine is None and not self._closed:
                 engine = _Engine(self._path, self._rows, self._n_threads)
                 await asyncio.wrap_future(engine.start())
                 self._engine = engine
@@ -101,7 +102,9 @@ class BundledProvider:
 
     async def aclose(self) -> None:
         """Stop decoding and free the model. Safe to call twice."""
-        engine, self._engine = self._engine, None
+        async with self._starting:
+            self._closed = True
+            engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.close)
 

@@ -60,10 +60,11 @@ class OpenAICompatibleProvider:
         self._url = chat_completions_url(endpoint)
         self._environ = os.environ if environ is None else environ
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def start(self) -> None:
         """Open the connection pool. Raises ConfigError when the key's variable is not set. Safe to call twice."""
-        if self._session is not None:
+        if self._session is not None or self._closed:
             return
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_end.append(_mark_connected)
@@ -114,6 +115,7 @@ class OpenAICompatibleProvider:
 
     async def aclose(self) -> None:
         """Close the connection pool. Safe to call twice."""
+        self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -109,3 +109,11 @@ async def test_a_stream_left_early_leaves_the_provider_usable(provider: CloudPro
     await anext(pieces)
     await pieces.aclose()  # type: ignore[attr-defined]
     assert (await provider.complete(asks())).finish
+
+
+@pytest.mark.parametrize("provider", [bundled, openai_compatible], indirect=True)
+async def test_a_closed_engine_or_connection_is_not_opened_again(provider: CloudProvider) -> None:
+    await provider.aclose()
+    with pytest.raises(ProviderError) as failed:
+        await provider.complete(asks())
+    assert (failed.value.kind, failed.value.executed) == ("closed", False)

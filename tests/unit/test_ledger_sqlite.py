@@ -91,6 +91,13 @@ async def test_a_second_opener_is_refused_in_one_line(path: Path, store: SqliteL
     assert isinstance(await store.reserve(reserve_request()), Reserved)
 
 
+async def test_every_commit_reaches_the_disk(store: SqliteLedgerStore) -> None:
+    def pragma(name: str) -> object:
+        return store.transact(lambda ledger: ledger.tables.connection.execute(f"PRAGMA {name}").fetchone()[0])  # type: ignore[attr-defined]
+
+    assert (await pragma("synchronous"), await pragma("journal_mode")) == (2, "wal")  # type: ignore[misc]
+
+
 async def test_many_operations_share_commits(store: SqliteLedgerStore) -> None:
     await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(200)))
     assert store.operations == 200
