@@ -210,6 +210,8 @@ class LiveConsole:
             self._state = inside_step(event)
         elif isinstance(event, StepFinished):
             self._state = f"step {event.step} done"
+        elif isinstance(event, RunStarted):
+            self._state = "preparing to learn"
         elif line := spoken(event):
             self.say(line)
 

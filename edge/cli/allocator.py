@@ -26,7 +26,8 @@ def restart_with_tuned_allocator() -> None:
     if not wants_tuning(sys.argv[1:], os.environ, glibc=_is_glibc()):
         return
     environment = {**SETTINGS, **os.environ, _FLAG: "tuned"}
-    os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - our own command line, unchanged
+    arguments = [sys.executable, *sys.orig_argv[1:]]  # the full path, or the environment's packages would not be found
+    os.execve(sys.executable, arguments, environment)  # noqa: S606 - our own command line, unchanged
 
 
 def wants_tuning(arguments: list[str], environment: os._Environ[str] | dict[str, str], *, glibc: bool) -> bool:

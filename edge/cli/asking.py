@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edge.cli.running import running_agent
+from edge.cli.saying import print_line
 from edge.core.errors import EdgeError, UsageError
 from edge.core.types import Message
 from edge.serve.ports import AnswerNote, Mode, Question
@@ -74,6 +75,8 @@ async def _own_agent(settings: Settings) -> AsyncIterator[Reader]:
         def read(self, question: Question) -> Reading:
             return read_answer(self._answers.answer(question))
 
+    if sys.stderr.isatty():
+        print_line("starting: loading the model")
     async with build_agent(settings.config(), ProblemLines(sys.stderr)) as agent:
         yield OwnAgent(AgentAnswers(agent))
 

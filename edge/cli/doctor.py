@@ -18,17 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge.cli.saying import print_json
+from edge.cli.shell import EXTRAS
 from edge.core.errors import EdgeError
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
-_EXTRAS = {
-    "agent": (("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp"), "fail"),
-    "train": (("torch", "peft", "safetensors"), "warn"),
-    "figures": (("matplotlib",), "warn"),
-}
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 
 
@@ -60,7 +56,7 @@ def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Ite
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
-    yield from (check_extra(name) for name in _EXTRAS)
+    yield from (check_extra(name) for name in EXTRAS)
     yield check_cores()
     yield check_memory()
     try:
@@ -82,13 +78,11 @@ def check_python() -> Finding:
 
 def check_extra(name: str) -> Finding:
     """Whether the packages of a part are there; they are looked up, not imported."""
-    packages, severity = _EXTRAS[name]
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    missing = [package for package in EXTRAS[name] if importlib.util.find_spec(package) is None]
     if not missing:
         return Finding(name, "ok", "installed")
-    extra = "train" if name == "figures" else name
-    state: Literal["warn", "fail"] = "fail" if severity == "fail" else "warn"
-    return Finding(name, state, f"missing: {', '.join(missing)}", f"pip install 'edge-agent[{extra}]'")
+    hint = f"pip install 'edge-agent[{name}]'"
+    return Finding(name, "fail" if name == "agent" else "warn", f"missing: {', '.join(missing)}", hint)
 
 
 def check_cores() -> Finding:

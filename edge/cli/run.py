@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,14 +47,10 @@ def run(settings: Settings, options: RunOptions) -> int:
 async def _run(config: AgentConfig, options: RunOptions) -> None:
     with open_console(SystemClock(), json_lines=options.json, max_steps=options.steps) as console:
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        async with build_agent(config, console.sink) as agent:
-            stop = asyncio.Event()
-            with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
-                if options.serve:
-                    async with _endpoint(agent, config, console):
-                        await _work(agent, config, options, stop)
-                else:
-                    await _work(agent, config, options, stop)
+        agent, stop = build_agent(config, console.sink), asyncio.Event()
+        with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
+            async with agent, _endpoint(agent, config, console) if options.serve else nullcontext():
+                await _work(agent, config, options, stop)
 
 
 def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
@@ -65,7 +61,7 @@ def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
 
 async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: asyncio.Event) -> None:
     """Learn while serving; with a number of steps, end when they are done."""
-    if options.learn and config.learning.enabled:
+    if options.learn and config.learning.enabled and not stop.is_set():
         await agent.learn(options.steps)
         if options.steps is not None or not options.serve:
             return

@@ -15,6 +15,11 @@ from typing import Any
 from edge.core.errors import EdgeError
 
 INTERRUPTED = 130
+EXTRAS = {
+    "agent": ("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
+    "train": ("torch", "peft", "safetensors", "matplotlib"),
+}
+"""What each extra brings that a command may miss."""
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +35,21 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 def ending(command: Callable[[], int]) -> int:
     """Run and translate whatever it raises into one line and an exit code."""
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except EdgeError as error:
         return _fail(f"{error}; {error.hint}" if error.hint else str(error), error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         return _after_broken_pipe()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # typer's own way to end then
+            raise
+        return _after_broken_pipe()
+    except ModuleNotFoundError as error:
+        return _missing_package(error)
     except Exception as error:
         return _usage_exit(error) if _is_usage_error(error) else _unforeseen(error)
 
@@ -65,6 +78,15 @@ def _usage_exit(error: Any) -> int:
         return 2
     context = getattr(error, "ctx", None)
     return _fail(f"{message.rstrip('.')}; see {context.command_path if context else 'edge-agent'} --help", 2)
+
+
+def _missing_package(error: ModuleNotFoundError) -> int:
+    """A part of the program that was not installed, with the command that installs it."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    if extra is None:
+        return _unforeseen(error)
+    return _fail(f"this needs the package {package}, which is not installed; run pip install 'edge-agent[{extra}]'", 1)
 
 
 def _after_broken_pipe() -> int:

@@ -145,6 +145,14 @@ def test_what_nobody_foresaw_leaves_its_traceback_in_a_file(
     assert "in breaks" in file.read_text(encoding="utf-8")
 
 
+def test_a_part_that_is_not_installed_is_named_with_the_command_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    def needs_torch() -> int:
+        raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+
+    assert ending(needs_torch) == 1
+    assert one_line(capsys).endswith("the package torch, which is not installed; run pip install 'edge-agent[train]'")
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_AGENT_DEBUG", "1")
 

@@ -34,7 +34,7 @@ function fillList(list, rows) {
 }
 
 const percent = (share) => share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`;
-const dollars = (uusd) => `$${(uusd / 1e6).toFixed(uusd < 1e6 ? 4 : 2)}`;
+const dollars = (uusd) => `$${uusd >= 1e6 ? (uusd / 1e6).toFixed(2) : (uusd / 1e6).toFixed(6).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
 const usedOf = (used, limit, show = String) => `${show(used)}${limit === null || limit === undefined ? "" : ` of ${show(limit)}`}`;
 const number = (value, digits = 2) => value === null || value === undefined ? null : Number(value).toFixed(digits);
 
@@ -157,7 +157,7 @@ async function ask(text) {
 }
 
 function setBusy(busy) {
-  $("send").disabled = busy;
+  $("send").hidden = busy;
   $("stop").hidden = !busy;
   if (!busy) $("question").focus();
 }
@@ -271,6 +271,7 @@ for (const example of EXAMPLES) {
   button.addEventListener("click", () => { if (!running) ask(example); });
   $("examples").append(button);
 }
+for (const id of ["rate", "accuracy"]) $(id).append(svgElement("text", { x: 160, y: 76, "text-anchor": "middle" }, "nothing learned yet"));
 drawDial(null, null);
 refresh();
 setInterval(refresh, STATUS_EVERY_MS);
