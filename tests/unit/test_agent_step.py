@@ -191,6 +191,22 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
     assert (adapter.version, Path(adapter.folder).name) == (4, "adapter")
 
 
+async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:
+    """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages tell which λ was used."""
+    halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
+    terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
+    world = World(tmp_path / "state", script=lambda messages, sampling, seed: next(halves), terms=terms)
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    [learner] = world.learners
+    used = [[sample.advantage for group in update for sample in group.samples] for update in learner.updates]
+    assert used == [
+        pytest.approx([side * (1.0 - step.dual_before) / 2 for _ in range(3) for side in (1, 1, -1, -1)]) for step in steps
+    ]
+    assert len({step.dual_before for step in steps}) == 4
+
+
 async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):

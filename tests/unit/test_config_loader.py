@@ -38,7 +38,8 @@ def test_an_unknown_key_inside_a_list_is_refused_with_its_line(tmp_path: Path) -
 
 
 def test_an_unknown_key_far_from_any_name_lists_the_known_ones(tmp_path: Path) -> None:
-    assert problem(tmp_path, "serve:\n  zzzz: 1\n").startswith("agent.yaml:2: unknown key serve.zzzz; known: cloud_deadline_s, host, max_steps")
+    message = problem(tmp_path, "serve:\n  zzzz: 1\n")
+    assert message.startswith("agent.yaml:2: unknown key serve.zzzz; known: cloud_deadline_s, host, max_steps")
 
 
 @pytest.mark.parametrize("rate", ["1.5", "-0.1", ".nan", ".inf"])
