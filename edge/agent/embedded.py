@@ -80,6 +80,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
         "upstreams": {config.coordinator.model_alias: {key: value for key, value in upstream.items() if value is not None}},
         "tasks": {"*": task},
         "budgets": {"device": limits},
+        "service": {"drain_grace_s": _STOP_S - 2.0},
     }
 
 

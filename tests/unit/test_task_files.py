@@ -49,7 +49,7 @@ def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, complaint: str) -> None:
     path = write(tmp_path / "tasks.jsonl", {"question": "ok", "answer": 1}, line)
-    with pytest.raises(TaskFileError, match="tasks.jsonl:2: ") as caught:
+    with pytest.raises(TaskFileError, match=r"tasks\.jsonl:2: ") as caught:
         open_source(str(path))
     assert complaint in str(caught.value)
 
