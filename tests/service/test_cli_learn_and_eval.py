@@ -1,0 +1,43 @@
+"""`learn` and `eval` as a person runs them, very small: a folder is left, a run goes on in it, its adapter is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SMALL = ["--set", "learning.prompts_per_step=1", "--set", "learning.group_size=2", "--set", "learning.max_tokens=24"]
+THREADS = ["--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
+
+
+def edge_agent(*words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "edge.cli", *words], capture_output=True, text=True, timeout=300, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    learn = ["learn", "--tasks", "practice:arith", "--out", str(run), "--seed", "3", "--target-rate", "0.2", *SMALL, *THREADS]
+
+    first = edge_agent(*learn, "--steps", "1")
+    assert first.returncode == 0, first.stderr
+    assert "step 1/1" in first.stderr
+    assert f"run folder {run}" in first.stdout
+
+    second = edge_agent(*learn, "--steps", "2", "--json")
+    assert second.returncode == 0, second.stderr
+    events = [json.loads(line) for line in second.stdout.splitlines()]
+    assert [event["step"] for event in events if event["kind"] == "step_finished"] == [2]
+    assert events[-1]["kind"] == "run_finished"
+
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["steps"], summary["reason"]) == (2, "done")
+    assert len((run / "metrics.csv").read_text(encoding="utf-8").splitlines()) == 3
+    assert {path.suffix for path in run.iterdir()} >= {".png", ".csv", ".jsonl", ".yaml", ".json"}
+
+    report = edge_agent("eval", "--run", str(run), "--limit", "3", "--local-only", "--json", *THREADS)
+    assert report.returncode == 0, report.stderr
+    body = json.loads(report.stdout)
+    assert (body["scores"]["items"], body["adapter"], body["with_cloud"]) == (3, str(run / "adapter"), False)
