@@ -281,9 +281,10 @@ async def _ask(flight: Flight, request: ProviderRequest) -> ProviderResult:
 
 
 def fingerprint(call: CloudCall) -> str:
-    """A digest of a call's content, everything but its key."""
+    """A digest of a call's content: all but its key, and but the number of responses that wait for it (a group made again after a
+    crash on other hardware may count differently, and must still get the answer it paid for)."""
     turns = [[message.role, message.content] for message in call.messages]
-    content = [call.task, call.step, call.prompt_id, call.help_units, call.model_alias, turns, call.max_output_tokens]
+    content = [call.task, call.step, call.prompt_id, call.model_alias, turns, call.max_output_tokens]
     return _digest([*content, call.temperature.hex()])
 
 
