@@ -51,5 +51,5 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "nano-edge": Recipe("nano-edge", width=192, layers=5, heads=6, kv_heads=2, ffn_width=576, steps=1800),
-    "nano-cloud": Recipe("nano-cloud", width=256, layers=5, heads=8, kv_heads=4, ffn_width=768, steps=4400, peak_lr=1.5e-3),
+    "nano-cloud": Recipe("nano-cloud", width=256, layers=5, heads=8, kv_heads=4, ffn_width=768, steps=1600, peak_lr=1.5e-3),
 }
