@@ -1,0 +1,70 @@
+"""Training of the bundled models: resumed runs equal whole ones, batches follow from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from edge.dagrpo.format import check_format
+from tools.nano.data import CLOUD_LEVEL_WEIGHTS, EDGE_LEVEL_WEIGHTS, HELP_SHARES, ExampleSource
+from tools.nano.recipes import RECIPES, Recipe
+from tools.nano.tokenizer import train_tokenizer
+from tools.nano.train import TrainOptions, rate_share, train
+
+TINY = Recipe("nano-edge", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, warmup_steps=2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(seed=0)
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, parts = TrainOptions(tmp_path / "whole"), TrainOptions(tmp_path / "parts")
+    constant = replace(TINY, decay_share=1e-9)
+    train(constant, whole)
+    train(constant, replace(parts, steps=2))
+    train(constant, parts)
+    expected = torch.load(tmp_path / "whole" / "final.pt", weights_only=True)
+    resumed = torch.load(tmp_path / "parts" / "final.pt", weights_only=True)
+    assert resumed["step"] == expected["step"] == 4
+    for name, values in expected["weights"].items():
+        assert torch.equal(values, resumed["weights"][name]), name
+
+
+def test_batches_follow_from_seed_and_cursor(tokenizer: Tokenizer) -> None:
+    source = ExampleSource("nano-edge", tokenizer, seed=7)
+    first = list(islice(source.batches(0), 5))
+    later = list(islice(source.batches(3), 2))
+    for expected, batch in zip(first[3:], later, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(expected, batch, strict=True))
+    other = next(ExampleSource("nano-edge", tokenizer, seed=8).batches(0))
+    assert other.ids_BT.shape != first[0].ids_BT.shape or not torch.equal(other.ids_BT, first[0].ids_BT)
+
+
+def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -> None:
+    for batch in islice(ExampleSource("nano-edge", tokenizer, seed=0).batches(0), 4):
+        for ids, wanted in zip(batch.ids_BT, batch.loss_BT, strict=True):
+            response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
+            assert response.endswith("<|im_end|>")
+            assert check_format(response.removesuffix("<|im_end|>"), 4).ok
+
+
+def test_shares_are_shares() -> None:
+    assert sum(EDGE_LEVEL_WEIGHTS.values()) == pytest.approx(1)
+    assert sum(CLOUD_LEVEL_WEIGHTS.values()) == pytest.approx(1)
+    assert all(0 < share < 0.3 for share in HELP_SHARES.values())
+
+
+def test_the_learning_rate_rises_holds_and_falls() -> None:
+    recipe = RECIPES["nano-edge"]
+    shares = [rate_share(recipe, 1000, step) for step in range(1000)]
+    assert shares[0] == pytest.approx(1 / recipe.warmup_steps)
+    assert shares[recipe.warmup_steps] == shares[699] == 1
+    assert shares[999] == pytest.approx(recipe.final_lr_share)
+    assert all(later <= earlier for earlier, later in pairwise(shares))
