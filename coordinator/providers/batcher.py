@@ -1,8 +1,8 @@
 """Continuous batching over one llama.cpp context. Knows rows, decode calls and sampling; knows nothing of asyncio, budgets or templates.
 
 Each conversation is decoded into its own row by itself, then all rows go on together, one token each per decode call. An answer does not
-depend on its company: flash attention is off, rows have separate key/value streams, prompts are never mixed, and at least two rows are
-decoded at a time, since a product with one column is summed in another order than one with several.
+depend on its company: rows have separate key/value streams, prompts are never mixed, and at least two rows are decoded at a time, since a
+product with one column is summed in another order than one with several.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _open_context(model: ChatModel, rows: int, context_tokens: int, n_threads: i
     parameters.n_batch = parameters.n_ubatch = max(PREFILL_CHUNK, rows)
     parameters.n_seq_max = rows
     parameters.n_threads = parameters.n_threads_batch = n_threads
-    parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     parameters.kv_unified = False
     parameters.no_perf = True
     forget_complaints()

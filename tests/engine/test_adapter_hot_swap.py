@@ -59,6 +59,11 @@ def reference_logprobs(
     return torch.log_softmax(logits.double(), -1)[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
 
 
+EXACT = 0.006
+"""Nats. Flash attention rounds to half precision inside; measured 0.002 (qwen2) to 0.004 (llama) on these models, whose logits are
+large. A forgotten permutation or scale is two orders of magnitude above it."""
+
+
 async def gap(backend: LlamaCppBackend, model: TinyModel, state: dict[str, np.ndarray]) -> float:
     """Mean |Δ log p| between served and reference log-probabilities of sampled tokens."""
     group = await backend.sample_group(QUESTION, SAMPLING, [1, 2])
@@ -70,7 +75,7 @@ async def gap(backend: LlamaCppBackend, model: TinyModel, state: dict[str, np.nd
 
 
 async def test_the_bare_model_serves_the_reference_logits(backend: LlamaCppBackend, tiny: TinyModel) -> None:
-    assert await gap(backend, tiny, tiny.state) < 0.003
+    assert await gap(backend, tiny, tiny.state) < EXACT
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -81,7 +86,7 @@ async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
     merged = write_peft_adapter(folder, tiny, rslora=rslora)
     write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
     await backend.swap_adapter(AdapterRef(1, str(folder)))
-    assert await gap(backend, tiny, merged) < 0.003
+    assert await gap(backend, tiny, merged) < EXACT
     assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
 
 

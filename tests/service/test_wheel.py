@@ -27,7 +27,16 @@ def environment(folder: Path, wheel: Path, extra: str) -> Path:
     """A virtual environment with the wheel and one extra; returns its bin folder."""
     venv.create(folder, with_pip=True)
     target = f"{wheel}[{extra}]" if extra else str(wheel)
-    command = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), target]
+    command = [
+        str(folder / "bin/python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+        target,
+    ]
     subprocess.run(command, check=True, cwd=folder)
     return folder / "bin"
 
@@ -70,5 +79,7 @@ def test_the_coordinator_alone_serves_its_bundled_model(wheel: Path, tmp_path: P
     finally:
         server.terminate()
         assert server.wait(30) == 0
-    contents = run([str(bin_folder / "python"), "-c", "import edge.models.files as f, os; print(os.listdir(f.__path__[0]))"], tmp_path)
+    contents = run(
+        [str(bin_folder / "python"), "-c", "import edge.models.files as f, os; print(os.listdir(f.__path__[0]))"], tmp_path
+    )
     assert "nano-cloud.gguf" in contents.stdout
