@@ -178,7 +178,7 @@ async def open_backend(config: AgentConfig, path: Path, worker: EngineWorker) ->
         worker,
         n_threads=engine.threads or None,
         n_ctx=config.model.context_tokens,
-        max_rows=engine.max_rows,
+        max_rows=engine.max_rows or None,
     )
 
 

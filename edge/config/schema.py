@@ -41,11 +41,11 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """The inference engine: threads (0: one per physical core) and rows decoded together."""
+    """The inference engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128)."""
 
     backend: str = "llamacpp"
     threads: int = Field(0, ge=0)
-    max_rows: int = Field(32, ge=1)
+    max_rows: int = Field(0, ge=0)
 
 
 class AdapterConfig(Section):

@@ -93,6 +93,13 @@ class GgufModel:
         """Context length the model was trained for."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key/value memory of one token over all layers, in half precision."""
+        heads, kv_heads = (int(count(self.handle)) for count in (llama_cpp.llama_model_n_head, llama_cpp.llama_model_n_head_kv))
+        head_width = int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads)
+        return 2 * 2 * int(llama_cpp.llama_model_n_layer(self.handle)) * kv_heads * head_width
+
     def close(self) -> None:
         """Free the weights. Safe to call twice."""
         if self.handle:

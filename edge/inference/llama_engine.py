@@ -9,8 +9,10 @@ decodes 32 rows in about half the time (measured), which is what `replayable=Fal
 Prompts are decoded alone, one call per prompt, and continued one token per row, so that a row's logits do not depend on its company.
 A single row is decoded together with an idle one, because matrix products over one column and over several add up in different orders.
 Flash attention is on: llama.cpp's CPU kernel walks the cells of one row at a time and skips masked ones, where the plain path multiplies
-at least 256 cells for every row (measured: 1.8 times less CPU time for 32 rows of the bundled model). Measured on x86: exact for Q8_0, F16, BF16 and F32 weights; for Q4_0 and K-quants the kernels change
-at 4 or 8 rows, which moves logits by about 5e-6. All methods must be called on one thread at a time.
+at least 256 cells for every row (measured: 1.8 times less CPU time for 32 rows of the bundled model).
+
+Measured on x86: exact for Q8_0, F16, BF16 and F32 weights; for Q4_0 and K-quants the kernels change at 4 or 8 rows, which moves logits
+by about 5e-6. All methods must be called on one thread at a time.
 """
 
 from __future__ import annotations

@@ -27,14 +27,22 @@ from edge.inference.gguf_model import GgufModel, sha256_of
 from edge.inference.llama_engine import LlamaEngine
 
 ADAPTER_FILE = "adapter.gguf"
+KV_BYTES = 192 << 20
+"""Key/value memory given to rollouts unless the number of rows is set."""
+FEWEST_ROWS, MOST_ROWS = 8, 128
+
+
+def rows_that_fit(row_bytes: int, budget_bytes: int = KV_BYTES) -> int:
+    """How many rows of `row_bytes` key/value memory each are decoded together by default."""
+    return max(FEWEST_ROWS, min(MOST_ROWS, budget_bytes // max(1, row_bytes)))
 
 
 class LlamaCppBackend:
     """Implements `InferenceBackend` over one GGUF file. Loading happens in the constructor and may raise ModelFileError.
 
-    `max_rows` responses of rollouts are decoded together, and `serving_rows` more are kept free for served requests. `n_ctx` is the
-    context of one row in tokens (prompt and response; at most what the model was trained for). `n_threads` defaults to the
-    physical cores this process may use. With `replayable` off, equal seeds no longer give equal bits whatever else is in flight; see
+    `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, 8 to 128), and
+    `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
+    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off, equal seeds no longer give equal bits whatever else is in flight; see
     llama_engine for what it buys. The worker is shared and not closed here.
     """
 
@@ -45,7 +53,7 @@ class LlamaCppBackend:
         *,
         n_threads: int | None = None,
         n_ctx: int = 1024,
-        max_rows: int = 32,
+        max_rows: int | None = None,
         serving_rows: int = 2,
         n_gpu_layers: int = 0,
         replayable: bool = True,
@@ -56,9 +64,10 @@ class LlamaCppBackend:
         try:
             self._n_ctx = min(n_ctx, self._model.trained_context_tokens or n_ctx)
             self._template = _template_of(self._model)
+            rollout_rows = max_rows or rows_that_fit(self._model.kv_bytes_per_token * self._n_ctx)
             self._engine = LlamaEngine(
                 self._model,
-                rows=max_rows + serving_rows,
+                rows=rollout_rows + serving_rows,
                 n_ctx=self._n_ctx,
                 n_threads=n_threads or physical_cores(),
                 replayable=replayable,
@@ -67,7 +76,7 @@ class LlamaCppBackend:
             self._model.close()
             raise
         self._info = _describe(self._model)
-        self._batcher = Batcher(self._engine, self._model.vocabulary, rollout_rows=max_rows)
+        self._batcher = Batcher(self._engine, self._model.vocabulary, rollout_rows=rollout_rows)
         self._lock = threading.Lock()
         self._pumping: set[Priority] = set()
         self._swaps = asyncio.Lock()
