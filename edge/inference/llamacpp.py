@@ -42,8 +42,9 @@ class LlamaCppBackend:
 
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, 8 to 128), and
     `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
-    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off, equal seeds no longer give equal bits whatever else is in flight; see
-    llama_engine for what it buys. The worker is shared and not closed here.
+    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
+    equal seeds no longer give equal bits whatever else is in flight; see llama_engine for what it buys. The worker is shared and
+    not closed here.
     """
 
     def __init__(
