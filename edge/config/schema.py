@@ -70,8 +70,8 @@ class LearningConfig(Section):
     """
 
     group_size: int = Field(8, ge=2)
-    prompts_per_step: int = Field(16, ge=1)
-    learning_rate: Positive = 3e-4
+    prompts_per_step: int = Field(8, ge=1)
+    learning_rate: Positive = 5e-4
     weight_decay: NotNegative = 0.0
     max_grad_norm: Positive = 1.0
     dual_lr: NotNegative = 0.02
