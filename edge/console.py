@@ -312,7 +312,7 @@ def spoken(event: Event) -> str:
             return f"answered {event.id} from {event.source} in {event.latency_s:.1f} s ({event.reason})"
         case RunFinished():
             return (
-                f"{event.reason} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
+                f"{'stopped' if event.reason == 'stopped' else 'done'} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
                 f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
             )
     return ""
