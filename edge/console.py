@@ -311,8 +311,9 @@ def spoken(event: Event) -> str:
         case AnswerFinished():
             return f"answered {event.id} from {event.source} in {event.latency_s:.1f} s ({event.reason})"
         case RunFinished():
+            ended = "stopped" if event.reason == "stopped" else "done"
             return (
-                f"{'stopped' if event.reason == 'stopped' else 'done'} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
+                f"{ended} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
                 f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
             )
     return ""
