@@ -177,7 +177,15 @@ def kill_coordinator_with_an_open_call(agent: int, state: Path) -> int:
         return 0
     if open_attempts == 0:
         return 0
-    children = [child for child in psutil.Process(agent).children() if "coordinator" in " ".join(child.cmdline())]
+    children = [child for child in psutil.Process(agent).children() if is_coordinator(child)]
     for child in children:
         child.kill()
     return len(children)
+
+
+def is_coordinator(process: psutil.Process) -> bool:
+    """False for one that was killed a moment ago and is not yet reaped."""
+    try:
+        return "coordinator" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
