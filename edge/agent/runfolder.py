@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from edge.agent.events import RunFinished, StepFinished, StepProgress
 from edge.core.errors import StateError
 from edge.core.events import Event, JsonLinesSink
 from edge.core.types import AdapterRef
+from edge.dagrpo.advantages import mean
 
-_LAST = 50
-"""Steps that "the end of the run" means in the summary."""
+_FIRST, _LAST = 10, 50
+"""Steps at the beginning (few: learning moves fast) and at the end that a summary averages over, at most a third of the run each."""
 
 
 class RunFolder:
@@ -66,14 +68,16 @@ class RunFolder:
 
 def summary_of(steps: Sequence[StepFinished], finished: RunFinished) -> dict[str, Any]:
     """What a run came to: the first and the last steps side by side, totals, and seconds a step."""
-    window = min(_LAST, max(1, len(steps) // 3)) if len(steps) < 2 * _LAST else _LAST
+    third = max(1, len(steps) // 3)
+    first, last = min(_FIRST, third, len(steps)), min(_LAST, third, len(steps))
     return {
         "run_id": finished.run_id,
         "reason": finished.reason,
         "steps": finished.steps_done,
-        "window_steps": min(window, len(steps)),
-        "first": _means(steps[:window]),
-        "last": _means(steps[-window:]),
+        "first_steps": first,
+        "first": _means(steps[:first]),
+        "last_steps": last,
+        "last": _means(steps[-last:]),
         "dual": steps[-1].dual_after if steps else None,
         "cloud_calls": finished.total_cloud_calls,
         "cloud_tokens": finished.total_cloud_tokens,
@@ -92,19 +96,19 @@ def _means(steps: Sequence[StepFinished]) -> dict[str, float | None]:
     """Means over steps; kept accuracy weighted by the responses that were kept."""
     if not steps:
         return {}
-    kept = sum(step.coverage * step.responses for step in steps if step.kept_accuracy is not None)
-    kept_right = sum((step.kept_accuracy or 0.0) * step.coverage * step.responses for step in steps)
+    kept = fsum(step.coverage * step.responses for step in steps if step.kept_accuracy is not None)
+    kept_right = fsum((step.kept_accuracy or 0.0) * step.coverage * step.responses for step in steps)
     joint = [step.joint_accuracy for step in steps if step.joint_accuracy is not None]
     return {
         "kept_accuracy": kept_right / kept if kept else None,
-        "coverage": sum(step.coverage for step in steps) / len(steps),
-        "joint_accuracy": sum(joint) / len(joint) if joint else None,
-        "assist_rate": sum(step.assist_rate for step in steps) / len(steps),
-        "target_rate": sum(step.target_rate for step in steps) / len(steps),
-        "dual": sum(step.dual_before for step in steps) / len(steps),
-        "reward": sum(step.reward_mean for step in steps) / len(steps),
-        "format_ok": sum(step.format_ok for step in steps) / len(steps),
-        "tokens_per_s": sum(step.tokens_per_s for step in steps) / len(steps),
+        "coverage": mean([step.coverage for step in steps]),
+        "joint_accuracy": mean(joint) if joint else None,
+        "assist_rate": mean([step.assist_rate for step in steps]),
+        "target_rate": mean([step.target_rate for step in steps]),
+        "dual": mean([step.dual_before for step in steps]),
+        "reward": mean([step.reward_mean for step in steps]),
+        "format_ok": mean([step.format_ok for step in steps]),
+        "tokens_per_s": mean([step.tokens_per_s for step in steps]),
     }
 
 

@@ -72,13 +72,13 @@ async def _learn_and_sum_up(config: AgentConfig, run_folder: RunFolder, console:
 
 def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
     """The run for a person: the first steps beside the last ones."""
-    first, last, window = summary["first"], summary["last"], summary["window_steps"]
+    first, last = summary["first"], summary["last"]
 
     def change(name: str) -> str:
         return f"{percent(first.get(name)):>7} -> {percent(last.get(name)):>7}"
 
     return [
-        f"first {window} steps -> last {window} of {summary['steps']}",
+        f"first {summary['first_steps']} steps -> last {summary['last_steps']} of {summary['steps']}",
         f"  kept accuracy   {change('kept_accuracy')}",
         f"  kept (coverage) {change('coverage')}",
         f"  joint accuracy  {change('joint_accuracy')}",

@@ -50,8 +50,7 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
 async def test_the_summary_weighs_kept_accuracy_by_what_was_kept(tmp_path: Path) -> None:
     _, _, steps, finished = await finished_run(tmp_path, 4)
     summary = summary_of(steps, finished)
-    window = summary["window_steps"]
-    last = steps[-window:]
+    last = steps[-summary["last_steps"] :]
     kept = sum(round(step.coverage * step.responses) for step in last)
     right = sum(round((step.kept_accuracy or 0) * step.coverage * step.responses) for step in last)
     assert summary["last"]["kept_accuracy"] == pytest.approx(right / kept)
