@@ -1,0 +1,46 @@
+"""What the README tells people to type must work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coordinator.config import CoordinatorConfig
+from edge.config.loader import resolve
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_coordinator_configuration_is_accepted(tmp_path: Path) -> None:
+    (text,) = blocks("yaml")
+    path = tmp_path / "coordinator.yaml"
+    path.write_text(text, encoding="utf-8")
+    config = resolve(CoordinatorConfig, files=[path]).config
+    assert config.upstreams["default"].base_url == yaml.safe_load(text)["upstreams"]["default"]["base_url"]
+    assert config.budgets.device.spend_limit_uusd == 5_000_000
+
+
+def test_the_request_is_valid_json_and_names_the_bundled_model() -> None:
+    (shell,) = blocks("sh")
+    body = json.loads(re.search(r"-d '(\{.*\})'", shell, re.DOTALL).group(1))  # type: ignore[union-attr]
+    assert body["model"] == "nano-edge" and body["messages"][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`?make ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
