@@ -12,13 +12,13 @@ from edge.dagrpo.numbers import require_finite, require_non_negative, require_sh
 def dual_step(dual: float, assist_rate: float, target_rate: float, lr: float) -> float:
     """λ ← [λ + η(Ĵ - τ)]₊ (Algorithm 1, dual update).
 
-    Raises ValueError on a non-finite argument, a rate outside [0, 1], a negative λ or a negative step size.
+    Raises ValueError on a non-finite argument or result, a rate outside [0, 1], a negative λ or a negative step size.
     """
     price = require_non_negative("dual", dual)
     realised = require_share("assist_rate", assist_rate)
     target = require_share("target_rate", target_rate)
     step_size = require_non_negative("lr", lr)
-    return max(0.0, price + step_size * (realised - target))
+    return max(0.0, require_finite("the next dual", price + step_size * (realised - target)))
 
 
 def assist_rate(costs: Sequence[Sequence[float]]) -> float:

@@ -66,6 +66,7 @@ def test_the_step_is_the_papers_formula() -> None:
         (0.5, 0.3, 0.3, math.inf),
         ("0.5", 0.3, 0.3, 0.01),
         (True, 0.3, 0.3, 0.01),
+        (1e308, 1.0, 0.0, 1e308),
     ],
 )
 def test_invalid_dual_input_is_refused(arguments: tuple[float, float, float, float]) -> None:
