@@ -23,11 +23,11 @@ from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, Ste
 from edge.agent.gate import ServingGate
 from edge.agent.link import WatchedClient
 from edge.agent.rollout import Rollout, RolloutSettings
-from edge.agent.state import Position, StateFolder, Terms
+from edge.agent.state import StateFolder, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles
 from edge.agent.stepbook import StepBook
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorUnavailable, StateError, UsageError
+from edge.core.errors import AdapterError, CoordinatorUnavailable, StateError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import AdvantageScale
@@ -235,7 +235,7 @@ class Agent:
 
     def adapter(self) -> AdapterRef | None:
         """The adapter in use, None for the bare model."""
-        checkpoint = self._checkpoints.at(self._parts.state.position().steps_done)
+        checkpoint = self._checkpoints.at(self._backend.adapter_version)
         return checkpoint.adapter if checkpoint else None
 
     def set_dial(self, rate: float | None) -> None:
@@ -262,34 +262,70 @@ class Agent:
                 self._parts.state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     async def _resume(self) -> None:
-        """Finish the step a crash cut after its checkpoint, then serve the last adapter."""
-        position = self._parts.state.position()
-        cut = self._checkpoints.at(position.steps_done + 1)
-        if cut is not None:
-            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await StepCloser(self._roles()).finish(cut)
-        elif (checkpoint := self._checkpoint_of(position)) is not None:
-            await self._backend.swap_adapter(checkpoint.adapter)
+        """Finish the step a crash cut after its checkpoint, then serve the last adapter that can be used."""
+        steps_done = self._parts.state.position().steps_done
+        cut = self._checkpoints.at(steps_done + 1)
+        if cut is None or not await self._finished(cut):
+            await self._serve_newest()
         if self._parts.curriculum.adopt():
             self._notice("the phases have changed; learning begins at the first one with the present adapter")
 
-    def _checkpoint_of(self, position: Position) -> Checkpoint | None:
-        """The checkpoint of the last committed step; None before the first. Raises StateError when it is gone."""
-        if position.steps_done == 0:
-            return None
-        checkpoint = self._checkpoints.at(position.steps_done)
-        if checkpoint is None:
-            raise StateError(
-                f"{self._parts.state.folder}: the checkpoint of step {position.steps_done} is missing",
-                hint="restore the folder from a backup, or choose another with --state",
-            )
-        return checkpoint
+    async def _finished(self, cut: Checkpoint) -> bool:
+        """Report, commit and serve a cut step; False when its checkpoint is damaged (uncommitted, it is made again)."""
+        try:
+            cut.manifest()
+            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
+            await StepCloser(self._roles()).finish(cut)
+        except AdapterError:
+            return False  # committed; looking for the newest usable adapter tells what is wrong with it
+        except StateError as error:
+            self._notice(f"{error}; step {cut.step} will be made again")
+            return False
+        return True
+
+    async def _serve_newest(self) -> None:
+        """Serve the newest undamaged checkpoint of the committed steps, else the bare model; say so when it is not the last."""
+        steps_done = self._parts.state.position().steps_done
+        chosen, problem = None, f"the checkpoint of step {steps_done} is missing"
+        for checkpoint in self._checkpoints.up_to(steps_done):
+            try:
+                checkpoint.manifest()
+                await self._backend.swap_adapter(checkpoint.adapter)
+            except (AdapterError, StateError) as error:
+                problem = str(error) if checkpoint.step == steps_done else problem
+                continue
+            chosen = checkpoint
+            break
+        if (chosen.step if chosen else 0) != steps_done:
+            used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
+            self._notice(f"{problem}; going on with {used}")
+
+    async def _load_newest(self, learner: Learner) -> None:
+        """Load the state that belongs to the adapter in use, or an older one with its adapter. Raises StateError when none is intact.
+
+        Step numbers, λ and the data cursor stay where they are; only what the lost steps had learned is learned again.
+        """
+        if self._parts.state.position().steps_done == 0:
+            return
+        refusal = StateError(
+            f"{self._parts.state.folder / 'checkpoints'}: no checkpoint is intact, so learning cannot go on from here",
+            hint="restore the folder from a backup, or learn in another one with --state",
+        )
+        for number, checkpoint in enumerate(self._checkpoints.up_to(self._backend.adapter_version)):
+            try:
+                await learner.load(checkpoint.learner_folder)
+                await self._backend.swap_adapter(checkpoint.adapter)
+            except (AdapterError, StateError) as error:
+                refusal = error if number == 0 and isinstance(error, StateError) else refusal
+                continue
+            if number:
+                self._notice(f"{refusal}; learning goes on from the checkpoint of step {checkpoint.step}")
+            return
+        raise refusal
 
     async def _prepared_step(self) -> LearningStep:
         learner = await self._parts.open_learner()
-        checkpoint = self._checkpoint_of(self._parts.state.position())
-        if checkpoint is not None:
-            await learner.load(checkpoint.learner_folder)
+        await self._load_newest(learner)
         desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
         rollout = Rollout(
             self._backend, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout

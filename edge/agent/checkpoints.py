@@ -42,7 +42,8 @@ class Checkpoint:
         """The manifest. Raises StateError when it is damaged."""
         try:
             data: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            _ = data["opened"], data["draft"], data["position"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
                 f"{self.folder}: damaged checkpoint: {error}", hint="remove the folder to use the one before"
             ) from error
@@ -61,12 +62,17 @@ class Checkpoints:
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first."""
-        names = sorted(path for path in self._folder.iterdir() if path.name.startswith(_PREFIX) and path.is_dir())
-        return [Checkpoint(int(path.name.removeprefix(_PREFIX)), path) for path in names]
+        names = sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())
+        steps = [(path.name.removeprefix(_PREFIX), path) for path in names]
+        return [Checkpoint(int(step), path) for step, path in steps if step.isdecimal()]
 
     def at(self, step: int) -> Checkpoint | None:
         """The checkpoint after `step`, or None."""
         return next((checkpoint for checkpoint in self.all() if checkpoint.step == step), None)
+
+    def up_to(self, step: int) -> list[Checkpoint]:
+        """Complete checkpoints not after `step`, newest first."""
+        return [checkpoint for checkpoint in reversed(self.all()) if checkpoint.step <= step]
 
     async def write(self, step: int, learner: Learner, manifest: Mapping[str, Any]) -> Checkpoint:
         """Write the checkpoint of a step, atomically; one of the same number is replaced."""

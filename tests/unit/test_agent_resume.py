@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,12 +92,55 @@ async def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in (world.folder / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
-async def test_a_missing_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+def damage(checkpoint: Path, part: str) -> None:
+    if part == "manifest":
+        (checkpoint / "manifest.json").write_text("{broken")
+    elif part == "learner":
+        (checkpoint / "learner" / "learner.json").write_text("garbage")
+    else:
+        shutil.rmtree(checkpoint / "adapter" if part == "adapter" else checkpoint)
+
+
+@pytest.mark.parametrize("part", ["manifest", "adapter", "learner", "all"])
+async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_the_one_before(tmp_path: Path, part: str) -> None:
     world, _ = await uninterrupted(tmp_path / "state")
-    (world.folder / "checkpoints" / "step-000004").rename(tmp_path / "away")
-    with pytest.raises(StateError, match="checkpoint of step 4 is missing"):
-        async with world.agent():
-            pass
+    world.phases = (PhaseConfig(source="sums", target_rate=0.3, steps=6),)
+    damage(world.folder / "checkpoints" / "step-000004", part)
+    async with world.agent() as agent:
+        assert agent.status().adapter_version == (4 if part == "learner" else 3)
+        await agent.learn(max_steps=1)
+        assert (agent.status().steps_done, agent.status().adapter_version) == (5, 5)
+        assert [step.step for step in agent.steps()] == [1, 2, 3, 4, 5]
+    [notice] = world.events(Notice)
+    assert "step 3" in notice.text
+    assert "\n" not in notice.text
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == 5
+
+
+async def test_without_any_intact_checkpoint_the_bare_model_answers_and_learning_is_refused(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    for checkpoint in (world.folder / "checkpoints").iterdir():
+        damage(checkpoint, "adapter")
+    async with world.agent() as agent:
+        assert agent.status().adapter_version == 0
+        with pytest.raises(StateError, match="no checkpoint is intact"):
+            await agent.learn()
+    assert ["bare model" in notice.text for notice in world.events(Notice)] == [True]
+
+
+@pytest.mark.parametrize("place", ["checkpointed", "closed"])
+@pytest.mark.parametrize("part", ["manifest", "adapter"])
+async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(tmp_path: Path, place: str, part: str) -> None:
+    world = World(tmp_path / "state")
+    with pytest.raises(Crash):
+        async with world.agent(crash_at(place, 2)) as agent:
+            await agent.learn()
+    damage(world.folder / "checkpoints" / "step-000002", part)
+    async with world.agent() as agent:
+        assert agent.status().adapter_version == 1
+        assert agent.status().steps_done == (1 if part == "manifest" else 2)
+        finished = await agent.learn()
+    assert finished.steps_done == 4
 
 
 async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_price_and_reports_later(tmp_path: Path) -> None:
