@@ -1,9 +1,9 @@
 """The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
 
 Only UNAVAILABLE (and a call that still runs elsewhere) is asked again, with the same key, within the caller's deadline: the delay is
-the coordinator's RetryInfo or a jittered exponential one. When a reply was lost after the request went out, GetCall recovers it;
-nothing is asked twice. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent
-can answer locally.
+the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is asked again once only: the
+coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice. A
+coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ DEVICE_ID_KEY = "device-id"
 
 @dataclass(frozen=True, slots=True)
 class ClientPolicy:
-    """Patience: seconds to connect, seconds for a control call, retries of one call, and the backoff between them."""
+    """Patience: seconds to connect, seconds for a control call, retries of one call, and the backoff between them.
+
+    `max_upstream_failures`: how often one call may end with UPSTREAM_FAILED before it is given up.
+    """
 
     connect_timeout_s: float = 2.0
     control_deadline_s: float = 10.0
     max_retries: int = 6
+    max_upstream_failures: int = 2
     first_backoff_s: float = 0.1
     max_backoff_s: float = 3.0
     max_message_bytes: int = 4 << 20
@@ -120,9 +124,11 @@ class GrpcCoordinatorClient:
                 yield delta
             return
         except (CoordinatorUnavailable, CallInProgress) as error:
-            if not _may_be_asked_again(error):
+            failures, delay_s = int(_is_upstream_failure(error)), self._delay_s(error, 0)
+            if not self._goes_on(error, failures) or delay_s >= self._left(end):
                 raise
-        completion = await self._complete_until(call, end)
+        await asyncio.sleep(delay_s)
+        completion = await self._complete_until(call, end, failures)
         rest = completion.text.removeprefix(received) if completion.text.startswith(received) else ""
         yield CloudDelta(rest, completion)
 
@@ -133,7 +139,7 @@ class GrpcCoordinatorClient:
         if channel is not None:
             await channel.close()
 
-    async def _complete_until(self, call: CloudCall, end: float) -> CloudCompletion:
+    async def _complete_until(self, call: CloudCall, end: float, failures: int = 0) -> CloudCompletion:
         request = _encode(lambda: codec.encode_call(call))
         lost = False
 
@@ -146,7 +152,7 @@ class GrpcCoordinatorClient:
                 lost = lost or error.reason == "CONNECTION_LOST"
                 raise
 
-        return await self._retrying(attempt, end)
+        return await self._retrying(attempt, end, failures)
 
     async def _recover(self, call_key: str, end: float) -> CloudCompletion | None:
         """The stored answer of a call whose reply was lost; None when asking again is right: it is unknown, runs on, or was not taken."""
@@ -155,7 +161,7 @@ class GrpcCoordinatorClient:
         except (NotFound, CallInProgress):
             return None
         except CoordinatorUnavailable as error:
-            if error.reason == "UPSTREAM_FAILED":
+            if _is_upstream_failure(error):
                 return None
             raise
 
@@ -178,16 +184,22 @@ class GrpcCoordinatorClient:
         end = self._end(self._policy.control_deadline_s)
         return await self._retrying(lambda: self._once(method, request, end), end)
 
-    async def _retrying(self, attempt: Callable[[], Awaitable[T]], end: float) -> T:
+    async def _retrying(self, attempt: Callable[[], Awaitable[T]], end: float, failures: int = 0) -> T:
+        """The attempt's value; `failures` of the upstream were seen before."""
         for tried in range(self._policy.max_retries):
             try:
                 return await attempt()
             except (CoordinatorUnavailable, CallInProgress) as error:
+                failures += _is_upstream_failure(error)
                 delay_s = self._delay_s(error, tried)
-                if not _may_be_asked_again(error) or delay_s >= self._left(end):
+                if not self._goes_on(error, failures) or delay_s >= self._left(end):
                     raise
             await asyncio.sleep(delay_s)
         return await attempt()
+
+    def _goes_on(self, error: CoordinatorError, failures: int) -> bool:
+        """Whether to ask again after this error, the upstream having failed `failures` times."""
+        return _may_be_asked_again(error) and failures < self._policy.max_upstream_failures
 
     def _delay_s(self, error: CoordinatorError, tried: int) -> float:
         """Jittered exponential backoff, never below what the coordinator asked for."""
@@ -235,6 +247,10 @@ class GrpcCoordinatorClient:
 def _may_be_asked_again(error: CoordinatorError) -> bool:
     """With the same key: what is UNAVAILABLE, and a call that still runs elsewhere."""
     return isinstance(error, CallInProgress) or is_worth_retrying(error)
+
+
+def _is_upstream_failure(error: CoordinatorError) -> bool:
+    return error.reason == "UPSTREAM_FAILED"
 
 
 def _channel_options(address: Address, policy: ClientPolicy) -> list[tuple[str, int]]:

@@ -28,6 +28,10 @@ class ScriptedService(device_pb2_grpc.DeviceServiceServicer):
     async def Complete(self, request, context):
         return await self._next("Complete", context)
 
+    async def StreamComplete(self, request, context):
+        await self._next("StreamComplete", context)
+        yield call_pb2.StreamCompleteResponse(finished=ANSWER.completion)
+
     async def GetCall(self, request, context):
         return await self._next("GetCall", context)
 
@@ -84,7 +88,7 @@ async def test_a_lost_call_that_was_cut_is_not_asked_again(tmp_path) -> None:
             await client.complete(call(), 5.0)
 
 
-@pytest.mark.parametrize("reason", ["OVERLOADED", "DRAINING", "UPSTREAM_FAILED", "LEDGER_UNAVAILABLE", "UPSTREAM_OPEN"])
+@pytest.mark.parametrize("reason", ["OVERLOADED", "DRAINING", "LEDGER_UNAVAILABLE", "UPSTREAM_OPEN"])
 async def test_what_is_unavailable_is_asked_again(tmp_path, reason) -> None:
     service = ScriptedService(unavailable(reason), unavailable(reason), ANSWER)
     async with serving(tmp_path, service) as client:
@@ -101,6 +105,24 @@ async def test_nothing_else_is_asked_again(tmp_path, error) -> None:
         with pytest.raises(type(error)) as caught:
             await client.complete(call(), 5.0)
     assert caught.value.reason == error.reason and service.asked == ["Complete"]
+
+
+async def test_a_failing_upstream_is_asked_again_once_only(tmp_path) -> None:
+    service = ScriptedService(*[unavailable("UPSTREAM_FAILED")] * 9)
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(CoordinatorUnavailable):
+            await client.complete(call(), 5.0)
+    assert service.asked == ["Complete"] * 2
+
+
+async def test_a_failed_stream_counts_as_one_of_the_two_tries_and_its_delay_is_kept(tmp_path) -> None:
+    service = ScriptedService(*[unavailable("UPSTREAM_FAILED", 0.2)] * 9)
+    async with serving(tmp_path, service) as client:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(CoordinatorUnavailable):
+            _ = [delta async for delta in client.stream_complete(call(), 5.0)]
+        assert asyncio.get_running_loop().time() - began >= 0.2
+    assert service.asked == ["StreamComplete", "Complete"]
 
 
 async def test_retries_end(tmp_path) -> None:
