@@ -124,6 +124,8 @@ class _Draft:
 
 Pieces = AsyncGenerator[AnswerDelta, None]
 
+_MOST_RESTRICTIVE_FIRST: tuple[Mode, ...] = ("local-only", "prefer-local", "auto", "cloud-only")
+
 
 class Answerer:
     """Streams answers; any number at once."""
@@ -200,7 +202,9 @@ class Answerer:
             help_bias=self._dial.bias,
         )
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        return _Draft(request_id or self._new_id(), tuple(messages), mode or settings.mode, sampling, seed, now, monotonic)
+        return _Draft(
+            request_id or self._new_id(), tuple(messages), agreed_mode(mode, settings.mode), sampling, seed, now, monotonic
+        )
 
     def _answered(self, draft: _Draft) -> Pieces:
         if draft.mode == "cloud-only":
@@ -389,6 +393,13 @@ class HelpHoldBack:
             return len(self._text)
         end = closing + len("</think>")
         return end if may_become_request(self._text[end:]) else len(self._text)
+
+
+def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
+    """The mode of one answer. The more restrictive side wins, except that cloud-only is a demand that only a switch-off refuses."""
+    if asked is None or asked == "cloud-only":
+        return asked or own
+    return min(asked, own, key=_MOST_RESTRICTIVE_FIRST.index)
 
 
 def may_become_request(tail: str) -> bool:

@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edge.cli.running import running_agent
@@ -18,6 +18,8 @@ from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
+    from edge.config.loader import Resolved
+    from edge.config.schema import AgentConfig
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -49,17 +51,47 @@ async def answering(settings: Settings) -> AsyncIterator[Reader]:
     """The agent that runs on the state folder, or one started here for the time of the block."""
     from edge.bootstrap import state_folder
 
-    config = settings.config()
-    async with running_agent(state_folder(config)) as remote:
+    resolved = settings.resolve()
+    async with running_agent(state_folder(resolved.config)) as remote:
         if remote is not None:
-            if settings.model or settings.coordinator:
-                raise UsageError(
-                    f"an agent is running at {remote.url} with its own settings", hint="leave out --model and --coordinator"
-                )
-            yield remote
+            _refuse_unmet(resolved, remote.url)
+            yield BoundedReader(remote, *_bounds(resolved))
             return
     async with _own_agent(settings) as reader:
         yield reader
+
+
+class BoundedReader:
+    """A running agent, asked under this caller's mode (None: the agent's own) and, where there is a reason, never for the cloud."""
+
+    def __init__(self, agent: Reader, mode: Mode | None, no_cloud: str) -> None:
+        self._agent = agent
+        self._mode = mode
+        self._no_cloud = no_cloud
+
+    def read(self, question: Question) -> Reading:
+        """Stream one answer. Raises UsageError when the cloud is demanded and may not be asked."""
+        mode = question.mode or self._mode
+        if self._no_cloud:
+            if mode == "cloud-only":
+                raise UsageError(f"mode cloud-only is not possible: {self._no_cloud}")
+            mode = "local-only"
+        return self._agent.read(replace(question, mode=mode))
+
+
+def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
+    """The mode this caller has set anywhere, and why it may not ask the cloud ("" when it may)."""
+    from edge.bootstrap import switched_off
+
+    return (resolved.config.mode if "mode" in resolved.origins else None), switched_off(resolved.config)
+
+
+def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
+    """Raise UsageError for options that only a new agent could honour."""
+    honoured = ("mode", "state_folder")
+    unmet = sorted({origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured})
+    if unmet:
+        raise UsageError(f"an agent is running at {url} with its own settings", hint=f"leave out {' and '.join(unmet)}")
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _FILE = "endpoint.json"
-_MODELS = {"local-only": "edge-local", "cloud-only": "edge-cloud"}
+_MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
 
 
@@ -74,7 +75,7 @@ class RemoteAgent:
         import aiohttp
 
         body = {
-            "model": _MODELS.get(question.mode or "", "edge"),
+            "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
         }

@@ -11,7 +11,13 @@ from edge.core.types import Message, Role
 from edge.serve.failures import RequestProblem
 from edge.serve.ports import AnswerNote, Mode, Question
 
-MODELS: dict[str, Mode | None] = {"edge": None, "edge-local": "local-only", "edge-cloud": "cloud-only"}
+MODELS: dict[str, Mode | None] = {
+    "edge": None,
+    "edge-auto": "auto",
+    "edge-prefer-local": "prefer-local",
+    "edge-local": "local-only",
+    "edge-cloud": "cloud-only",
+}
 """Model names and the mode each one means; None is the agent's own."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,10 +39,10 @@ async def state(answers: ScriptedAnswers, tmp_path: Path) -> AsyncIterator[Path]
             yield tmp_path
 
 
-async def edge_agent(*words: str, stdin: str = "") -> tuple[int, str, str]:
+async def edge_agent(*words: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edge.cli", *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment},
     )  # fmt: skip
     out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
     assert process.returncode is not None
@@ -78,6 +79,38 @@ async def test_another_model_than_the_running_one_is_refused(state: Path) -> Non
     code, _, err = await edge_agent("ask", "2+2?", "--model", "nano-edge", "--state", str(state))
     assert code == 2
     assert "leave out --model" in err
+
+
+async def test_the_callers_kill_switch_binds_a_running_agent(state: Path, answers: ScriptedAnswers) -> None:
+    place = ("--state", str(state))
+    for mode in ("auto", "prefer-local"):
+        code, _, _ = await edge_agent("ask", "2+2?", "--mode", mode, *place, EDGE_AGENT_NO_CLOUD="1")
+        assert (code, answers.asked[-1].mode) == (0, "local-only")
+    code, _, err = await edge_agent("ask", "2+2?", "--mode", "cloud-only", *place, EDGE_AGENT_NO_CLOUD="1")
+    assert (code, len(answers.asked)) == (2, 2)
+    assert "switched off by EDGE_AGENT_NO_CLOUD" in err
+    await edge_agent("chat", *place, stdin="one\n", EDGE_AGENT_NO_CLOUD="1")
+    assert answers.asked[-1].mode == "local-only"
+    code, _, _ = await edge_agent("chat", *place, stdin="/cloud one\n", EDGE_AGENT_NO_CLOUD="1")
+    assert (code, len(answers.asked)) == (2, 3)
+
+
+async def test_the_callers_mode_travels_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mode: local-only\n", encoding="utf-8")
+    given = {"--config": (str(file), "local-only"), "--set": ("mode=local-only", "local-only"), "--mode": ("auto", "auto")}
+    for option, (value, mode) in given.items():
+        code, _, _ = await edge_agent("ask", "2+2?", option, value, "--state", str(state))
+        assert (code, answers.asked[-1].mode) == (0, mode)
+    await edge_agent("ask", "2+2?", "--mode", "prefer-local", "--state", str(state))
+    await edge_agent("ask", "2+2?", "--state", str(state))
+    assert [question.mode for question in answers.asked[-2:]] == ["prefer-local", None]
+
+
+async def test_a_setting_that_the_running_agent_cannot_take_is_refused(state: Path, answers: ScriptedAnswers) -> None:
+    code, _, err = await edge_agent("ask", "2+2?", "--set", "serve.temperature=0.5", "--state", str(state))
+    assert (code, answers.asked) == (2, [])
+    assert "leave out --set serve.temperature" in err
 
 
 async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path, answers: ScriptedAnswers) -> None:

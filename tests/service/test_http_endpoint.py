@@ -163,7 +163,8 @@ async def test_models_status_steps_why_and_health_answer(http: aiohttp.ClientSes
         async with http.get(url + path) as reply:
             assert reply.status == 200
             got[path] = await reply.json()
-    assert [model["id"] for model in got["/v1/models"]["data"]] == ["edge", "edge-local", "edge-cloud"]
+    names = ["edge", "edge-auto", "edge-prefer-local", "edge-local", "edge-cloud"]
+    assert [model["id"] for model in got["/v1/models"]["data"]] == names
     assert got["/v1/models/edge"]["object"] == "model"
     assert got["/api/steps?after=1"] == {"steps": [{"step": 2}]}
     assert got[f"/api/why/{made['id']}"]["source"] == "cloud"

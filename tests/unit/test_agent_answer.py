@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.answer import HelpHoldBack, conversation_for_the_cloud, local_messages, may_become_request
+from edge.agent.answer import HelpHoldBack, agreed_mode, conversation_for_the_cloud, local_messages, may_become_request
 from edge.agent.dial import HelpDial, dial_step
 from edge.agent.events import AnswerFinished
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
@@ -41,6 +41,14 @@ async def answered(world: World, **options):  # type: ignore[no-untyped-def]
         assert "".join(piece.text for piece in pieces) == record.text
         assert agent.why(record.id) == record
     return record, pieces
+
+
+def test_the_more_restrictive_mode_wins_and_cloud_only_is_a_demand() -> None:
+    assert [agreed_mode("auto", own) for own in ("local-only", "prefer-local", "auto", "cloud-only")] == [  # type: ignore[arg-type]
+        "local-only", "prefer-local", "auto", "auto",
+    ]  # fmt: skip
+    assert (agreed_mode("local-only", "auto"), agreed_mode("prefer-local", "auto")) == ("local-only", "prefer-local")
+    assert (agreed_mode(None, "prefer-local"), agreed_mode("cloud-only", "auto")) == ("prefer-local", "cloud-only")
 
 
 async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
