@@ -1,4 +1,4 @@
-"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; changes nothing.
+"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; leaves nothing behind.
 
 A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail.
 """
@@ -11,8 +11,9 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -150,12 +151,27 @@ def check_state(config: AgentConfig) -> Finding:
 
     folder = state_folder(config)
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(place, os.W_OK):
-        return Finding("state folder", "fail", f"{folder} cannot be written", "choose another with --state")
+    try:
+        _try_to_write(folder, place)
+    except OSError as error:
+        return Finding("state folder", "fail", f"{folder} cannot be written ({error.strerror})", "choose another with --state")
     free = shutil.disk_usage(place).free / 2**30
     if free < _FREE_GIB:
         return Finding("state folder", "warn", f"{folder}: only {free:.2f} GiB free on this disk")
     return Finding("state folder", "ok", f"{folder}, {free:.0f} GiB free{_in_use(folder)}")
+
+
+def _try_to_write(folder: Path, place: Path) -> None:
+    """Make the folder (`place` is the part of its path that exists) and a file in it, and remove both again. Raises OSError."""
+    made = [path for path in (folder, *folder.parents) if path != place and path.is_relative_to(place)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"edge-agent")
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _in_use(folder: Path) -> str:

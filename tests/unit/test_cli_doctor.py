@@ -17,8 +17,8 @@ def _light_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_loaded", lambda path: f"{path} opened")
 
 
-def findings(tmp_path: Path, **options: str) -> dict[str, doctor.Finding]:
-    found = doctor.examine(Settings(state=tmp_path / "state", **options), say=None)  # type: ignore[arg-type]
+def findings(tmp_path: Path, **options: str | Path) -> dict[str, doctor.Finding]:
+    found = doctor.examine(Settings(**{"state": tmp_path / "state", **options}), say=None)  # type: ignore[arg-type]
     return {finding.name: finding for finding in found}
 
 
@@ -68,3 +68,15 @@ def test_an_address_that_cannot_be_read_fails(tmp_path: Path) -> None:
 def test_the_exit_code_is_1_with_any_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--state", str(tmp_path), "--coordinator", "nowhere"]) == 1
     assert "fail  coordinator" in capsys.readouterr().out
+
+
+def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file" / "state", tmp_path / "file", Path("/dev/null/state")):
+        finding = findings(tmp_path, state=folder)["state folder"]
+        assert (finding.state, "cannot be written" in finding.text) == ("fail", True)
+
+
+def test_looking_at_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert findings(tmp_path, state=tmp_path / "deep" / "er" / "state")["state folder"].state != "fail"
+    assert list(tmp_path.iterdir()) == []
