@@ -125,10 +125,13 @@ class PlainConsole:
         self._clock = clock
         self._progress = progress
         self._last_line_at = clock.monotonic()
+        self._step_began_at = clock.monotonic()
 
     def emit(self, event: Event) -> None:
         """Write a line where the event deserves one."""
         self._progress.feed(event)
+        if isinstance(event, (PhaseStarted, StepFinished)):
+            self._step_began_at = self._clock.monotonic()
         if isinstance(event, StepProgress):
             self._write_sign_of_life(event)
         elif isinstance(event, (StepFinished, EvalProgress)):
@@ -143,7 +146,7 @@ class PlainConsole:
 
     def _write_sign_of_life(self, event: StepProgress) -> None:
         now = self._clock.monotonic()
-        if now - self._last_line_at >= _SIGN_OF_LIFE_S:
+        if now - max(self._last_line_at, self._step_began_at) >= _SIGN_OF_LIFE_S:
             self._last_line_at = now
             self.say(inside_step(event))
 

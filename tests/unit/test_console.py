@@ -120,6 +120,20 @@ def test_a_slow_step_gives_a_sign_of_life_every_ten_seconds() -> None:
     assert len(stream.getvalue().splitlines()) == 5
 
 
+def test_steps_below_ten_seconds_say_nothing_from_inside_however_slow_the_start_was() -> None:
+    console, stream, clock = plain(max_steps=6)
+    clock.advance(30)
+    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
+    console.emit(PhaseStarted(0, "sums", "math", 0.3, 6, 1))
+    for number in range(1, 7):
+        for done in range(1, 9):
+            clock.advance(1.1)
+            console.emit(StepProgress(number, "rollout", done, 8))
+        console.emit(StepProgress(number, "close", 0, 1))
+        console.emit(step(number))
+    assert [line for line in stream.getvalue().splitlines() if "answering" in line or "reporting" in line] == []
+
+
 def test_what_a_person_should_know_is_said_at_once() -> None:
     console, stream, _ = plain()
     console.emit(Offline("connection refused", 0.0))
