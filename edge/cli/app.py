@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from edge.cli.settings import Settings
+from edge.core.errors import UsageError
 
 app = typer.Typer(
     name="edge-agent",
@@ -214,13 +215,16 @@ def config_show(
 @config_app.command("check")
 def config_check(
     file: Annotated[Path | None, typer.Argument(help="YAML configuration file.", metavar="FILE")] = None,
+    config: Config = None,
     sets: Sets = None,
     json: Json = False,
 ) -> int:
     """Whether a configuration file can be used."""
     from edge.cli import config as command
 
-    return command.check(Settings(file, sets), as_json=json)
+    if file and config:
+        raise UsageError("two files to check", hint="give FILE or --config FILE")
+    return command.check(Settings(file or config, sets), as_json=json)
 
 
 @config_app.command("path")

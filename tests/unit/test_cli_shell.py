@@ -224,3 +224,11 @@ def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: P
     arguments, seen = json.loads(done.stdout)
     assert arguments == ["learn", "a b"]
     assert {name: seen[name] for name in SETTINGS} == {**SETTINGS, "MALLOC_ARENA_MAX": "3"}
+
+
+def test_config_check_takes_its_file_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("mode: auto\n", encoding="utf-8")
+    assert main(["config", "check", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file} is fine\n"
+    assert main(["config", "check", str(file), "--config", str(file)]) == 2
