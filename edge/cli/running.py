@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.core.errors import CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
 from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
@@ -117,10 +117,12 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
         error = (await reply.json())["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"HTTP {reply.status}"}
-    raise _error_of(reply.status, str(error.get("message")))
+    raise _error_of(reply.status, str(error.get("code")), str(error.get("message")))
 
 
-def _error_of(status: int, message: str) -> EdgeError:
+def _error_of(status: int, code: str, message: str) -> EdgeError:
+    if code == "context_length_exceeded":
+        return ContextOverflow(message)
     kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
     return kinds.get(status, EdgeError)(message)
 

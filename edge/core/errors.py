@@ -2,6 +2,7 @@
 
 EdgeError                       one line for a person, `hint` says what to do next; exit code 1
 ├── UsageError                  wrong command line or argument; exit code 2
+├── ContextOverflow             a prompt that leaves no room in the context for a response
 ├── ConfigError                 bad configuration; carries file and line
 ├── ModelFileError              missing, corrupt or unsupported model file
 ├── AdapterError                an adapter that cannot be loaded or does not fit
@@ -39,6 +40,10 @@ class UsageError(EdgeError):
     """Wrong use of a command or an argument out of range."""
 
     exit_code = 2
+
+
+class ContextOverflow(EdgeError):
+    """A prompt that leaves no room in the model's context for a response."""
 
 
 class ConfigError(EdgeError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from edge.core.errors import AdapterError, EdgeError, UsageError
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo
@@ -94,11 +94,11 @@ class LlamaCppBackend:
         return self._batcher.adapter_version
 
     def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> tuple[int, ...]:
-        """The ids that the model reads for these messages. Raises EdgeError when they leave no room for a response."""
+        """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""
         self._require_open()
         ids = self._template.prompt_ids(messages, prefix)
         if len(ids) >= self._n_ctx:
-            raise EdgeError(
+            raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
             )
         if not ids:

@@ -42,16 +42,26 @@ _PAGE_HEADERS = {
 
 
 def build_app(
-    answers: AnswerService, clock: Clock, *, names: Sequence[str] = LOOPBACK_NAMES, token: str = "", max_posts: int = 32
+    answers: AnswerService,
+    clock: Clock,
+    *,
+    names: Sequence[str] = LOOPBACK_NAMES,
+    token: str = "",
+    max_posts: int = 32,
+    loaded_model: str = "",
 ) -> App:
-    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty."""
-    return Guard(_Endpoint(answers, clock).app(), names=names, token=token, max_posts=max_posts)
+    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty.
+
+    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
+    """
+    return Guard(_Endpoint(answers, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
 
 
 class _Endpoint:
     """The handlers, over one answer service."""
 
-    def __init__(self, answers: AnswerService, clock: Clock) -> None:
+    def __init__(self, answers: AnswerService, clock: Clock, loaded_model: str) -> None:
+        self._models = wire.models_with(loaded_model)
         self._answers = answers
         self._clock = clock
         self._started = int(clock.now())
@@ -73,7 +83,7 @@ class _Endpoint:
 
     async def chat(self, request: Request) -> Response:
         """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
-        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8))
+        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models)
         reading = read_answer(self._answers.answer(chat.question), chat.stops)
         if not chat.stream:
             return await _unless_gone(request, self._whole(chat, reading))
@@ -106,11 +116,11 @@ class _Endpoint:
 
     async def models(self, request: Request) -> Response:
         """The model names a client may ask for."""
-        return JSONResponse(wire.models_body(self._started))
+        return JSONResponse(wire.models_body(self._started, self._models))
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        return JSONResponse(wire.model_body(request.path_params["name"], self._started))
+        return JSONResponse(wire.model_body(request.path_params["name"], self._started, self._models))
 
     async def health(self, request: Request) -> Response:
         """Whether the endpoint answers at all."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, EdgeError, NotFound, RateLimited, UsageError
+from edge.core.errors import (
+    BudgetExhausted,
+    ContextOverflow,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    EdgeError,
+    NotFound,
+    RateLimited,
+    UsageError,
+)
 
 
 class RequestProblem(Exception):
@@ -32,19 +41,29 @@ def problem_of(error: Exception) -> RequestProblem:
         return error
     if isinstance(error, EdgeError):
         message = f"{error}; {error.hint}" if error.hint else str(error)
-        return RequestProblem(_status(error), message, code=getattr(error, "reason", type(error).__name__).lower())
+        return RequestProblem(_status(error), message, code=_code(error))
     return RequestProblem(500, f"internal error ({type(error).__name__})", code="internal")
 
 
 def _status(error: EdgeError) -> int:
     table: tuple[tuple[type[EdgeError], int], ...] = (
         (UsageError, 400),
+        (ContextOverflow, 400),
         (NotFound, 404),
         (BudgetExhausted, 429),
         (RateLimited, 429),
         (CoordinatorUnavailable, 503),
     )
     return next((status for kind, status in table if isinstance(error, kind)), 500)
+
+
+def _code(error: EdgeError) -> str:
+    """A word for programs: the coordinator's reason, or what kind of mistake it was."""
+    if isinstance(error, CoordinatorError):
+        return error.reason.lower()
+    if isinstance(error, ContextOverflow):
+        return "context_length_exceeded"
+    return "invalid_value" if isinstance(error, UsageError) else "internal"
 
 
 def _kind(status: int) -> str:

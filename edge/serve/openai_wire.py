@@ -56,15 +56,20 @@ def parse_json(body: bytes) -> Mapping[str, Any]:
     return value
 
 
-def parse_chat_request(body: bytes, answer_id: str) -> ChatRequest:
+def models_with(loaded: str) -> Mapping[str, Mode | None]:
+    """The names a client may ask for when this model is loaded; its own name means `edge`."""
+    return {**MODELS, loaded: None} if loaded and loaded not in MODELS else MODELS
+
+
+def parse_chat_request(body: bytes, answer_id: str, models: Mapping[str, Mode | None] = MODELS) -> ChatRequest:
     """The checked request, to be answered under this id. Raises RequestProblem naming the field at fault."""
     value = parse_json(body)
-    model = _model(value.get("model", "edge"))
+    model = _model(value.get("model", "edge"), models)
     _refuse_unsupported(value)
     question = Question(
         id=answer_id,
         messages=_messages(value.get("messages")),
-        mode=MODELS[model],
+        mode=models[model],
         max_tokens=_max_tokens(value),
         temperature=_number(value, "temperature", 0.0, 2.0),
         seed=_integer(value, "seed", -(2**63), 2**63 - 1),
@@ -129,14 +134,14 @@ def edge_headers(note: AnswerNote) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if value}
 
 
-def models_body(created: int) -> dict[str, Any]:
-    """The list of models: `edge` decides by itself, the other two are forced."""
-    return {"object": "list", "data": [model_body(name, created) for name in MODELS]}
+def models_body(created: int, models: Mapping[str, Mode | None] = MODELS) -> dict[str, Any]:
+    """The list of models: `edge` leaves the mode to the agent, the others name one."""
+    return {"object": "list", "data": [model_body(name, created, models) for name in models]}
 
 
-def model_body(name: str, created: int) -> dict[str, Any]:
+def model_body(name: str, created: int, models: Mapping[str, Mode | None] = MODELS) -> dict[str, Any]:
     """One model. Raises RequestProblem when there is none of this name."""
-    return {"id": _model(name), "object": "model", "created": created, "owned_by": "edge-agent"}
+    return {"id": _model(name, models), "object": "model", "created": created, "owned_by": "edge-agent"}
 
 
 def completion_id(answer_id: str) -> str:
@@ -164,11 +169,11 @@ def _bad(param: str, message: str, code: str = "invalid_value") -> RequestProble
     return RequestProblem(400, f"{param}: {message}", code=code, param=param)
 
 
-def _model(name: Any) -> str:
+def _model(name: Any, models: Mapping[str, Mode | None]) -> str:
     if not isinstance(name, str):
         raise _bad("model", "must be a string")
-    if name not in MODELS:
-        message = f"the model {name[:80]!r} does not exist; there are {', '.join(MODELS)}"
+    if name not in models:
+        message = f"the model {name[:80]!r} does not exist; there are {', '.join(models)}"
         raise RequestProblem(404, message, code="model_not_found", param="model")
     return name
 

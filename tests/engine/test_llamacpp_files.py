@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core.errors import EdgeError, ModelFileError
+from edge.core.errors import ContextOverflow, EdgeError, ModelFileError
 from edge.core.types import Message, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
@@ -87,7 +87,7 @@ async def test_a_template_that_refuses_the_conversation_is_an_error_of_one_line(
 async def test_a_prompt_longer_than_the_context_is_refused(worker: EngineWorker, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf")
     backend = LlamaCppBackend(model.path, worker, n_threads=1, n_ctx=64, max_rows=1)
-    with pytest.raises(EdgeError, match="context 64"):
+    with pytest.raises(ContextOverflow, match="context 64"):
         await backend.sample_group([Message("user", "a b c d " * 40)], Sampling(), [1])
     response = (await backend.sample_group([Message("user", "a b")], Sampling(max_tokens=500), [1])).responses[0]
     assert len(response.token_ids) < 64

@@ -13,7 +13,7 @@ import pytest
 
 from edge.cli.running import announced, running_agent
 from edge.core.clock import ManualClock
-from edge.core.errors import CoordinatorUnavailable
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
@@ -120,6 +120,12 @@ async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path
     turns = [[message.content for message in question.messages] for question in answers.asked]
     assert turns == [["one"], ["one", "\\boxed{4}", "two"], ["three"]]
     assert answers.asked[1].mode == "local-only"
+
+
+async def test_chat_goes_on_after_a_question_that_is_too_long(state: Path, answers: ScriptedAnswers) -> None:
+    answers.failure = ContextOverflow("the prompt has 2000 tokens, the context 1024")
+    code, _, err = await edge_agent("chat", "--state", str(state), stdin="long\nlonger\n")
+    assert (code, len(answers.asked), err.count("error: the prompt has 2000 tokens")) == (0, 2, 2)
 
 
 async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path) -> None:

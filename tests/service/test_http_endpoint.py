@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from edge.core.clock import ManualClock
-from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, EdgeError
+from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import is_loopback, serving
@@ -117,7 +117,9 @@ async def test_a_stop_string_ends_the_content(http: aiohttp.ClientSession, url: 
     [
         (BudgetExhausted("the budget of today is gone"), 429, "budget_exhausted"),
         (CoordinatorUnavailable("no answer"), 503, "unreachable"),
-        (EdgeError("engine closed", hint="start again"), 500, "edgeerror"),
+        (EdgeError("engine closed", hint="start again"), 500, "internal"),
+        (UsageError("temperature must be between 0 and 100"), 400, "invalid_value"),
+        (ContextOverflow("the prompt has 2000 tokens, the context 1024"), 400, "context_length_exceeded"),
         (RuntimeError("secret prompt text"), 500, "internal"),
     ],
 )
@@ -129,6 +131,7 @@ async def test_a_failure_before_the_first_text_has_its_status(
     got, body = await post(http, url, {**ASK, "stream": streamed})
     assert (got, body["error"]["code"]) == (status, code)
     assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["type"] == "invalid_request_error") == (status == 400)
     assert "secret" not in body["error"]["message"]
 
 
@@ -153,6 +156,16 @@ async def test_generation_stops_when_the_client_goes_away(
             request.cancel()
             while answers.closed == before:
                 await asyncio.sleep(0.005)
+
+
+async def test_the_loaded_models_name_means_edge(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
+    async with serving(build_app(answers, ManualClock(), loaded_model="nano-edge"), "127.0.0.1", 0) as base:
+        status, body = await post(http, base, {**ASK, "model": "nano-edge"})
+        async with http.get(f"{base}/v1/models") as reply:
+            listed = [model["id"] for model in (await reply.json())["data"]]
+        async with http.get(f"{base}/v1/models/nano-edge") as reply:
+            assert reply.status == 200
+    assert (status, body["model"], answers.asked[0].mode, listed[-1]) == (200, "nano-edge", None, "nano-edge")
 
 
 async def test_models_status_steps_why_and_health_answer(http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers) -> None:
