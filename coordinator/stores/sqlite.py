@@ -192,6 +192,7 @@ class _Writer:
     def _open(self) -> None:
         """Check what is there, or make it; then begin this process's epoch."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(self._path)
         self._connection = connection = _connect(self._path, self._settings)
         _prepare_schema(connection, self._path)
         self._inode = self._path.stat().st_ino
@@ -219,7 +220,9 @@ class _Writer:
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold PATH.lock for this process. Raises StateError when another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("a+") as lock:
+    lock_path = path.with_name(path.name + ".lock")
+    _make_private(lock_path)
+    with lock_path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -228,6 +231,13 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+def _make_private(path: Path) -> None:
+    """Make the file if there is none, and keep it from other users (0600); SQLite gives its side files the same mode."""
+    path.touch(mode=0o600)
+    with contextlib.suppress(PermissionError):  # of another owner: that one decides
+        path.chmod(0o600)
 
 
 @contextlib.contextmanager

@@ -210,6 +210,9 @@ class EmbeddedCoordinator:
     def _write_settings(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = "# Written by the agent at each start; settings belong into the agent's own configuration.\n"
+        for file in (self._config_file, self.log_file):
+            file.touch(mode=0o600)
+            file.chmod(0o600)
         self._config_file.write_text(text + yaml.safe_dump(self._settings, sort_keys=False), encoding="utf-8")
         self.log_file.write_bytes(b"")
 

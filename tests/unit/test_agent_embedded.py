@@ -33,6 +33,7 @@ async def test_the_child_is_started_with_its_settings_and_stopped(tmp_path: Path
     pid = child.pid
     assert pid is not None
     assert yaml.safe_load((tmp_path / "c" / "coordinator.yaml").read_text()) == {"a": 1}
+    assert {(tmp_path / "c" / f"coordinator.{end}").stat().st_mode & 0o777 for end in ("yaml", "log")} == {0o600}
     await child.aclose()
     await child.aclose()
     assert child.pid is None
