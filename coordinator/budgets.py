@@ -86,6 +86,26 @@ def _tightest(meters: Sequence[_Meter]) -> _Meter:
     return min(limited, key=lambda meter: (meter.limit or 0) - meter.used) if limited else meters[min(1, len(meters) - 1)]
 
 
+def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:
+    """The limits that the ledger's rows were last held to, for who has no configuration at hand; no limit for a scope without a row."""
+    found = {scope: [row for row in rows if _scope_of(row.key) == scope] for scope in SCOPES}
+    return BudgetsConfig.model_validate({scope: _asked(mine[-1]) for scope, mine in found.items() if mine})
+
+
+def _scope_of(key: str) -> str:
+    return key.split("@")[0].split("[")[0]
+
+
+def _asked(row: BudgetRow) -> dict[str, Any]:
+    """A row's limits as configuration; the length of its window's label tells the window."""
+    label = row.key.removeprefix("fleet").rpartition("]")[2].removeprefix("@")
+    window = {0: "total", len("2026-10"): "month", len("2026-10-07"): "day", len("2026-10-07T12"): "hour"}.get(
+        len(label), "total"
+    )
+    amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
+    return {"window": window, **amounts}
+
+
 def load_limits(state_dir: Path, configured: BudgetsConfig) -> BudgetsConfig:
     """The configured limits with what `budget set` has changed. Raises StateError when the file is damaged."""
     path = state_dir / LIMITS_FILE

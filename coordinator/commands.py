@@ -92,18 +92,23 @@ def serve(
 def budget_show(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
     """Show every budget and every task's λ; also while a coordinator is running."""
     from coordinator.bootstrap import ledger_path, state_dir_of
-    from coordinator.budgets import SCOPES, load_limits
+    from coordinator.budgets import SCOPES, limits_in_ledger, load_limits
+    from coordinator.config import BudgetsConfig
     from coordinator.stores.sqlite import open_read_only
 
     resolved = _resolved(config, state, sets)
-    limits = load_limits(state_dir_of(resolved), resolved.budgets)
     with open_read_only(ledger_path(state_dir_of(resolved))) as tables:
         budgets, tasks = list(tables.all_budgets()), list(tables.all_tasks())
+    configured = config is not None or resolved.budgets != BudgetsConfig()
+    known = resolved.budgets if configured else limits_in_ledger(budgets)
+    limits = load_limits(state_dir_of(resolved), known)
     if json_lines:
         told = {"budgets": [_budget_json(row) for row in budgets], "tasks": [_task_json(row) for row in tasks]}
         _print_json({"limits": limits.model_dump(), **told})
         return 0
-    held_to = [f"limit of {scope}: {_limit_text(getattr(limits, scope))}" for scope in SCOPES]
+    recorded = {row.key.split("@")[0].split("[")[0] for row in budgets}
+    unlimited = {scope: "no limit" if configured or scope in recorded else "as configured" for scope in SCOPES}
+    held_to = [f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope])}" for scope in SCOPES]
     for line in (*held_to, *_budget_lines(budgets), *(_task_line(row) for row in tasks)):
         typer.echo(line)
     return 0
@@ -212,10 +217,10 @@ def _window(text: str) -> str:
     return text
 
 
-def _limit_text(limits: Any) -> str:
+def _limit_text(limits: Any, none: str = "no limit") -> str:
     units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("micro-USD", limits.spend_limit_uusd))
     amounts = [f"{value} {label}" for label, value in units if value is not None]
-    return f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit"
+    return f"{', '.join(amounts)} ({limits.window})" if amounts else none
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from coordinator.accounts import OpenStepRequest
+from coordinator.accounts import BudgetTerms, Limits, OpenStepRequest
 from coordinator.budgets import BudgetBook, load_limits, save_limits, window_label
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig, resolve_coordinator_config
 from coordinator.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import ConfigError, StateError
+from tests.unit.ledger_requests import reserve_request
 
 
 def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -144,6 +146,25 @@ def test_the_budget_of_a_task_is_shown(capsys, state) -> None:
     assert code == 0 and "d math: λ 0.5000, τ 0.5, next step 0" in out
     code, out, _ = outcome(capsys, "budget", "show", "--state", state, "--json")
     assert json.loads(out)["tasks"][0]["dual"] == 0.5
+
+
+def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
+    async def spend() -> None:
+        store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
+        await store.reserve(reserve_request(budgets=[BudgetTerms("device[device:d]@2026-10", Limits(calls=12))]))
+        await store.aclose()
+
+    asyncio.run(spend())
+    code, out, _ = outcome(capsys, "budget", "show", "--state", state)
+    assert code == 0 and "limit of device: 12 calls (month)" in out and "limit of fleet: as configured" in out
+    file = tmp_path / "c.yaml"
+    file.write_text("budgets:\n  fleet: {calls_limit: 3}\n")
+    _, out, _ = outcome(capsys, "budget", "show", "--state", state, "--config", file)
+    assert "limit of fleet: 3 calls (total)" in out and "limit of device: no limit" in out
+
+
+def test_the_ledger_and_its_lock_are_private(state) -> None:
+    assert {file.stat().st_mode & 0o777 for file in state.glob("ledger.sqlite3*")} == {0o600}
 
 
 def test_set_limits_add_up_and_override_the_file(capsys, tmp_path) -> None:
