@@ -304,7 +304,7 @@ class OpenStepRequest:
 
 @dataclass(frozen=True, slots=True)
 class CloseStepRequest:
-    """T4, closing: of `total_units` responses `help_units` asked for help."""
+    """T4, closing: of `total_units` responses `help_units` asked for help. `refused`: a budget refused calls of this step."""
 
     device: str
     task: str
@@ -312,6 +312,7 @@ class CloseStepRequest:
     total_units: int
     help_units: int
     now: float
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

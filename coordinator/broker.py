@@ -25,6 +25,7 @@ from coordinator.accounts import (
     InProgress,
     Replay,
     Reserved,
+    ReserveOutcome,
     ReserveRequest,
     Resolution,
     Settlement,
@@ -37,6 +38,7 @@ from coordinator.stores.store import LedgerStore
 from coordinator.upstreams import UpstreamTable
 from edge.core.clock import Clock
 from edge.core.errors import (
+    BudgetExhausted,
     CallInProgress,
     CoordinatorError,
     CoordinatorUnavailable,
@@ -159,7 +161,7 @@ class Broker:
         async with job.upstream.gate.slot(min(self._terms.max_queue_wait_s, _left_s(job))):
             deadline_s = _upstream_deadline_s(job)
             flight.can_be_dropped = False
-            outcome = await self._store.reserve(self._reserve_request(job, hold, deadline_s))
+            outcome = await self._reserved(job, hold, deadline_s)
             match outcome:
                 case Reserved():
                     return await self._ask_and_settle(flight, hold, outcome, deadline_s)
@@ -167,6 +169,14 @@ class Broker:
                     return await self._replayed(row)
                 case InProgress(key=key):
                     raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
+
+    async def _reserved(self, job: Job, hold: Amount, deadline_s: float) -> ReserveOutcome:
+        """T1. A refusal is remembered for the step, whose report will count its demand."""
+        try:
+            return await self._store.reserve(self._reserve_request(job, hold, deadline_s))
+        except BudgetExhausted:
+            self._controller.note_refusal(job.device, job.call.task, job.call.step)
+            raise
 
     def _reserve_request(self, job: Job, hold: Amount, deadline_s: float) -> ReserveRequest:
         call, now = job.call, self._clock.now()
@@ -306,8 +316,8 @@ def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorErr
         reason = "UPSTREAM_REJECTED" if _is_rejection(row.reason) else "UPSTREAM_FAILED"
         return CoordinatorUnavailable(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
     what = "its answer is no longer stored" if row.state is CallState.COMPLETED else f"it ended without an answer ({row.reason})"
-    message = f"call {row.key!r} was charged {row.charged.uusd} micro-USD and {what}"
-    return OutcomeUnknown(message, hint="ask again with a new key", metadata=metadata)
+    message = f"the call was charged {row.charged.uusd} micro-USD and {what}"
+    return OutcomeUnknown(message, metadata=metadata)
 
 
 def _is_rejection(kind: str) -> bool:

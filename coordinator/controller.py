@@ -27,6 +27,11 @@ class StepController:
         self._store = store
         self._tasks = dict(tasks)
         self._clock = clock
+        self._refused_step: dict[tuple[str, str], int] = {}
+
+    def note_refusal(self, device: str, task: str, step: int) -> None:
+        """A budget refused a call of this step: asking for help without a call is then no discrepancy."""
+        self._refused_step[device, task] = step
 
     def terms_of(self, task: str) -> TaskConfig:
         """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
@@ -70,7 +75,8 @@ class StepController:
         self.terms_of(task)
         if help_units > _positive("total_units", total_units):
             raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
-        request = CloseStepRequest(device, task, _checked_step(step), total_units, help_units, self._clock.now())
+        refused = self._refused_step.get((device, task)) == step
+        request = CloseStepRequest(device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused)
         row = await self._store.close_step(request)
         return StepClosed(task, step, row.dual, row.dual_after, row.assist_rate, row.discrepancies)
 

@@ -267,7 +267,11 @@ class Ledger:
     def _exhausted(self, key: str, hold: Amount) -> BudgetExhausted:
         row = self._tables.budget(key)
         units = row.limits.units_exceeded(row.used.plus(hold)) if row else ()
-        metadata = {"budget": key, "scope": key.split("@")[0].split("[")[0], "unit": ",".join(units)}
+        scope = key.split("@")[0].split("[")[0]
+        metadata = {"budget": key, "scope": scope, "unit": ",".join(units)}
+        if row and units:
+            used, most = getattr(row.used, units[0]), getattr(row.limits, units[0])
+            metadata["told"] = f"{scope} {'micro-USD' if units[0] == 'uusd' else units[0]} {used} of {most}"
         return BudgetExhausted(f"budget {key} has no {' and '.join(units)} left for this call", metadata=metadata)
 
     # T2 ------------------------------------------------------------------------------------------------------------------------
@@ -430,8 +434,9 @@ class Ledger:
         planned = row.planned_prompts * row.group_size
         running = sum(call.state is CallState.DISPATCHED for call in calls)
         answered = sum(declared.values())
+        silent = request.help_units > 0 and not calls and not request.refused
         findings = (
-            (request.help_units > 0 and not calls, f"{request.help_units} help units reported, but no cloud call was made"),
+            (silent, f"{request.help_units} help units reported, but no cloud call was made"),
             (answered > request.help_units, f"calls answered for {answered} help units, {request.help_units} reported"),
             (request.total_units > planned, f"{request.total_units} units reported, {planned} planned"),
             (running > 0, f"{running} calls still running"),

@@ -40,7 +40,7 @@ class CloudDesk:
             async with asyncio.timeout(self._deadline_s + 5.0):
                 return CloudOutcome(await self._waiting_out(call))
         except BudgetExhausted as error:
-            return CloudOutcome(None, refused=True, reason=str(error))
+            return CloudOutcome(None, refused=True, reason=refusal_text(error))
         except CoordinatorError as error:
             return CloudOutcome(None, reason=str(error))
         except TimeoutError:
@@ -59,3 +59,10 @@ class CloudDesk:
             except CallInProgress as error:
                 recovering = True
                 await asyncio.sleep(error.retry_after_s or _POLL_S)
+
+
+def refusal_text(error: BudgetExhausted) -> str:
+    """A refusal for people, e.g. `budget used up: device calls 12 of 12; answering and learning go on without the cloud`."""
+    budget = error.metadata.get("told") or error.metadata.get("budget") or str(error)
+    what = "the rest of the step goes" if error.metadata.get("scope") == "step" else "answering and learning go"
+    return f"budget used up: {budget}; {what} on without the cloud"

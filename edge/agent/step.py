@@ -94,6 +94,7 @@ class LearningStep:
         self._group_size = group_size
         self._scale = scale
         self._closer = StepCloser(roles)
+        self._was_refused = False
         self.interruptible = True
 
     async def run(self, plan: StepPlan) -> StepFinished:
@@ -103,6 +104,7 @@ class LearningStep:
         groups = await self._rollout.collect(_batch(plan, opened), self._on_group(plan))
         watch.lap("rollout")
         self._tell_left_out()
+        self._tell_refused(groups)
         self._roles.failpoint("collected")
         self.interruptible = False
         try:
@@ -129,6 +131,13 @@ class LearningStep:
             reasons = "; ".join(dict.fromkeys(self._rollout.left_out))
             text = f"{len(self._rollout.left_out)} prompts are left out: {reasons}"
             self._roles.sink.emit(Notice(text, self._roles.clock.now()))
+
+    def _tell_refused(self, groups: Sequence[ScoredGroup]) -> None:
+        """Once per run of steps with refusals."""
+        refused = [group for group in groups if any(scored.refused for scored in group.responses)]
+        if refused and not self._was_refused:
+            self._roles.sink.emit(Notice(refused[0].cloud_reason, self._roles.clock.now()))
+        self._was_refused = bool(refused)
 
     def _on_group(self, plan: StepPlan) -> Callable[[int], None]:
         return lambda done: self._roles.sink.emit(StepProgress(plan.step, "rollout", done, len(plan.items)))

@@ -161,7 +161,9 @@ async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore
         await store.reserve(reserve_request(key, budgets=[terms]))
     with pytest.raises(BudgetExhausted) as refused:
         await store.reserve(reserve_request("k3", budgets=[terms]))
-    assert refused.value.metadata == {"budget": "fleet", "scope": "fleet", "unit": unit}
+    metadata = dict(refused.value.metadata)
+    assert metadata.pop("told").startswith("fleet ")
+    assert metadata == {"budget": "fleet", "scope": "fleet", "unit": unit}
     with pytest.raises(NotFound):
         await store.get_call("d1", "k3")
 

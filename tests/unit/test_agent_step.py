@@ -207,6 +207,16 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     assert len({step.dual_before for step in steps}) == 4
 
 
+async def test_a_run_of_refusals_is_told_once_in_one_plain_line(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP)
+    world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [step.refused > 0 for step in agent.steps()] == [True] * 4
+    told = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
+    assert told == ["budget used up: device calls 12 of 12; answering and learning go on without the cloud"]
+
+
 async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):
