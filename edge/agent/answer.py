@@ -7,6 +7,7 @@ with the help phrase suppressed, and the record says which.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +24,7 @@ from edge.core.clock import Clock
 from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import FinishReason, LocalResponse, Message, Sampling
-from edge.dagrpo.answers import shown_answer
+from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
@@ -44,6 +45,7 @@ class AnswerRecord:
     source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
     help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
     when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
+    prompt_tokens counts what the local model read first, 0 when it was not asked.
     """
 
     id: str
@@ -119,10 +121,14 @@ class _Draft:
     source: Source = "local"
     reason: str = "answered on this device"
     responses: list[LocalResponse] = field(default_factory=list)
+    prompt_tokens: int = 0
     completion: CloudCompletion | None = None
 
 
 Pieces = AsyncGenerator[AnswerDelta, None]
+
+_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_CUT_TAG = re.compile(r"</?(?:think|answer)>|</?[a-z]{0,6}\Z")
 
 _MOST_RESTRICTIVE_FIRST: tuple[Mode, ...] = ("local-only", "prefer-local", "auto", "cloud-only")
 
@@ -279,6 +285,7 @@ class Answerer:
             async for delta in deltas:
                 if delta.response is not None:
                     draft.responses.append(delta.response)
+                    draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
                 if delta.text:
                     draft.local_text += delta.text
                     yield delta.text
@@ -343,7 +350,7 @@ class Answerer:
             id=draft.id,
             source=draft.source,
             text=draft.text,
-            final=shown_answer(shown),
+            final=cut_answer(shown) if truncated else shown_answer(shown),
             help_log_odds=first.help_log_odds if first else None,
             dual=budget.dual if budget else (terms.dual if terms else None),
             calls_left=_left(budget, "calls", "calls_limit"),
@@ -360,6 +367,7 @@ class Answerer:
             charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
             created_at=draft.began_at,
             finish="length" if truncated else "stop",
+            prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,
             help_bias=draft.sampling.help_bias,
@@ -424,6 +432,13 @@ def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Messa
 def conversation_for_the_cloud(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:
     """What the cloud LLM reads: the last question alone for "compact" ones, else the conversation as it came."""
     return (messages[-1],) if prompt_form == "compact" else tuple(messages)
+
+
+def cut_answer(text: str) -> str:
+    """What a person may read of a response that was cut off: its answer as far as it came, "" inside the think part; no tags."""
+    if (answer := last_boxed(text) or answer_part(text)) is not None:
+        return answer
+    return _CUT_TAG.sub("", _THINK_PART.sub("", text)).strip()
 
 
 def _why_not(error: CoordinatorError) -> str:

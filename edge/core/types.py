@@ -103,10 +103,11 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of streamed text; the last one of a stream carries the finished response."""
+    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens."""
 
     text: str
     response: LocalResponse | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

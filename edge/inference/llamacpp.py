@@ -138,7 +138,7 @@ class LlamaCppBackend:
             self._submit(request)
             while (piece := await pieces.get()) is not None:
                 yield TextDelta(piece)
-            yield TextDelta("", request.future.result().responses[0])
+            yield TextDelta("", request.future.result().responses[0], len(ids))
         finally:
             request.future.cancel()
 

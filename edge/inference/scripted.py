@@ -84,7 +84,7 @@ class ScriptedBackend:
         for piece in _TOKEN.findall(response.text):
             await asyncio.sleep(self._seconds_per_token)
             yield TextDelta(piece)
-        yield TextDelta("", response)
+        yield TextDelta("", response, len(prompt_tokens(messages)))
 
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this version from now on. Raises AdapterError when its folder does not exist."""

@@ -59,6 +59,7 @@ async def read(stream: AsyncIterator[TextDelta]) -> tuple[str, LocalResponse]:
     deltas = [delta async for delta in stream]
     assert all(delta.response is None for delta in deltas[:-1])
     assert deltas[-1].response is not None
+    assert deltas[-1].prompt_tokens > 0
     return "".join(delta.text for delta in deltas), deltas[-1].response
 
 
