@@ -138,13 +138,17 @@ class Agent:
         self._stop = asyncio.Event()
         self._learning = "idle"
         self._phase_told: int | None = None
+        self._reached = False
         self._checkpoints = Checkpoints(parts.state.folder / "checkpoints")
         self._book = StepBook(self._client, parts.state, parts.sink, parts.clock, settings.dual_init, settings.offline_retry_s)
         self._stack = AsyncExitStack()
         self._began = parts.clock.monotonic()
 
     async def __aenter__(self) -> Self:
-        """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state."""
+        """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
+
+        With the cloud switched off, the embedded coordinator is started by `learn`.
+        """
         async with AsyncExitStack() as stack:
             stack.callback(self._parts.state.close)
             stack.callback(self._parts.release)
@@ -152,7 +156,8 @@ class Agent:
             stack.push_async_callback(self._backend.aclose)
             self._settings = with_prompt_form(self._settings, self._backend.model)
             stack.push_async_callback(self._client.aclose)
-            await self._reach_coordinator(stack)
+            if not self._may_wait_for_learning():
+                await self._reach_coordinator(stack)
             await self._resume()
             self.answerer = self._make_answerer()
             stack.callback(self._keep_dial)
@@ -173,6 +178,8 @@ class Agent:
             raise UsageError("this agent is learning already")
         self._learning = "learning"
         try:
+            if not self._reached:
+                await self._reach_coordinator(self._stack)
             step = await self._prepared_step()
             self._tell_start()
             reason = await self._learn_until(step, max_steps)
@@ -245,8 +252,14 @@ class Agent:
         self._dial.target_rate = rate
         self._parts.state.set_meta(_DIAL_RATE, "" if rate is None else repr(rate))
 
+    def _may_wait_for_learning(self) -> bool:
+        """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
+        cut = self._checkpoints.at(self._parts.state.position().steps_done + 1)
+        return self._parts.coordinator is not None and bool(self._settings.answers.switched_off) and cut is None
+
     async def _reach_coordinator(self, stack: AsyncExitStack) -> None:
         """Start the embedded one; register. Being offline is fine; a refused credential or unknown task is not."""
+        self._reached = True
         try:
             if self._parts.coordinator is not None:
                 stack.push_async_callback(self._parts.coordinator.aclose)

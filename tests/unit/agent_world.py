@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent, AgentParts, AgentSettings
+from edge.agent.agent import Agent, AgentParts, AgentSettings, CoordinatorProcess
 from edge.agent.answer import AnswerSettings
 from edge.agent.curriculum import Curriculum
 from edge.agent.rollout import RolloutSettings
@@ -101,6 +101,7 @@ class World:
     switched_off: str = ""
     dial: float | None = None
     seconds_per_token: float = 0.0
+    coordinator: CoordinatorProcess | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -130,7 +131,7 @@ class World:
             open_backend=self._open_backend,
             open_learner=self._open_learner,
             client=_StaysOpen(self.client),
-            coordinator=None,
+            coordinator=self.coordinator,
             coordinator_name="scripted",
             verifier=ExactMathAnswer(),
             policy=SelfOffload(),

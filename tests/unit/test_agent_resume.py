@@ -246,6 +246,34 @@ async def test_a_refused_credential_ends_the_start_with_the_coordinators_words(t
         pass
 
 
+class Started:
+    """A coordinator process that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.starts = self.ends = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+
+    async def aclose(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize(("switched_off", "answering_only"), [("", 1), ("the cloud is switched off", 0)])
+async def test_with_the_cloud_switched_off_only_learning_starts_the_embedded_coordinator(
+    tmp_path: Path, switched_off: str, answering_only: int
+) -> None:
+    coordinator = Started()
+    world = World(tmp_path / "state", switched_off=switched_off, coordinator=coordinator)
+    async with world.agent() as agent:
+        assert coordinator.starts == answering_only
+        await agent.learn(max_steps=1)
+        await agent.learn(max_steps=1)
+        assert coordinator.starts == 1
+        assert agent.status().online
+    assert coordinator.ends == 1
+
+
 async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
