@@ -58,6 +58,15 @@ def model_file(name: str) -> Path:
     raise ModelFileError(f"{name}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
 
 
+def check_inputs(config: AgentConfig) -> None:
+    """Look at task sources and model file; loads and creates nothing. Raises UsageError, TaskFileError, ModelFileError."""
+    from edge.tasks.registry import open_source
+
+    for phase in config.phases:
+        open_source(phase.source)
+    model_file(config.model.path)
+
+
 def local_prompt_form(config: AgentConfig) -> str:
     """How the SLM is spoken to: bundled models carry the system prompt in their own template; "auto" asks the loaded model."""
     bundled = model_file(config.model.path).parent == bundled_models()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.agent.runfolder import RunFolder
-from edge.bootstrap import build_agent
+from edge.bootstrap import build_agent, check_inputs
 from edge.cli.shell import INTERRUPTED
 from edge.cli.stopping import stop_on_signals
 from edge.console import Console, dollars, duration, open_console, percent
@@ -26,6 +26,7 @@ _DEFAULT_STEPS = 150
 def learn(settings: Settings, out: Path | None, *, json_lines: bool) -> int:
     """Learn through all phases; 0 when they are done, 130 when interrupted. The same command goes on where a run was cut."""
     settings = _with_an_end(settings)
+    check_inputs(settings.config())
     folder = out or _default_folder(settings.config())
     resolved = replace(settings, state=settings.state or folder / "state").resolve()
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
