@@ -72,13 +72,13 @@ def test_each_extra_installs_alone_and_its_commands_answer(extra: str, wheel: Pa
 def test_the_coordinator_alone_serves_its_bundled_model(wheel: Path, tmp_path: Path) -> None:
     bin_folder = environment(tmp_path / "venv", wheel, "coordinator")
     command = [str(bin_folder / "edge-coordinator"), "serve", "--listen", f"unix:{tmp_path / 'c.sock'}", "--state", "state"]
-    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        assert "SERVING" in server.stdout.readline()
-    finally:
-        server.terminate()
-        assert server.wait(30) == 0
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert "SERVING" in server.stdout.readline()
+        finally:
+            server.terminate()
+            assert server.wait(30) == 0
     contents = run(
         [str(bin_folder / "python"), "-c", "import edge.models.files as f, os; print(os.listdir(f.__path__[0]))"], tmp_path
     )
