@@ -43,8 +43,8 @@ class LlamaCppBackend:
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, 8 to 128), and
     `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
     most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
-    equal seeds no longer give equal bits whatever else is in flight; see llama_engine for what it buys. The worker is shared and
-    not closed here.
+    equal seeds no longer give equal bits whatever else is in flight; see llama_engine for what it buys, and for
+    what `flash_attention` costs in precision. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class LlamaCppBackend:
         serving_rows: int = 2,
         n_gpu_layers: int = 0,
         replayable: bool = True,
+        flash_attention: bool = True,
     ) -> None:
         path = Path(model_path)
         self._worker = worker
@@ -72,6 +73,7 @@ class LlamaCppBackend:
                 n_ctx=self._n_ctx,
                 n_threads=n_threads or physical_cores(),
                 replayable=replayable,
+                flash_attention=flash_attention,
             )
         except BaseException:
             self._model.close()
