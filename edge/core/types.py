@@ -29,6 +29,7 @@ class AnswerKind(StrEnum):
     MATH = "math"
     CHOICE = "choice"
     PROGRAM = "program"
+    FEEDBACK = "feedback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class TaskItem:
 
     `task` is the label whose dual λ and target rate τ apply; `family` the generator or data set; `level` the difficulty from 1
     (0 where unknown); `max_steps` the limit of reasoning steps; `solution` a worked solution in the response format, or "".
+    For a program, `answer` holds the tests that judge it (see edge.verifiers.program) and `preamble` the code that is put before
+    what the model writes: imports and functions that the question gives.
     """
 
     id: str
@@ -50,6 +53,7 @@ class TaskItem:
     max_steps: int
     options: tuple[str, ...] = ()
     solution: str = ""
+    preamble: str = ""
 
 
 class FinishReason(StrEnum):
