@@ -67,6 +67,7 @@ class LearningConfig(Section):
     """DA-GRPO. `dual_*` are used by the embedded coordinator; a remote one has its operator's values.
 
     `temperature` 1 without truncation is what the estimator assumes; `advantage_scale` other than `none` is a departure from the paper.
+    `answer_match`: which verdict on a mathematical answer is the reward, the exact string (paper) or equivalence (needs math-verify).
     """
 
     group_size: int = Field(8, ge=2)
@@ -80,6 +81,7 @@ class LearningConfig(Section):
     max_tokens: int = Field(192, ge=1)
     seed: int = Field(0, ge=0)
     advantage_scale: AdvantageScale = "none"
+    answer_match: AnswerMatch = "exact"
     importance_cap: Positive = 2.0
     micro_batch_tokens: int = Field(1024, ge=1)
     torch_threads: int = Field(0, ge=0)

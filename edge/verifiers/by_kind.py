@@ -7,15 +7,25 @@ from collections.abc import Mapping
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.choice_answer import ChoiceAnswer
-from edge.verifiers.math_answer import ExactMathAnswer
+from edge.verifiers.feedback import FeedbackAnswer, RatingBook
+from edge.verifiers.math_answer import MathAnswer
 from edge.verifiers.verifier import Verifier
 
 
 class VerifierByKind:
     """Hands each item to the verifier of its kind."""
 
-    def __init__(self, verifiers: Mapping[AnswerKind, Verifier] | None = None) -> None:
-        builtin: dict[AnswerKind, Verifier] = {AnswerKind.MATH: ExactMathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()}
+    def __init__(
+        self,
+        verifiers: Mapping[AnswerKind, Verifier] | None = None,
+        *,
+        math: Verifier | None = None,
+        ratings: RatingBook | None = None,
+    ) -> None:
+        """`verifiers` replaces the built-in ones; `math` only the one for mathematics. Feedback is judged where there are `ratings`."""
+        builtin: dict[AnswerKind, Verifier] = {AnswerKind.MATH: math or MathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()}
+        if ratings is not None:
+            builtin[AnswerKind.FEEDBACK] = FeedbackAnswer(ratings)
         self._verifiers = builtin if verifiers is None else dict(verifiers)
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
