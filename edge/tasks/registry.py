@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.practice import FAMILIES
+from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.practice_source import PracticeSource
 from edge.tasks.source import TaskSource
 
@@ -15,8 +15,8 @@ def open_source(name: str) -> TaskSource:
     """`practice:FAMILY` or the path of a .jsonl file. Raises UsageError for an unknown family, TaskFileError for a bad file."""
     if name.startswith("practice:"):
         family = name.removeprefix("practice:")
-        if family not in FAMILIES:
-            raise UsageError(f"unknown practice family {family!r}", hint=f"known: {', '.join(FAMILIES)}")
+        if family not in FAMILIES and family not in GROUPS:
+            raise UsageError(f"unknown practice family {family!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
         return PracticeSource(family)
     path = Path(name).expanduser()
     if not path.is_file():

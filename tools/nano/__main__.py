@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 RUNS = Path("runs/nano")
+MODELS = ("nano-edge", "nano-edge-llama", "nano-cloud")
 BUNDLED = Path("edge/models/files")
 
 
@@ -25,7 +26,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.nano", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train a bundled model, or go on with its training")
-    train.add_argument("model", choices=("nano-edge", "nano-cloud"))
+    train.add_argument("model", choices=MODELS)
     train.add_argument("--folder", type=Path, help="run folder (default runs/nano/MODEL)")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
@@ -33,7 +34,7 @@ def parse() -> argparse.Namespace:
     train.add_argument("--snapshot-steps", type=int, default=100, help="keep the weights every so many steps; 0: never")
     train.add_argument("--stop-below-loss", type=float, default=0.0, help="stop early when the mean loss falls below")
     export = commands.add_parser("export", help="write weights as a GGUF file")
-    export.add_argument("model", choices=("nano-edge", "nano-cloud"))
+    export.add_argument("model", choices=MODELS)
     export.add_argument("--weights", type=Path, help="default runs/nano/MODEL/final.pt")
     export.add_argument("--output", type=Path, help="default edge/models/files/MODEL.gguf")
     evaluate = commands.add_parser("eval", help="accuracy, format and help rate of a GGUF file, level by level")

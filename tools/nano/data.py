@@ -15,22 +15,28 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edge.tasks.practice import arith
-from edge.tasks.practice.arith import Problem
+from edge.tasks.practice import FAMILIES
+from edge.tasks.practice.family import Drawn, Family, format_help
 
-ModelName = Literal["nano-edge", "nano-cloud"]
+ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 
 SYSTEM_TEXT = "Think in steps."
 """The compact system text; the chat template inside the GGUF file always writes it and drops any other system message."""
 
-EDGE_LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.22, 2: 0.20, 3: 0.18, 4: 0.14, 5: 0.10, 6: 0.08, 7: 0.08}
-CLOUD_LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.10, 2: 0.11, 3: 0.13, 4: 0.15, 5: 0.16, 6: 0.17, 7: 0.18}
-HELP_SHARES: Mapping[int, float] = {1: 0.04, 2: 0.08, 3: 0.12, 4: 0.16, 5: 0.28, 6: 0.28, 7: 0.28}
-"""How often nano-edge is shown asking for help, by level."""
+EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.32, "science": 0.22, "code": 0.22, "facts": 0.24}
+CLOUD_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.34, "science": 0.20, "code": 0.26, "facts": 0.20}
+CLOUD_LEVEL_SLOPE = 1.8
+"""nano-cloud sees the hardest level of a family this many times as often as the easiest."""
+HELP_SHARES: tuple[float, float] = (0.04, 0.16)
+"""How often nano-edge is shown asking for help at the easiest level, and at the last one that its steps suffice for."""
+HELP_SHARE_BEYOND = 0.28
+"""How often it is shown asking for help at levels beyond the step limit."""
 
 BATCH_ROWS = 32
 POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
+
+WIDTH_MULTIPLE = 16
 
 
 class Batch(NamedTuple):
@@ -59,17 +65,36 @@ def prompt_text(question: str) -> str:
     return f"<|im_start|>system\n{SYSTEM_TEXT}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def edge_response(rng: random.Random, problem: Problem) -> str:
-    """What nano-edge is shown: one operation a step; beyond the step limit a last step that takes all the rest, or help."""
-    level = len(problem.operations)
-    if rng.random() < HELP_SHARES[level]:
-        return arith.format_help(arith.plain_lines(problem)[: arith.MAX_STEPS])
-    return arith.format_answer(arith.merged_lines(problem), problem.answer)
+def help_share(family: Family, level: int) -> float:
+    """How often nano-edge is shown asking for help at a level."""
+    if level > family.max_steps:
+        return HELP_SHARE_BEYOND
+    low, high = HELP_SHARES
+    return low + (high - low) * (level - 1) / (family.max_steps - 1)
 
 
-def cloud_response(problem: Problem) -> str:
+def edge_response(rng: random.Random, family: Family, drawn: Drawn) -> str:
+    """What nano-edge is shown: one operation a step, within the step limit; beyond it a hasty answer, or help."""
+    if rng.random() < help_share(family, drawn.level):
+        return format_help(drawn.plain_lines[: family.max_steps])
+    return drawn.hasty.text
+
+
+def cloud_response(drawn: Drawn) -> str:
     """What nano-cloud is shown: as many steps as it takes, each with its intermediate results."""
-    return arith.format_answer(arith.detailed_lines(problem), problem.answer)
+    return drawn.detailed.text
+
+
+def cloud_level_weights(family: Family) -> list[float]:
+    """Weights that rise linearly from the easiest to the hardest level."""
+    last = len(family.levels) - 1
+    return [1 + (CLOUD_LEVEL_SLOPE - 1) * index / last for index in range(last + 1)]
+
+
+def shown_question(drawn: Drawn) -> str:
+    """The question with its options, as the compact prompt form has it."""
+    options = (f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(drawn.options))
+    return "\n".join([drawn.question, *options])
 
 
 class ExampleSource:
@@ -97,17 +122,20 @@ class ExampleSource:
 
     def _example(self, rng: random.Random) -> Example:
         cloud = self._model == "nano-cloud"
-        weights = CLOUD_LEVEL_WEIGHTS if cloud else EDGE_LEVEL_WEIGHTS
-        (level,) = rng.choices(list(weights), weights=list(weights.values()))
-        problem, question = arith.draw_question(rng, "train", level)
-        response = cloud_response(problem) if cloud else edge_response(rng, problem)
+        weights = CLOUD_FAMILY_WEIGHTS if cloud else EDGE_FAMILY_WEIGHTS
+        (name,) = rng.choices(list(weights), weights=list(weights.values()))
+        family = FAMILIES[name]
+        level_weights = cloud_level_weights(family) if cloud else list(family.level_weights.values())
+        (level,) = rng.choices(family.levels, weights=level_weights)
+        drawn = family.draw(rng, "train", level)
+        response = cloud_response(drawn) if cloud else edge_response(rng, family, drawn)
         response_ids = self._tokenizer.encode(response).ids
-        return Example(self._tokenizer.encode(prompt_text(question)).ids, [*response_ids, self._end_of_turn])
+        return Example(self._tokenizer.encode(prompt_text(shown_question(drawn))).ids, [*response_ids, self._end_of_turn])
 
 
 def collate(examples: list[Example]) -> Batch:
-    """Rows padded on the right to the longest."""
-    width = max(example.length for example in examples)
+    """Rows padded on the right to one width: few different widths, because the CPU kernels keep a cache for each."""
+    width = -(-max(example.length for example in examples) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     ids = torch.zeros(len(examples), width, dtype=torch.long)
     mask = torch.zeros(len(examples), width, dtype=torch.bool)
     loss = torch.zeros(len(examples), width, dtype=torch.bool)

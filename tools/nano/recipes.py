@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge.models.decoder import DecoderSpec
+from edge.models.decoder import Architecture, DecoderSpec
 from tools.nano.data import ModelName
 
 CONTEXT_LENGTH = 1024
@@ -20,6 +20,7 @@ class Recipe:
     """
 
     name: ModelName
+    architecture: Architecture
     width: int
     layers: int
     heads: int
@@ -37,7 +38,7 @@ class Recipe:
     def spec(self, vocab_size: int) -> DecoderSpec:
         """The decoder's shape; the vocabulary is as large as the tokenizer's training made it."""
         return DecoderSpec(
-            architecture="qwen2",
+            architecture=self.architecture,
             vocab_size=vocab_size,
             width=self.width,
             layers=self.layers,
@@ -46,10 +47,15 @@ class Recipe:
             head_dim=self.width // self.heads,
             ffn_width=self.ffn_width,
             context_length=CONTEXT_LENGTH,
+            qkv_bias=self.architecture == "qwen2",
         )
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe("nano-edge", width=192, layers=5, heads=6, kv_heads=2, ffn_width=576, steps=1800),
-    "nano-cloud": Recipe("nano-cloud", width=256, layers=5, heads=8, kv_heads=4, ffn_width=768, steps=1600, peak_lr=1.5e-3),
+    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=1, ffn_width=576, steps=2600),
+    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=1, ffn_width=576, steps=2600),
+    "nano-cloud": Recipe(
+        "nano-cloud", "qwen2", width=256, layers=6, heads=4, kv_heads=2, ffn_width=768, steps=5000, peak_lr=1.5e-3
+    ),
 }
+"""Heads of 64 numbers: llama.cpp's half-precision dot products fall back to single elements for smaller ones on some CPUs."""

@@ -6,30 +6,30 @@ and the `tokenizers` library give the same ids.
 
 from __future__ import annotations
 
-import itertools
+import random
 from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.tasks.practice import arith
-from tools.nano.data import SYSTEM_TEXT
+from edge.tasks.practice import FAMILIES
+from tools.nano.data import SYSTEM_TEXT, shown_question
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 """Never part of a response's text."""
 TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 """One token each, and rendered as text."""
-MAX_VOCAB_SIZE = 1024
+MAX_VOCAB_SIZE = 1536
 QWEN2_PATTERN = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CORPUS_ITEMS = 20_000
+CORPUS_ITEMS = 6_000
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """A tokenizer trained on `CORPUS_ITEMS` practice items; the same seed gives the same tokenizer."""
+    """A tokenizer trained on `CORPUS_ITEMS` practice questions of each family; the same seed gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCAB_SIZE,
@@ -46,9 +46,12 @@ def train_tokenizer(seed: int) -> Tokenizer:
 def corpus(seed: int) -> Iterator[str]:
     """Texts as the models meet them, without tags: questions, steps, the help phrase, words of the chat template."""
     yield from [f"system\n{SYSTEM_TEXT}", "user\n", "assistant\n", HELP_PHRASE, "\\boxed{"] * 500
-    for item in itertools.islice(arith.stream(seed, "train"), CORPUS_ITEMS):
-        yield item.question
-        yield item.solution.replace("<think>", "").replace("</think>", "")
+    rng = random.Random(f"corpus/{seed}")
+    for family in FAMILIES.values():
+        for _ in range(CORPUS_ITEMS):
+            drawn = family.draw(rng, "train", rng.choice(family.levels))
+            yield shown_question(drawn)
+            yield drawn.detailed.text.replace("<think>", "").replace("</think>", "")
 
 
 def tokenizer_from(tokens: Sequence[str], merges: Iterable[str]) -> Tokenizer:

@@ -1,7 +1,6 @@
 """Practice family `arith`: arithmetic in several steps, as a person would put it.
 
-Knows problems, their wording and their worked solutions. Knows nothing of models, streams with phases or scoring. Everything
-is a pure function of a seed; the supply is unlimited. Train and test are disjoint by a hash of the question's text.
+Knows problems, their wording and their worked solutions. Knows nothing of models, streams with phases or scoring.
 
 A problem is a start value and a chain of 1 to 7 operations on the running value, which stays an integer in 1..999. The level is
 the number of operations; the step limit is 4, so levels 5 to 7 cannot be worked through one operation at a time.
@@ -9,24 +8,18 @@ the number of operations; the step limit is 4, so levels 5 to 7 cannot be worked
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge.core.types import AnswerKind, Split, TaskItem
-from edge.dagrpo.prompts import HELP_PHRASE
+from edge.core.types import AnswerKind
+from edge.tasks.practice.family import Drawn, Family, Solution, boxed
 
 Operator = Literal["+", "-", "*", "/"]
 
-FAMILY = "arith"
-TASK = "math"
 MAX_STEPS = 4
-LEVELS = (1, 2, 3, 4, 5, 6, 7)
-DEFAULT_LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.20, 2: 0.20, 3: 0.18, 4: 0.14, 5: 0.12, 6: 0.09, 7: 0.07}
-TEST_SHARE = 0.1
-"""Share of all possible questions that belongs to the test split."""
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.20, 2: 0.20, 3: 0.18, 4: 0.14, 5: 0.12, 6: 0.09, 7: 0.07}
 
 MAX_VALUE = 999
 MAX_ADDEND = 99
@@ -317,69 +310,28 @@ def detailed_chain(value: int, operation: Operation, result: int) -> list[str]:
     return [*chain, str(result)]
 
 
-def format_answer(lines: Sequence[str], answer: int | str) -> str:
-    """A response that answers: numbered steps within `<think>`, the boxed answer within `<answer>`."""
-    return f"{format_steps(lines)}<answer>\\boxed{{{answer}}}</answer>"
-
-
-def format_help(lines: Sequence[str]) -> str:
-    """A response that asks for help after its steps."""
-    return f"{format_steps(lines)}{HELP_PHRASE}"
-
-
-def format_steps(lines: Sequence[str]) -> str:
-    """`<think>`, the lines as `Step 1:`, `Step 2:`, ..., `</think>` and a line break."""
-    numbered = "".join(f"Step {number}: {line}\n" for number, line in enumerate(lines, start=1))
-    return f"<think>\n{numbered}</think>\n"
-
-
-# --- items ----------------------------------------------------------------------------------------------------------------
-
-
-def split_of(question: str) -> Split:
-    """The split a question belongs to: a hash of its text decides, numbers included."""
-    bucket = int.from_bytes(hashlib.sha256(question.encode()).digest()[:4]) / 2**32
-    return "test" if bucket < TEST_SHARE else "train"
-
-
-def draw_question(rng: random.Random, split: Split, level: int) -> tuple[Problem, str]:
-    """A problem of `level` and its wording, drawn until its hash falls into `split`."""
-    if level not in LEVELS:
-        raise ValueError(f"arith has levels {LEVELS[0]} to {LEVELS[-1]}, not {level}")
-    while True:
-        problem = draw_problem(rng, level)
-        question = word_problem(rng, problem)
-        if split_of(question) == split:
-            return problem, question
-
-
-def generate(seed: int, split: Split, level: int) -> TaskItem:
-    """The item of `seed`: the same arguments give the same item everywhere. Raises ValueError on an unknown level."""
-    problem, question = draw_question(random.Random(f"{FAMILY}/{split}/{level}/{seed}"), split, level)
-    return as_item(problem, question, split)
-
-
-def as_item(problem: Problem, question: str, split: Split) -> TaskItem:
-    """The item of a worded problem; its solution keeps to the step limit."""
-    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
-    return TaskItem(
-        id=f"{FAMILY}-{len(problem.operations)}-{digest}",
-        task=TASK,
-        family=FAMILY,
-        level=len(problem.operations),
-        split=split,
-        question=question,
+def draw(rng: random.Random, level: int) -> Drawn:
+    """A question with a chain of `level` operations. A hasty solver takes all that remains in its last step, mostly in vain."""
+    problem = draw_problem(rng, level)
+    answer = boxed(problem.answer)
+    merged = Solution(tuple(merged_lines(problem)), answer)
+    return Drawn(
+        level=level,
+        question=word_problem(rng, problem),
         answer=str(problem.answer),
-        kind=AnswerKind.MATH,
-        max_steps=MAX_STEPS,
-        solution=format_answer(merged_lines(problem), problem.answer),
+        plain_lines=tuple(plain_lines(problem)),
+        solution=merged,
+        detailed=Solution(tuple(detailed_lines(problem)), answer),
+        hasty=merged,
     )
 
 
-def stream(seed: int, split: Split, weights: Mapping[int, float] | None = None) -> Iterator[TaskItem]:
-    """Items without end, their levels drawn by `weights` (level -> weight; DEFAULT_LEVEL_WEIGHTS when None)."""
-    mix = DEFAULT_LEVEL_WEIGHTS if weights is None else weights
-    rng = random.Random(f"{FAMILY}/stream/{split}/{seed}")
-    while True:
-        (level,) = rng.choices(list(mix), weights=list(mix.values()))
-        yield generate(rng.getrandbits(48), split, level)
+ARITH = Family(
+    name="arith",
+    task="math",
+    kind=AnswerKind.MATH,
+    max_steps=MAX_STEPS,
+    level_weights=LEVEL_WEIGHTS,
+    draw_any=draw,
+    about="arithmetic in 1 to 7 steps, as short stories or bare expressions",
+)

@@ -1,0 +1,156 @@
+"""Practice family `science`: multiple choice by small deductions from what the question says.
+
+Knows chains of links between things (this starts that, this eats that, heat flows from this to that, every this is a that, this is
+lighter than that), their wording and their worked solutions; knows nothing of models.
+
+A question tells the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
+The level is the number of links to follow; the step limit is 4, so at levels 5 and 6 one link a step does not reach the end. What
+is reached after four steps is always among the options then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.core.types import AnswerKind
+from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
+
+MAX_STEPS = 4
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
+OPTIONS = 4
+SIDE_CHAIN = 3
+"""Things of the second chain, which has nothing to do with the answer."""
+TURNED_SHARE = 0.25
+"""How often a link is told from its other end, in the themes that can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """One kind of chain. `{a}` leads to `{b}`; `turned` tells the same link from the other end; `step` is how a step puts it."""
+
+    things: tuple[str, ...]
+    link: tuple[str, ...]
+    turned: tuple[str, ...]
+    question: tuple[str, ...]
+    step: str
+
+
+MACHINES = Theme(
+    things=(
+        "lamp", "pump", "fan", "motor", "bell", "valve", "heater", "drill", "press", "belt", "crane", "lift", "siren", "mixer", "saw",
+        "gate", "relay", "timer", "sensor", "horn", "printer", "winch", "turbine", "buzzer",
+    ),
+    link=("The {a} starts the {b}.", "The {a} switches on the {b}."),
+    turned=("The {b} is started by the {a}.",),
+    question=(
+        "Someone switches on the {a}. What starts last?",
+        "The {a} is turned on. Which machine is the last to start?",
+    ),
+    step="the {a} starts the {b}",
+)  # fmt: skip
+ANIMALS = Theme(
+    things=(
+        "owl", "fox", "hawk", "snake", "frog", "beetle", "spider", "trout", "pike", "otter", "shrew", "mouse", "lizard", "wasp", "moth",
+        "worm", "snail", "crab", "heron", "weasel", "lynx", "toad", "cricket", "shrimp",
+    ),
+    link=("The {a} eats the {b}.", "The {a} hunts the {b}."),
+    turned=("The {b} is eaten by the {a}.",),
+    question=(
+        "Follow the food chain down from the {a}. What is at its end?",
+        "Which animal is at the bottom of the food chain of the {a}?",
+    ),
+    step="the {a} eats the {b}",
+)  # fmt: skip
+HEAT = Theme(
+    things=(
+        "rod", "plate", "pan", "stone", "wire", "coil", "brick", "pipe", "tile", "block", "spoon", "kettle", "bolt", "wall", "tank", "disc",
+        "ring", "bar", "cup", "sheet", "tray", "pot", "slab", "frame",
+    ),
+    link=("The {a} warms the {b}.", "Heat flows from the {a} to the {b}."),
+    turned=("The {b} is warmed by the {a}.",),
+    question=(
+        "A flame heats the {a}. Where does the heat end up?",
+        "The {a} gets hot. Which thing gets warm last?",
+    ),
+    step="the {a} warms the {b}",
+)  # fmt: skip
+KINDS = Theme(
+    things=(
+        "wug", "dax", "zorp", "blick", "fep", "toma", "rell", "nim", "gorp", "vint", "sork", "plim", "quab", "yerk", "hob", "jat", "lum",
+        "mip", "norg", "pell", "rask", "skiv", "tulp", "varn",
+    ),
+    link=("Every {a} is a {b}.", "Each {a} is a kind of {b}."),
+    turned=(),
+    question=(
+        "Pip is a {a}. What is Pip in the widest sense?",
+        "Mo is a {a}. What is the most general thing that Mo is?",
+    ),
+    step="every {a} is a {b}",
+)  # fmt: skip
+WEIGHTS = Theme(
+    things=(
+        "cork", "coin", "book", "shoe", "lemon", "brush", "ball", "clock", "chair", "melon", "bottle", "candle", "drum", "flute", "glove",
+        "hat", "jar", "key", "ladder", "nail", "pillow", "rope", "shovel", "vase",
+    ),
+    link=("The {a} is heavier than the {b}.", "The {a} weighs more than the {b}."),
+    turned=("The {b} is lighter than the {a}.",),
+    question=(
+        "Of all things known to be lighter than the {a}, which is the lightest?",
+        "Which is the lightest of the things that must weigh less than the {a}?",
+    ),
+    step="the {a} is heavier than the {b}",
+)  # fmt: skip
+THEMES = (MACHINES, ANIMALS, HEAT, KINDS, WEIGHTS)
+
+
+def draw(rng: random.Random, level: int) -> Drawn:
+    """A question with `level` links to follow."""
+    theme = rng.choice(THEMES)
+    things = rng.sample(theme.things, level + 1 + SIDE_CHAIN)
+    chain, side = things[: level + 1], things[level + 1 :]
+    links = [*zip(chain, chain[1:], strict=False), *zip(side, side[1:], strict=False)]
+    rng.shuffle(links)
+    told = " ".join(tell(rng, theme, a, b) for a, b in links)
+    options = draw_options(rng, chain, side)
+    lines = tuple(theme.step.format(a=a, b=b) for a, b in zip(chain, chain[1:], strict=False))
+    answer = letter_of(options, chain[-1])
+    reached = chain[min(level, MAX_STEPS)]
+    return Drawn(
+        level=level,
+        question=f"{told} {rng.choice(theme.question).format(a=chain[0])}",
+        answer=answer,
+        plain_lines=lines,
+        solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), boxed(answer)),
+        detailed=Solution(lines, boxed(answer)),
+        hasty=Solution(lines[:MAX_STEPS], boxed(letter_of(options, reached))),
+        options=options,
+    )
+
+
+def tell(rng: random.Random, theme: Theme, a: str, b: str) -> str:
+    """One sentence for one link."""
+    turned = theme.turned and rng.random() < TURNED_SHARE
+    return rng.choice(theme.turned if turned else theme.link).format(a=a, b=b)
+
+
+def draw_options(rng: random.Random, chain: list[str], side: list[str]) -> tuple[str, ...]:
+    """The end of the chain among other things, in random order; what four steps reach is one of them."""
+    reached = chain[min(len(chain) - 1, MAX_STEPS)]
+    chosen = list(dict.fromkeys([chain[-1], reached]))
+    others = [thing for thing in (*chain, *side) if thing not in chosen]
+    chosen += rng.sample(others, OPTIONS - len(chosen))
+    rng.shuffle(chosen)
+    return tuple(chosen)
+
+
+SCIENCE = Family(
+    name="science",
+    task="qa",
+    kind=AnswerKind.CHOICE,
+    max_steps=MAX_STEPS,
+    level_weights=LEVEL_WEIGHTS,
+    draw_any=draw,
+    about="multiple choice by 1 to 6 small deductions from what the question says",
+)
