@@ -5,20 +5,26 @@ One object a line:
 | key | type | default |
 |---|---|---|
 | question | text | required |
-| answer | text or number | required (for `choice`: letter, index from 0, or option text) |
+| answer | text or number | required but for `feedback`; `choice`: letter, index from 0, or option text; `program`: its tests |
+| tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
 | task | text | "math"; the label whose τ and λ apply |
-| kind | "math", "choice" or "program" | "math" |
-| options | list of texts | [] (required for `choice`) |
+| kind | "math", "choice", "program" or "feedback" | "math" |
+| options | list of texts | [] (2 to 10 for `choice`) |
+| preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number >= 0 | 0 |
 | max_steps | whole number >= 1 | the task label's limit, else 4 |
 | split | "train" or "test" | by a hash of the question: one in ten is "test" |
+| solution | text | ""; a worked solution in the response format |
+| family | text | "jsonl"; what a report groups by |
 | id | text | from the question's hash |
 
-Blank lines are skipped; unknown keys are refused, so that a typing error is not silently ignored.
+Blank lines are skipped; unknown keys are refused, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
+this schema.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +32,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge.core.errors import TaskFileError
-from edge.core.rng import stream
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
+from edge.tasks.datasets.files import parsed_json
+from edge.tasks.listed import ListedItems
+from edge.tasks.record import Record
 
-_KEYS = {"question", "answer", "task", "kind", "options", "level", "max_steps", "split", "id"}
+_KEYS = {
+    *("question", "answer", "tests", "task", "kind", "options", "preamble", "level", "max_steps", "split"),
+    *("solution", "family", "id"),
+}
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
+_MOST_OPTIONS = 10
 
 
 class JsonLinesSource:
@@ -41,9 +53,8 @@ class JsonLinesSource:
     def __init__(self, path: Path) -> None:
         """Reads and checks the whole file. Raises TaskFileError naming file and line."""
         self._path = path
-        items = read_items(path)
-        self._train = tuple(item for item in items if item.split == "train")
-        self._test = tuple(item for item in items if item.split == "test")
+        hint = 'leave "split" out or add lines with "split": "train"'
+        self.items = ListedItems(read_items(path), order_name="jsonl", source=str(path), hint=hint)
 
     @property
     def name(self) -> str:
@@ -52,36 +63,45 @@ class JsonLinesSource:
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """Endless training stream from position `start`. Raises TaskFileError when the file has no training item."""
-        if not self._train:
-            raise TaskFileError(f"{self._path}: no training item", hint='leave "split" out or add lines with "split": "train"')
-        return self._shuffled(seed, start)
+        return self.items.train(seed, start)
 
     def test(self, limit: int) -> Sequence[TaskItem]:
         """The first `limit` held-out items in file order."""
-        return self._test[:limit]
-
-    def _shuffled(self, seed: int, start: int) -> Iterator[TaskItem]:
-        epoch, skip = divmod(start, len(self._train))
-        while True:
-            order = list(self._train)
-            stream(seed, "jsonl", epoch).shuffle(order)
-            yield from order[skip:]
-            epoch, skip = epoch + 1, 0
+        return self.items.test(limit)
 
 
 def read_items(path: Path) -> list[TaskItem]:
     """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{path}: cannot be read ({error})", hint="give the path of a UTF-8 JSON Lines file") from error
-    items = [_item(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    items = [_item(_record(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
         raise TaskFileError(
             f"{path}: no task item in the file", hint='one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
         )
     _refuse_repeated_ids(items, path)
     return items
+
+
+def as_record(item: TaskItem) -> dict[str, Any]:
+    """The line's object for an item; reading it gives the item back. What is at its default is left out."""
+    record = {
+        "question": item.question,
+        "answer": item.answer,
+        "task": item.task,
+        "kind": item.kind.value,
+        "options": list(item.options),
+        "preamble": item.preamble,
+        "level": item.level,
+        "max_steps": item.max_steps,
+        "split": item.split,
+        "solution": item.solution,
+        "family": item.family,
+        "id": item.id,
+    }
+    return {key: value for key, value in record.items() if value not in ("", [])}
 
 
 def _refuse_repeated_ids(items: Sequence[TaskItem], path: Path) -> None:
@@ -92,73 +112,93 @@ def _refuse_repeated_ids(items: Sequence[TaskItem], path: Path) -> None:
         seen.add(item.id)
 
 
-def _item(line: str, where: str) -> TaskItem:
-    record = _record(line, where)
-    question = _text(record, "question", where)
-    kind = _choice(record, "kind", [kind.value for kind in AnswerKind], "math", where)
-    task = _text(record, "task", where, default="math")
-    digest = hashlib.sha256(question.encode()).hexdigest()
-    options = _options(record, where)
-    if kind == "choice" and len(options) < 2:
-        raise TaskFileError(f'{where}: a "choice" item needs "options" with at least two texts')
-    hashed_split = "test" if int(digest[:8], 16) % _TEST_SHARE == 0 else "train"
-    return TaskItem(
-        id=_text(record, "id", where, default=f"jsonl/{digest[:16]}"),
-        task=task,
-        family="jsonl",
-        level=_whole(record, "level", where, default=0, least=0),
-        split=cast(Split, _choice(record, "split", ["train", "test"], hashed_split, where)),
-        question=question,
-        answer=_answer(record, where),
-        kind=AnswerKind(kind),
-        max_steps=_whole(record, "max_steps", where, default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1),
-        options=options,
-    )
-
-
-def _record(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TaskFileError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
-    if not isinstance(record, dict):
-        raise TaskFileError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    unknown = sorted(set(record) - _KEYS)
+def _record(line: str, where: str) -> Record:
+    record = Record.of(parsed_json(line, where), where)
+    unknown = sorted(set(record.fields) - _KEYS)
     if unknown:
         raise TaskFileError(f"{where}: unknown key {unknown[0]!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
     return record
 
 
-def _text(record: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
-    value = record.get(key, default)
-    if not isinstance(value, str) or not value.strip():
-        raise TaskFileError(f'{where}: "{key}" must be a non-empty text')
-    return value
+def _item(record: Record) -> TaskItem:
+    question = record.text("question")
+    kind = AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], "math"))
+    task = record.text("task", default="math")
+    digest = hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
+    hashed_split = "test" if int(digest[:8], 16) % _TEST_SHARE == 0 else "train"
+    return TaskItem(
+        id=record.text("id", default=f"jsonl/{digest[:16]}"),
+        task=task,
+        family=record.text("family", default="jsonl"),
+        level=record.whole("level", default=0),
+        split=cast(Split, record.one_of("split", ["train", "test"], hashed_split)),
+        question=question,
+        answer=_answer(record, kind),
+        kind=kind,
+        max_steps=record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1),
+        options=_options(record, kind),
+        solution=record.optional_text("solution"),
+        preamble=_preamble(record, kind),
+    )
 
 
-def _answer(record: Mapping[str, Any], where: str) -> str:
-    value = record.get("answer")
+def _answer(record: Record, kind: AnswerKind) -> str:
+    if "tests" in record.fields:
+        return _tests(record, kind)
+    if kind is AnswerKind.FEEDBACK and "answer" not in record.fields:
+        return ""
+    value = record.fields.get("answer")
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise TaskFileError(f'{where}: "answer" must be a non-empty text or a number')
+        raise record.bad("answer", "must be a non-empty text or a number")
+    if kind is AnswerKind.PROGRAM:
+        _check_tests(record, "answer", str(value))
     return str(value)
 
 
-def _options(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    value = record.get("options", [])
-    if not isinstance(value, list) or not all(isinstance(option, str) and option for option in value):
-        raise TaskFileError(f'{where}: "options" must be a list of texts')
-    return tuple(value)
-
-
-def _whole(record: Mapping[str, Any], key: str, where: str, *, default: int, least: int) -> int:
-    value = record.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TaskFileError(f'{where}: "{key}" must be a whole number >= {least}')
+def _tests(record: Record, kind: AnswerKind) -> str:
+    """The text that judges a program, from any form of `tests`."""
+    if kind is not AnswerKind.PROGRAM:
+        raise record.bad("tests", 'belongs to items of kind "program"')
+    if "answer" in record.fields:
+        raise record.bad("tests", 'stands in place of "answer": give one of them')
+    value = record.fields["tests"]
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str) or not value.strip():
+        raise record.bad("tests", 'must be Python text, a list of texts, or an object with "inputs" and "outputs"')
+    _check_tests(record, "tests", value)
     return value
 
 
-def _choice(record: Mapping[str, Any], key: str, known: Sequence[str], default: str, where: str) -> str:
-    value = record.get(key, default)
-    if value not in known:
-        raise TaskFileError(f'{where}: "{key}" must be one of {", ".join(known)}, not {value!r}')
-    return str(value)
+def _check_tests(record: Record, key: str, text: str) -> None:
+    """Raises TaskFileError unless the text is Python, or a JSON object with as many inputs as outputs."""
+    if text.lstrip().startswith("{"):
+        pairs = parsed_json(text, f'{record.where}: "{key}"')
+        if not isinstance(pairs, Mapping) or not _is_pairs(pairs):
+            raise record.bad(key, 'must have the lists "inputs" and "outputs", equally long and not empty')
+        return
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise record.bad(key, f"must be Python ({error})") from error
+
+
+def _is_pairs(pairs: Mapping[str, Any]) -> bool:
+    inputs, outputs = pairs.get("inputs"), pairs.get("outputs")
+    return isinstance(inputs, list) and isinstance(outputs, list) and 0 < len(inputs) == len(outputs)
+
+
+def _options(record: Record, kind: AnswerKind) -> tuple[str, ...]:
+    options = record.texts("options")
+    if kind is AnswerKind.CHOICE and not 2 <= len(options) <= _MOST_OPTIONS:
+        raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
+    return options
+
+
+def _preamble(record: Record, kind: AnswerKind) -> str:
+    preamble = record.optional_text("preamble")
+    if preamble and kind is not AnswerKind.PROGRAM:
+        raise record.bad("preamble", 'belongs to items of kind "program"')
+    return preamble

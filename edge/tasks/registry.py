@@ -1,10 +1,16 @@
-"""Finds a task source by the name a person writes. Knows names; knows nothing of items."""
+"""Finds a task source by the name a person writes. Knows names; knows nothing of items.
+
+`practice:FAMILY`, a data set's name (`gsm8k`: from the hub), `NAME:PATH` (from a local folder or file), `hf:OWNER/NAME` for the same data
+sets by their hub id, or the path of a .jsonl file.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
+from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
+from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.practice_source import PracticeSource
@@ -12,13 +18,42 @@ from edge.tasks.source import TaskSource
 
 
 def open_source(name: str) -> TaskSource:
-    """`practice:FAMILY` or the path of a .jsonl file. Raises UsageError for an unknown family, TaskFileError for a bad file."""
-    if name.startswith("practice:"):
-        family = name.removeprefix("practice:")
-        if family not in FAMILIES and family not in GROUPS:
-            raise UsageError(f"unknown practice family {family!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
-        return PracticeSource(family)
+    """The source called `name`. Raises UsageError for a name that cannot be meant, TaskFileError for what cannot be read."""
+    kind, colon, rest = name.partition(":")
+    if colon and kind == "practice":
+        return _practice(rest)
+    if colon and kind == "hf":
+        return DataSetSource.from_hub(_known_on_hub(rest), name)
+    if kind in DATA_SETS:
+        return DataSetSource(DATA_SETS[kind], _place(rest), name) if colon else DataSetSource.from_hub(DATA_SETS[kind], name)
+    return _task_file(name)
+
+
+def _practice(family: str) -> PracticeSource:
+    if family not in FAMILIES and family not in GROUPS:
+        raise UsageError(f"unknown practice family {family!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
+    return PracticeSource(family)
+
+
+def _known_on_hub(hub_id: str) -> DataSet:
+    found = by_hub_id(hub_id)
+    if not found:
+        known = ", ".join(dict.fromkeys(one.hub for one in DATA_SETS.values()))
+        raise UsageError(f"hf:{hub_id}: not a data set this program knows the schema of", hint=f"known: {known}")
+    if len(found) > 1:
+        raise UsageError(f"hf:{hub_id} has several parts", hint=f"say which: {', '.join(one.name for one in found)}")
+    return found[0]
+
+
+def _place(path: str) -> Path:
+    if not path:
+        raise UsageError("no path after the colon", hint="write NAME:PATH, or NAME alone for the hub")
+    return Path(path).expanduser()
+
+
+def _task_file(name: str) -> JsonLinesSource:
     path = Path(name).expanduser()
     if not path.is_file():
-        raise TaskFileError(f"{name}: no such task file", hint="give a .jsonl file or practice:arith")
+        known = ", ".join([*(f"practice:{family}" for family in FAMILIES), *DATA_SETS])
+        raise TaskFileError(f"{name}: no such task file", hint=f"give a .jsonl file, or one of {known}")
     return JsonLinesSource(path)

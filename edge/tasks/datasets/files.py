@@ -1,0 +1,135 @@
+"""Files of a data set: which there are, which split they hold, and their records one by one. Knows formats; knows no data set.
+
+JSON Lines (one object a line), JSON (a list of objects, or one object), both also gzipped, and parquet (needs pyarrow).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from edge.core.errors import TaskFileError
+from edge.tasks.record import Record
+
+FileSplit = Literal["train", "test", "unused", "unknown"]
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_WORDS: dict[str, FileSplit] = {
+    "train": "train",
+    "test": "test",
+    "validation": "unused",
+    "valid": "unused",
+    "val": "unused",
+    "dev": "unused",
+}
+_WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])", re.IGNORECASE)
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file with the split that its name or folder tells."""
+
+    path: Path
+    split: FileSplit
+
+
+def data_files(place: Path, subfolders: Sequence[str] = ()) -> list[DataFile]:
+    """The data files of a folder (all levels, sorted), or the one file. Raises TaskFileError when there is none.
+
+    Where the folder has one of `subfolders`, only the first such one is looked at. A split is the word train, test, validation, valid,
+    val or dev in the file's name, else in the nearest folder's below `place`.
+    """
+    if place.is_file():
+        if not place.name.endswith(_SUFFIXES):
+            raise TaskFileError(f"{place}: not a data file", hint=f"known endings: {', '.join(_SUFFIXES)}")
+        return [DataFile(place, _split_of(place.name))]
+    if not place.is_dir():
+        raise TaskFileError(f"{place}: no such file or folder", hint="give the data set's folder, or one of its files")
+    folder = next((place / name for name in subfolders if (place / name).is_dir()), place)
+    paths = sorted(path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file())
+    files = [DataFile(path, _split_below(path, folder)) for path in paths if path.name != "dataset_infos.json"]
+    if not files:
+        raise TaskFileError(f"{folder}: no data file in this folder", hint=f"known endings: {', '.join(_SUFFIXES)}")
+    return files
+
+
+def read_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+    """The records of one file in order; of a parquet file only `columns`. Raises TaskFileError naming file and line or row."""
+    try:
+        if path.name.endswith(".parquet"):
+            yield from _parquet_records(path, columns)
+        elif path.name.removesuffix(".gz").endswith(".jsonl"):
+            yield from _line_records(path)
+        else:
+            yield from _json_records(path)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"{path}: cannot be read ({error})") from error
+
+
+def _split_below(path: Path, folder: Path) -> FileSplit:
+    for name in (path.name, *reversed(path.relative_to(folder).parent.parts)):
+        if (split := _split_of(name)) != "unknown":
+            return split
+    return _WORDS.get(folder.name.lower(), "unknown")
+
+
+def _split_of(name: str) -> FileSplit:
+    found = _WORD.search(name)
+    return _WORDS[found[1].lower()] if found else "unknown"
+
+
+def _opened(path: Path) -> IO[str]:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _line_records(path: Path) -> Iterator[Record]:
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield Record.of(parsed_json(line, f"{path}:{number}"), f"{path}:{number}")
+
+
+def _json_records(path: Path) -> Iterator[Record]:
+    with _opened(path) as file:
+        value = parsed_json(file.read(), str(path))
+    rows = value if isinstance(value, list) else [value]
+    for number, row in enumerate(rows):
+        where = f"{path}: row {number}"
+        yield Record.of(row, where)
+
+
+def parsed_json(text: str, where: str) -> object:
+    """The JSON value of a text. Raises TaskFileError with the column of what is wrong."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise TaskFileError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
+    except RecursionError as error:
+        raise TaskFileError(f"{where}: not valid JSON (nested too deeply)") from error
+
+
+def _parquet_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise TaskFileError(
+            f"{path}: reading parquet needs the package pyarrow, which is not installed",
+            hint="run pip install 'edge-agent[lab]', or give the data set as JSON Lines",
+        ) from error
+    try:
+        with ParquetFile(path) as file:
+            present = [column for column in columns if column in file.schema_arrow.names]
+            number = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=present):
+                for row in batch.to_pylist():
+                    yield Record.of(row, f"{path}: row {number}")
+                    number += 1
+    except ArrowException as error:
+        raise TaskFileError(f"{path}: not a readable parquet file ({error})") from error

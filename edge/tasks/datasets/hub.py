@@ -1,0 +1,38 @@
+"""Data sets from the Hugging Face hub. Knows the hub's converted parquet files and its cache; knows nothing of schemas.
+
+Every data set of the hub has a branch of parquet files laid out as CONFIG/SPLIT/NNNN.parquet, whatever its own files look like; no code
+of a data set is ever run. What was downloaded once is found again without a network.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edge.core.errors import TaskFileError
+
+PARQUET_BRANCH = "refs/convert/parquet"
+
+
+def downloaded(repo: str, config: str, splits: tuple[str, ...]) -> Path:
+    """The local folder of a data set's parquet files, downloaded if need be. Raises TaskFileError when it cannot be had."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ModuleNotFoundError as error:
+        raise TaskFileError(
+            f"{repo}: loading from the hub needs the package huggingface-hub, which is not installed",
+            hint="run pip install 'edge-agent[lab]', or give a local folder",
+        ) from error
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    patterns = [f"{config}/{split}/*.parquet" for split in splits]
+    try:
+        folder = snapshot_download(repo, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=patterns)
+    except RepositoryNotFoundError as error:
+        raise TaskFileError(f"{repo}: the hub has no such data set, or it needs a login", hint="check the name") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise TaskFileError(
+            f"{repo}: the hub cannot be reached and the data set is not in the local cache",
+            hint="connect once, or give a local copy as NAME:PATH",
+        ) from error
+    return Path(folder) / config

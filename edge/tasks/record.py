@@ -1,0 +1,68 @@
+"""One record of a file of tasks, read field by field. Knows where it stands; knows nothing of what the fields mean.
+
+Every complaint is a TaskFileError that names file, line or row, and field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.core.errors import TaskFileError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The fields of one record; `where` is FILE:LINE, or FILE: row N where a file has no lines."""
+
+    fields: Mapping[str, Any]
+    where: str
+
+    @classmethod
+    def of(cls, value: object, where: str) -> Record:
+        """A record from a JSON value. Raises TaskFileError when it is not an object."""
+        if not isinstance(value, dict):
+            raise TaskFileError(f"{where}: expected a JSON object, found {type(value).__name__}")
+        return cls(value, where)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text that is not blank."""
+        value = self.fields.get(key, default)
+        if not isinstance(value, str) or not value.strip():
+            raise self.bad(key, "must be a non-empty text")
+        return value
+
+    def optional_text(self, key: str) -> str:
+        """A text, "" where it is absent or null."""
+        value = self.fields.get(key)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self.bad(key, "must be a text")
+        return value
+
+    def whole(self, key: str, *, default: int | None = None, least: int = 0) -> int:
+        """A whole number of at least `least`."""
+        value = self.fields.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.bad(key, f"must be a whole number >= {least}")
+        return value
+
+    def one_of(self, key: str, known: Sequence[str], default: str) -> str:
+        """One of the known words."""
+        value = self.fields.get(key, default)
+        if value not in known:
+            raise self.bad(key, f"must be one of {', '.join(known)}, not {value!r}")
+        return str(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts, () where it is absent."""
+        value = self.fields.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+            raise self.bad(key, "must be a list of texts")
+        return tuple(value)
+
+    def bad(self, key: str, complaint: str) -> TaskFileError:
+        """The error for a field."""
+        return TaskFileError(f'{self.where}: "{key}" {complaint}')
