@@ -8,12 +8,11 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-import pytest
-
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_boxed
 from edge.dagrpo.format import check_format
-from edge.tasks.practice import arith, practice_item, practice_stream
+from edge.tasks.practice import arith
+from edge.tasks.practice.arith import ARITH
 
 KNOWN = (
     "Sara brings 69 eggs. They are shared equally by 3 tables and we look at one table. Chloe brings 12 more. How many eggs are there now?",
@@ -22,7 +21,7 @@ KNOWN = (
 
 
 def take(count: int, split: str = "train", seed: int = 3) -> list[TaskItem]:
-    return list(itertools.islice(arith.stream(seed, split), count))  # type: ignore[arg-type]
+    return list(itertools.islice(ARITH.stream(seed, split), count))  # type: ignore[arg-type]
 
 
 def exact(expression: str) -> Fraction:
@@ -35,35 +34,14 @@ def step_lines(text: str) -> list[str]:
     return [line.split(": ", 1)[1] for line in text.splitlines() if line.startswith("Step ")]
 
 
-def test_the_same_seed_gives_the_same_items() -> None:
-    assert take(50) == take(50)
-    assert take(50) != take(50, seed=4)
-    assert practice_item("arith", "train", 3, 17) == arith.generate(17, "train", 3)
-    assert next(practice_stream("arith", "test", 5)) == next(arith.stream(5, "test"))
-
-
 def test_a_known_item_never_changes() -> None:
-    item = arith.generate(1, "test", 2)
+    item = ARITH.generate(1, "test", 2)
     assert (item.question, item.answer) == KNOWN
-
-
-def test_train_and_test_never_share_a_question() -> None:
-    train = {item.question for item in take(4000, "train")}
-    test = {item.question for item in take(4000, "test")}
-    assert not train & test
-    assert all(arith.split_of(question) == "test" for question in test)
-
-
-def test_levels_are_drawn_by_their_weights() -> None:
-    counts = Counter(item.level for item in take(8000))
-    for level, weight in arith.DEFAULT_LEVEL_WEIGHTS.items():
-        assert counts[level] / 8000 == pytest.approx(weight, abs=0.02)
-    assert {item.level for item in itertools.islice(arith.stream(0, "train", {6: 1.0}), 20)} == {6}
 
 
 def test_every_value_and_operand_stays_in_its_range() -> None:
     rng = random.Random(0)
-    for level in arith.LEVELS:
+    for level in ARITH.levels:
         for _ in range(500):
             problem = arith.draw_problem(rng, level)
             assert all(1 <= value <= arith.MAX_VALUE for value in problem.values)
@@ -90,9 +68,10 @@ def test_bare_expressions_have_the_stated_answer() -> None:
 
 def test_stories_tell_every_operand() -> None:
     rng = random.Random(2)
-    for level in arith.LEVELS:
+    for level in ARITH.levels:
         for _ in range(200):
-            problem, question = arith.draw_question(rng, "train", level)
+            problem = arith.draw_problem(rng, level)
+            question = arith.word_problem(rng, problem)
             told = Counter(re.findall(r"\d+", question))
             halves = len(re.findall(r"[Dd]ouble|twice|[Hh]alf|[Hh]alve", question))
             wanted = Counter(str(n) for n in (problem.start, *(operation.operand for operation in problem.operations)))
@@ -114,23 +93,10 @@ def test_solutions_are_well_formed_and_every_line_is_true() -> None:
 
 def test_detailed_solutions_are_chains_of_equal_expressions() -> None:
     rng = random.Random(3)
-    for level in arith.LEVELS:
+    for level in ARITH.levels:
         for _ in range(300):
             problem = arith.draw_problem(rng, level)
             lines = arith.detailed_lines(problem)
             assert len(lines) == level
             for line, value in zip(lines, problem.values[1:], strict=True):
                 assert {exact(part) for part in line.split(" = ")} == {Fraction(value)}
-
-
-def test_a_help_response_is_a_valid_request() -> None:
-    verdict = check_format(arith.format_help(["14 + 23 = 37"]), arith.MAX_STEPS)
-    assert verdict.ok
-    assert verdict.asks_help
-
-
-def test_an_unknown_level_or_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="levels 1 to 7"):
-        arith.generate(0, "train", 8)
-    with pytest.raises(ValueError, match="no practice family 'algebra'"):
-        practice_item("algebra", "train", 1, 0)

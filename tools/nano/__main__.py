@@ -43,6 +43,7 @@ def parse() -> argparse.Namespace:
     evaluate.add_argument("--temperature", type=float, action="append", help="may be repeated (default: 0 and 1)")
     evaluate.add_argument("--seed", type=int, default=1)
     evaluate.add_argument("--threads", type=int, default=1)
+    evaluate.add_argument("--weights", type=Path, help="score a weights file of a training run of MODEL instead")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
@@ -75,12 +76,16 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 def run_eval(arguments: argparse.Namespace) -> None:
     """Print the scores of one GGUF file."""
-    from tools.nano.evaluate import evaluate_file, print_reports
+    from tools.nano.evaluate import evaluate_file, evaluate_weights, print_reports
 
     bundled = BUNDLED / f"{arguments.model}.gguf"
     path = bundled if bundled.exists() else Path(arguments.model)
     temperatures = arguments.temperature or [0.0, 1.0]
-    reports = evaluate_file(path, arguments.per_level, temperatures, arguments.seed, arguments.threads)
+    settings = (arguments.per_level, temperatures, arguments.seed, arguments.threads)
+    if arguments.weights:
+        reports = evaluate_weights(arguments.model, arguments.weights, *settings)
+    else:
+        reports = evaluate_file(path, *settings)
     print_reports(reports, as_json=arguments.json)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,19 +16,21 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edge.core.types import TaskItem
-from edge.dagrpo.answers import last_boxed
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import last_boxed, last_python_block
 from edge.dagrpo.format import FormatVerdict, check_format
-from edge.dagrpo.prompts import HELP_PHRASE
+from edge.dagrpo.prompts import HELP_PHRASE, compact_question
 from edge.models.decoder import Decoder, load_decoder
 from edge.models.gguf_reader import open_gguf
-from edge.tasks.practice import arith
+from edge.tasks.practice import FAMILIES
+from edge.tasks.practice.family import Family
 from tools.nano.data import prompt_text
+from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import tokenizer_from
 
 MAX_NEW_TOKENS = 320
 ROWS_AT_ONCE = 128
-CLOUD_MAX_STEPS = max(arith.LEVELS)
+CLOUD_MAX_STEPS = max(max(family.levels) for family in FAMILIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Scores at one temperature, by level, and weighted by the family's default mix of levels."""
+    """Scores of one family at one temperature, by level, and weighted by the family's default mix of levels."""
 
+    family: str
     temperature: float
     levels: dict[int, Score]
     overall: Score
@@ -65,25 +68,53 @@ class Sample:
 
 
 def evaluate_file(path: Path, per_level: int, temperatures: Sequence[float], seed: int, threads: int) -> list[Report]:
-    """Reports of a GGUF file, one for each temperature."""
-    torch.set_num_threads(threads)
+    """Reports of a GGUF file, one for each family and temperature."""
     source = open_gguf(path)
     tokenizer = tokenizer_from(source.metadata("tokenizer.ggml.tokens"), source.metadata("tokenizer.ggml.merges"))
-    max_steps = CLOUD_MAX_STEPS if source.metadata("general.name") == "nano-cloud" else arith.MAX_STEPS
-    responder = Responder(load_decoder(path), tokenizer, seed)
-    return [evaluate(responder, per_level, temperature, seed, max_steps) for temperature in temperatures]
+    careful = source.metadata("general.name") == "nano-cloud"
+    return evaluate_decoder(load_decoder(path), tokenizer, per_level, temperatures, seed, threads, careful=careful)
 
 
-def evaluate(responder: Responder, per_level: int, temperature: float, seed: int, max_steps: int) -> Report:
-    """The report of one model at one temperature on `per_level` test items of each level."""
+def evaluate_weights(
+    model: str, path: Path, per_level: int, temperatures: Sequence[float], seed: int, threads: int
+) -> list[Report]:
+    """The same for a weights file of a training run, unquantised."""
+    tokenizer = Tokenizer.from_file(str(path.parent / "tokenizer.json"))
+    decoder = Decoder(RECIPES[model].spec(tokenizer.get_vocab_size()))
+    decoder.load_state_dict(torch.load(path, weights_only=True)["weights"])
+    return evaluate_decoder(decoder, tokenizer, per_level, temperatures, seed, threads, careful=model == "nano-cloud")
+
+
+def evaluate_decoder(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    per_level: int,
+    temperatures: Sequence[float],
+    seed: int,
+    threads: int,
+    *,
+    careful: bool,
+) -> list[Report]:
+    """Reports of a decoder; a careful one may take as many steps as there are operations."""
+    torch.set_num_threads(threads)
+    responder = Responder(decoder, tokenizer, seed)
+    return [
+        evaluate(responder, family, per_level, temperature, seed, CLOUD_MAX_STEPS if careful else family.max_steps)
+        for temperature in temperatures
+        for family in FAMILIES.values()
+    ]
+
+
+def evaluate(responder: Responder, family: Family, per_level: int, temperature: float, seed: int, max_steps: int) -> Report:
+    """The report of one model at one temperature on `per_level` test items of each level of a family."""
     scores = {}
-    for level in arith.LEVELS:
-        items = [arith.generate(seed * 1_000_000 + index, "test", level) for index in range(per_level)]
+    for level in family.levels:
+        items = [family.generate(seed * 1_000_000 + index, "test", level) for index in range(per_level)]
         free = responder.sample(items, temperature, max_steps, suppress_help=False)
         forced = responder.sample(items, temperature, max_steps, suppress_help=True)
         scores[level] = score(free, forced)
-        print(f"T={temperature:g} level {level}: {scores[level]}", file=sys.stderr, flush=True)
-    return Report(temperature, scores, mix(scores))
+        print(f"T={temperature:g} {family.name} level {level}: {scores[level]}", file=sys.stderr, flush=True)
+    return Report(family.name, temperature, scores, mix(scores, family.level_weights))
 
 
 def score(free: Sequence[Sample], forced: Sequence[Sample]) -> Score:
@@ -98,9 +129,8 @@ def score(free: Sequence[Sample], forced: Sequence[Sample]) -> Score:
     )
 
 
-def mix(scores: dict[int, Score]) -> Score:
-    """Scores weighted by the default mix of levels; kept accuracy by the kept share of each level."""
-    weights = arith.DEFAULT_LEVEL_WEIGHTS
+def mix(scores: dict[int, Score], weights: Mapping[int, float]) -> Score:
+    """Scores weighted by a mix of levels; kept accuracy by the kept share of each level."""
 
     def mean(name: str) -> float:
         return sum(weights[level] * float(getattr(scores[level], name)) for level in scores)
@@ -129,7 +159,7 @@ class Responder:
 
     def sample(self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool) -> list[Sample]:
         """One judged response for each item, in order of prompt length."""
-        encoded = [(self._tokenizer.encode(prompt_text(item.question)).ids, item) for item in items]
+        encoded = [(self._tokenizer.encode(prompt_text(compact_question(item))).ids, item) for item in items]
         prompts = sorted(encoded, key=lambda row: len(row[0]))
         samples = []
         for first in range(0, len(prompts), ROWS_AT_ONCE):
@@ -180,7 +210,14 @@ class Responder:
     def _judge(self, item: TaskItem, ids: list[int], max_steps: int) -> Sample:
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         verdict = check_format(text, max_steps)
-        return Sample(verdict, verdict.ok and last_boxed(text) == item.answer, len(ids) + 1)
+        return Sample(verdict, verdict.ok and is_right(item, text), len(ids) + 1)
+
+
+def is_right(item: TaskItem, text: str) -> bool:
+    """The reference answer; for a program, the reference program word for word, which is stricter than passing its tests."""
+    if item.kind is AnswerKind.PROGRAM:
+        return last_python_block(text) == last_python_block(item.solution)
+    return last_boxed(text) == item.answer
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
@@ -195,7 +232,7 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
 def table(report: Report) -> str:
     """One report as a Markdown table."""
     columns = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
-    head = f"| T = {report.temperature:g} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}"
+    head = f"| {report.family}, T = {report.temperature:g} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}"
     rows = [("mix", report.overall)] + [(f"level {level}", scores) for level, scores in report.levels.items()]
     body = [
         f"| {name} | {s.formatted:.3f} | {s.asked:.3f} | {s.kept_acc:.3f} | {s.forced_acc:.3f} | {s.tokens:.0f} |"

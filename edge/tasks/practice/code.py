@@ -173,7 +173,17 @@ def draw_closing(rng: random.Random) -> Operation:
     )
 
 
-KINDS_OF_STEP = (draw_shift, draw_shift, draw_filter, draw_filter, draw_condition, draw_condition, draw_order, draw_second, draw_running)
+KINDS_OF_STEP = (
+    draw_shift,
+    draw_shift,
+    draw_filter,
+    draw_filter,
+    draw_condition,
+    draw_condition,
+    draw_order,
+    draw_second,
+    draw_running,
+)
 CLOSING_SHARE = 0.5
 
 

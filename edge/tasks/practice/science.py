@@ -10,6 +10,7 @@ is reached after four steps is always among the options then.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,11 +111,11 @@ def draw(rng: random.Random, level: int) -> Drawn:
     theme = rng.choice(THEMES)
     things = rng.sample(theme.things, level + 1 + SIDE_CHAIN)
     chain, side = things[: level + 1], things[level + 1 :]
-    links = [*zip(chain, chain[1:], strict=False), *zip(side, side[1:], strict=False)]
+    links = [*itertools.pairwise(chain), *itertools.pairwise(side)]
     rng.shuffle(links)
     told = " ".join(tell(rng, theme, a, b) for a, b in links)
     options = draw_options(rng, chain, side)
-    lines = tuple(theme.step.format(a=a, b=b) for a, b in zip(chain, chain[1:], strict=False))
+    lines = tuple(theme.step.format(a=a, b=b) for a, b in itertools.pairwise(chain))
     answer = letter_of(options, chain[-1])
     reached = chain[min(level, MAX_STEPS)]
     return Drawn(

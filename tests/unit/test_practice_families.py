@@ -1,0 +1,219 @@
+"""All practice families: deterministic, disjoint, well formed, solvable as shown, and wrong in a hurry beyond the step limit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import last_boxed, last_python_block
+from edge.dagrpo.format import check_format
+from edge.tasks.practice import FAMILIES, GROUPS, code, facts, group_stream, practice_item, practice_stream, science
+from edge.tasks.practice.family import Drawn, Family, format_help, split_of
+
+KNOWN = {
+    "science": (
+        "The crab eats the lynx. The fox hunts the shrimp. The trout eats the fox. The lynx eats the hawk. "
+        "Which animal is at the bottom of the food chain of the trout?",
+        ("hawk", "shrimp", "lynx", "trout"),
+        "B",
+    ),
+    "facts": ("Which town is the home town of the mayor of Elsby?", ("Lunde", "Ostrel", "Norby", "Gralin"), "B"),
+    "code": (
+        "I need a Python function solve(xs) for a list of numbers xs. First square every number. Then keep only the odd numbers.",
+        (),
+        "assert solve([10, 2, -8, -2, 13, 3, 7]) == [169, 9, 49]\nassert solve([-2, -9, 11, 13, -3]) == [81, 121, 169, 9]\n"
+        "assert solve([17, -9, 12, 10, 19]) == [289, 81, 361]\nassert solve([15, 7, 20, 20, 3, 8, 4, 20]) == [225, 49, 9]\n",
+    ),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[str(request.param)]
+
+
+def take(family: Family, count: int, split: str = "train", seed: int = 3) -> list[TaskItem]:
+    return list(itertools.islice(family.stream(seed, split), count))  # type: ignore[arg-type]
+
+
+def drawn_at_each_level(family: Family, count: int) -> list[Drawn]:
+    rng = random.Random(11)
+    return [family.draw(rng, "train", level) for level in family.levels for _ in range(count)]
+
+
+def outcome(program: str, call: str) -> object:
+    """What a call gives after running one of the family's own programs."""
+    scope: dict[str, object] = {}
+    exec(program, scope)
+    return eval(call, scope)
+
+
+def passes(program: str, tests: str) -> bool:
+    calls = [line.removeprefix("assert ").split(" == ") for line in tests.splitlines()]
+    return all(outcome(program, call) == eval(expected) for call, expected in calls)
+
+
+def test_the_same_seed_gives_the_same_items(family: Family) -> None:
+    assert take(family, 50) == take(family, 50)
+    assert take(family, 50) != take(family, 50, seed=4)
+    assert practice_item(family.name, "train", 3, 17) == family.generate(17, "train", 3)
+    assert next(practice_stream(family.name, "test", 5)) == next(family.stream(5, "test"))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_item_never_changes(name: str) -> None:
+    item = practice_item(name, "test", 2, 1)
+    assert (item.question, item.options, item.answer) == KNOWN[name]
+
+
+def test_train_and_test_never_share_a_question(family: Family) -> None:
+    train = {item.question for item in take(family, 1500, "train")}
+    test = {item.question for item in take(family, 200, "test")}
+    assert not train & test
+    assert all(split_of(question) == "test" for question in test)
+
+
+def test_levels_are_drawn_by_their_weights(family: Family) -> None:
+    counts = Counter(item.level for item in take(family, 2500))
+    assert sum(family.level_weights.values()) == pytest.approx(1)
+    for level, weight in family.level_weights.items():
+        assert counts[level] / 2500 == pytest.approx(weight, abs=0.03)
+    assert {item.level for item in itertools.islice(family.stream(0, "train", {6: 1.0}), 20)} == {6}
+
+
+def test_ids_are_unique_to_the_question_and_its_options(family: Family) -> None:
+    items = take(family, 1000)
+    by_id = {item.id: (item.question, item.options) for item in items}
+    assert all(by_id[item.id] == (item.question, item.options) for item in items)
+
+
+def test_solutions_are_well_formed_right_and_within_the_step_limit(family: Family) -> None:
+    for item in take(family, 600):
+        verdict = check_format(item.solution, item.max_steps)
+        assert verdict.ok
+        assert not verdict.asks_help
+        assert verdict.steps == min(item.level, family.max_steps)
+        if family.kind is not AnswerKind.PROGRAM:
+            assert last_boxed(item.solution) == item.answer
+
+
+def test_detailed_solutions_take_a_step_for_each_operation(family: Family) -> None:
+    for drawn in drawn_at_each_level(family, 20):
+        assert check_format(drawn.detailed.text, max(family.levels)).steps == drawn.level
+        assert drawn.detailed.answer == drawn.solution.answer
+
+
+def test_a_hasty_solution_is_right_within_the_step_limit(family: Family) -> None:
+    for drawn in drawn_at_each_level(family, 20):
+        assert check_format(drawn.hasty.text, family.max_steps).ok
+        if drawn.level <= family.max_steps:
+            assert drawn.hasty == drawn.solution
+
+
+@pytest.mark.parametrize("name", ["science", "facts", "code"])
+def test_a_hasty_solution_is_wrong_beyond_the_step_limit(name: str) -> None:
+    family = FAMILIES[name]
+    for drawn in drawn_at_each_level(family, 20):
+        if drawn.level > family.max_steps:
+            assert drawn.hasty.answer != drawn.solution.answer
+            if family.kind is AnswerKind.PROGRAM:
+                assert not passes(last_python_block(drawn.hasty.text) or "", drawn.answer)
+            else:
+                assert ord(last_boxed(drawn.hasty.text) or "?") - ord("A") in range(len(drawn.options))
+
+
+def test_a_help_response_is_a_valid_request(family: Family) -> None:
+    for drawn in drawn_at_each_level(family, 5):
+        verdict = check_format(format_help(drawn.plain_lines[: family.max_steps]), family.max_steps)
+        assert verdict.ok
+        assert verdict.asks_help
+
+
+def test_choices_have_four_different_options_with_the_answer_at_every_place() -> None:
+    for family in (science.SCIENCE, facts.FACTS):
+        items = take(family, 1200)
+        assert all(len(set(item.options)) == 4 for item in items)
+        shares = Counter(item.answer for item in items)
+        assert all(shares[letter] / 1200 == pytest.approx(0.25, abs=0.06) for letter in "ABCD")
+
+
+def test_a_science_question_tells_every_link_of_its_chain() -> None:
+    rng = random.Random(4)
+    for level in science.SCIENCE.levels:
+        for _ in range(50):
+            drawn = science.draw(rng, level)
+            ends = [line.split()[1] for line in drawn.plain_lines]
+            for a, b in itertools.pairwise([*ends, drawn.plain_lines[-1].split()[-1]]):
+                assert any({a, b} <= set(sentence.split()) for sentence in drawn.question.replace("?", ".").split(". "))
+
+
+def test_the_end_of_a_science_chain_leads_nowhere() -> None:
+    rng = random.Random(5)
+    for level in science.SCIENCE.levels:
+        drawn = science.draw(rng, level)
+        end = drawn.options[ord(drawn.answer) - ord("A")]
+        sources = [line.split()[1] for line in drawn.plain_lines]
+        assert end not in sources
+        assert drawn.plain_lines[-1].endswith(end)
+
+
+def test_every_line_of_a_facts_solution_is_a_fact_of_the_world() -> None:
+    told = {f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()}
+    for drawn in drawn_at_each_level(facts.FACTS, 30):
+        assert set(drawn.plain_lines) <= told
+        assert drawn.plain_lines[-1].endswith(drawn.options[ord(drawn.answer) - ord("A")])
+
+
+def test_the_world_has_a_ring_road_through_every_town_and_a_mayor_for_each() -> None:
+    town, seen = facts.TOWNS[0], set()
+    while town not in seen:
+        seen.add(town)
+        town = facts.WORLD["next"][town]
+    assert seen == set(facts.TOWNS)
+    assert set(facts.WORLD["mayor"].values()) == set(facts.PEOPLE)
+    assert all(pupil != teacher for pupil, teacher in facts.WORLD["teacher"].items())
+
+
+def test_code_solutions_pass_their_tests_and_every_operation_matters() -> None:
+    rng = random.Random(6)
+    for level in code.CODE.levels:
+        for _ in range(15):
+            program, cases = code.draw_program(rng, level)
+            tests = code.tests_of(program, cases)
+            assert passes(program.text(), tests)
+            for index in range(level):
+                without = [*program.operations[:index], *program.operations[index + 1 :]]
+                assert not passes(program.text(without), tests)
+
+
+def test_every_operation_does_what_its_code_does() -> None:
+    rng = random.Random(7)
+    drawers = {*code.KINDS_OF_STEP, code.draw_closing}
+    for draw in drawers:
+        for _ in range(40):
+            operation = draw(rng)
+            text = code.Program("f", (operation,)).text()
+            for xs in ([], [3], [5, -2, 9, 9, 0, 14, -7]):
+                call = f"f({xs}, 4)" if operation.uses_n else f"f({xs})"
+                assert outcome(text, call) == code.run([operation], xs, 4)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_mixes_its_families_evenly_under_one_label(group: str) -> None:
+    items = list(itertools.islice(group_stream(group, "train", 0), 200))
+    assert Counter(item.family for item in items) == dict.fromkeys(GROUPS[group], 100)
+    assert {item.task for item in items} == {group}
+    assert items == list(itertools.islice(group_stream(group, "train", 0), 200))
+
+
+def test_an_unknown_level_family_or_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="levels 1 to 7"):
+        FAMILIES["arith"].generate(0, "train", 8)
+    with pytest.raises(ValueError, match="no practice family 'algebra'"):
+        practice_item("algebra", "train", 1, 0)
+    with pytest.raises(ValueError, match="no group 'group3'"):
+        next(group_stream("group3", "train", 0))
