@@ -22,8 +22,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
 
 Model = Annotated[
@@ -43,7 +45,9 @@ Sets = Annotated[
 Mode = Annotated[str | None, typer.Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE")]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option("--tasks", help="practice:FAMILY or a .jsonl file. Repeatable: one phase each.", metavar="SOURCE"),
+    typer.Option(
+        "--tasks", help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.", metavar="SOURCE"
+    ),
 ]
 TargetRate = Annotated[
     float | None,
@@ -243,3 +247,37 @@ def budget_show(
     from edge.cli import budget as command
 
     return command.show(Settings(config, sets, None, coordinator, state), as_json=json)
+
+
+Source = Annotated[str, typer.Argument(help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE")]
+
+
+@tasks_app.command("list")
+def tasks_list(json: Json = False) -> int:
+    """Task sources: families, levels, how many items, where to get them."""
+    from edge.cli import tasks as command
+
+    return command.list_sources(as_json=json)
+
+
+@tasks_app.command("show")
+def tasks_show(source: Source, model: Model = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
+    from edge.cli import tasks as command
+
+    return command.show(Settings(config, sets, model), source, as_json=json)
+
+
+@tasks_app.command("sample")
+def tasks_sample(
+    source: Source,
+    count: Annotated[int, typer.Option("--n", min=1, help="How many items.", metavar="N")] = 5,
+    level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
+    split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice.", metavar="N")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
+) -> int:
+    """Some items of a source."""
+    from edge.cli import tasks as command
+
+    return command.sample(source, command.SampleOptions(count, level, split, seed, json))

@@ -1,0 +1,211 @@
+"""`edge-agent tasks list | show | sample`: what can be learned and evaluated on. Knows how to print sources and items."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from edge.cli.saying import print_json, print_line
+from edge.core.errors import UsageError
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.prompts import prompt_messages
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edge.cli.settings import Settings
+    from edge.tasks.descriptions import SourceAbout
+
+_SHOWN_CHARS = 1200
+_SHOWN_LEFT_OUT = 5
+_LIST_NOTES = (
+    "A data set's name alone loads it from the hub; NAME:PATH reads a local folder or file (jsonl, json, parquet).",
+    'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line.',
+    "Use any of them with --tasks. More about one: edge-agent tasks show SOURCE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """What is sampled. `split` is train or test; `level` None takes every level."""
+
+    count: int
+    level: int | None
+    split: str
+    seed: int
+    json: bool
+
+
+def list_sources(*, as_json: bool) -> int:
+    """Every source by name."""
+    from edge.tasks.descriptions import known_sources
+
+    sources = known_sources()
+    if as_json:
+        print_json([_as_json(source) for source in sources])
+        return 0
+    console = _console()
+    console.print(_source_table(sources))
+    for line in _LIST_NOTES:
+        _plain(console, line)
+    return 0
+
+
+def show(settings: Settings, name: str, *, as_json: bool) -> int:
+    """One source with an example of each family and level, and the prompt as the configured model sees it."""
+    from edge.tasks.descriptions import about, examples
+    from edge.tasks.registry import open_source
+
+    source = open_source(name)
+    told, items, form = about(source), examples(source), _prompt_form(settings)
+    if as_json:
+        print_json({**_as_json(told), "prompt_form": form, "examples": [_example_json(item, form) for item in items]})
+        return 0
+    console = _console()
+    for line in _about_lines(told):
+        _plain(console, line)
+    seen: set[str] = set()
+    for item in items:
+        _show_example(console, item, form, with_prompt=item.family not in seen)
+        seen.add(item.family)
+    return 0
+
+
+def sample(name: str, options: SampleOptions) -> int:
+    """Some items; with --json as lines of a task file."""
+    from edge.tasks import descriptions
+    from edge.tasks.registry import open_source
+
+    if options.split not in ("train", "test"):
+        raise UsageError(f"--split is train or test, not {options.split!r}")
+    split: Any = options.split
+    items = descriptions.sample(open_source(name), options.count, level=options.level, split=split, seed=options.seed)
+    if options.json:
+        _write_lines(items)
+    else:
+        console = _console()
+        for item in items:
+            _show_example(console, item, "compact", with_prompt=False)
+    if len(items) < options.count:
+        of_level = "" if options.level is None else f" of level {options.level}"
+        print_line(f"{name} has only {len(items)} {options.split} items{of_level}")
+    return 0
+
+
+def _write_lines(items: list[TaskItem]) -> None:
+    from edge.tasks.jsonl import as_record
+
+    for item in items:
+        sys.stdout.write(json.dumps(as_record(item), ensure_ascii=False) + "\n")
+
+
+def _prompt_form(settings: Settings) -> str:
+    """How the configured model is spoken to; without a look into its file, "auto" means the full prompt."""
+    from edge.bootstrap import local_prompt_form
+
+    form = local_prompt_form(settings.config())
+    return "full" if form == "auto" else form
+
+
+def _as_json(source: SourceAbout) -> dict[str, Any]:
+    return {**asdict(source), "levels": {family: list(levels) for family, levels in source.levels.items()}}
+
+
+def _example_json(item: TaskItem, form: str) -> dict[str, Any]:
+    from edge.tasks.jsonl import as_record
+
+    messages = [asdict(message) for message in prompt_messages(item, form)]
+    return {**as_record(item), "prompt": messages}
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def _source_table(sources: list[SourceAbout]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("source", "judged as", "label", "levels", "steps"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("train", justify="right", no_wrap=True)
+    table.add_column("test", justify="right", no_wrap=True)
+    table.add_column("about, and where to get it")
+    for source in sources:
+        table.add_row(
+            source.name,
+            ", ".join(source.judged_as),
+            ", ".join(source.labels),
+            _span(source.all_levels),
+            ", ".join(map(str, source.max_steps)),
+            _count(source.train),
+            _count(source.test),
+            _plain_text(f"{source.about} ({source.where})"),
+        )
+    return table
+
+
+def _plain_text(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _about_lines(source: SourceAbout) -> Iterator[str]:
+    yield source.name + (f": {source.about}" if source.about else "")
+    yield f"from:    {source.where}"
+    yield f"label:   {', '.join(source.labels)}; at most {' or '.join(map(str, source.max_steps))} reasoning steps"
+    for family in source.families:
+        yield f"levels:  {family} {_span(source.levels[family])}"
+    yield f"items:   {_count(source.train)} train, {_count(source.test)} test"
+    if source.left_out:
+        yield f"left out: {len(source.left_out)} records that nobody could judge"
+        yield from (f"  {line}" for line in source.left_out[:_SHOWN_LEFT_OUT])
+
+
+def _show_example(console: Console, item: TaskItem, form: str, *, with_prompt: bool) -> None:
+    console.rule(_plain_text(f"{item.family} level {item.level}" if item.level else item.family), align="left")
+    if with_prompt:
+        for message in prompt_messages(item, form):
+            _block(console, f"{message.role} reads" if message.role != "user" else "the model reads", message.content)
+    else:
+        _block(console, "question", "\n".join([item.question, *_lettered(item)]))
+    if item.preamble:
+        _block(console, "given code", item.preamble)
+    _block(console, "tests" if item.kind is AnswerKind.PROGRAM else "answer", item.answer or "judged by a person")
+    if item.solution:
+        _block(console, "a worked solution", item.solution)
+
+
+def _lettered(item: TaskItem) -> list[str]:
+    return [f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(item.options)]
+
+
+def _block(console: Console, title: str, text: str) -> None:
+    text = text.strip("\n")
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
+    _plain(console, f"{title}:")
+    _plain(console, "\n".join(f"    {line}" for line in shown.splitlines()))
+
+
+def _plain(console: Console, text: str) -> None:
+    console.print(_plain_text(text), soft_wrap=True)
+
+
+def _span(levels: tuple[int, ...]) -> str:
+    """1-7, or a list with gaps, or - where no level is known."""
+    known = [level for level in levels if level]
+    if not known:
+        return "-"
+    if len(known) > 2 and known == list(range(known[0], known[-1] + 1)):
+        return f"{known[0]}-{known[-1]}"
+    return ", ".join(map(str, known))
+
+
+def _count(items: int | None) -> str:
+    return "unlimited" if items is None else f"{items:,}"

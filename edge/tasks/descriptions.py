@@ -1,0 +1,171 @@
+"""What a task source holds: families, levels, counts, examples, samples. Knows every kind of source; knows nothing of terminals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from edge.core.errors import UsageError
+from edge.core.rng import stream
+from edge.core.types import Split, TaskItem
+from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
+from edge.tasks.datasets.source import DataSetSource
+from edge.tasks.jsonl import JsonLinesSource
+from edge.tasks.listed import ListedItems
+from edge.tasks.practice import FAMILIES, GROUPS, group_stream, practice_item, practice_stream
+from edge.tasks.practice_source import PracticeSource
+from edge.tasks.source import TaskSource
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAbout:
+    """One source in a list. `kind` is practice, data set or file; `levels` is per family; `train` and `test` count items (None: unlimited).
+
+    `judged_as` are the kinds of answer; `where` says how to get it; `about` what it asks.
+    """
+
+    name: str
+    kind: str
+    judged_as: tuple[str, ...]
+    families: tuple[str, ...]
+    levels: Mapping[str, tuple[int, ...]]
+    labels: tuple[str, ...]
+    max_steps: tuple[int, ...]
+    train: int | None
+    test: int | None
+    where: str
+    about: str
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def all_levels(self) -> tuple[int, ...]:
+        """The levels of all families together."""
+        return tuple(sorted({level for levels in self.levels.values() for level in levels}))
+
+
+def known_sources() -> list[SourceAbout]:
+    """Every source that has a name: practice families, practice groups, data sets. Opens and downloads nothing."""
+    practice = [_about_practice(name) for name in (*FAMILIES, *GROUPS)]
+    return [*practice, *(_about_data_set(data_set) for data_set in DATA_SETS.values())]
+
+
+def about(source: TaskSource) -> SourceAbout:
+    """What an open source holds; reads its items where it is a list."""
+    if isinstance(source, PracticeSource):
+        return _about_practice(source.name.removeprefix("practice:"))
+    if isinstance(source, DataSetSource):
+        told = _about_data_set(source.data_set)
+        listed = _about_listed(source.name, told.kind, source.items)
+        return replace(listed, about=told.about, left_out=tuple(source.left_out))
+    if isinstance(source, JsonLinesSource):
+        return _about_listed(source.name, "file", source.items)
+    raise UsageError(f"{source.name}: this kind of source cannot be described")
+
+
+def examples(source: TaskSource) -> list[TaskItem]:
+    """One held-out item of each family and level, easiest first; of a source without held-out items, training items."""
+    if isinstance(source, PracticeSource):
+        return list(_practice_examples(source.name.removeprefix("practice:")))
+    listed = _listed(source)
+    first: dict[tuple[str, int], TaskItem] = {}
+    for item in listed.test_items or listed.train_items:
+        first.setdefault((item.family, item.level), item)
+    return [first[key] for key in sorted(first)]
+
+
+def sample(source: TaskSource, count: int, *, level: int | None, split: Split, seed: int) -> list[TaskItem]:
+    """At most `count` different items of one split in an order drawn by `seed`. Raises UsageError for a level that does not occur."""
+    told = about(source)
+    if level is not None and level not in told.all_levels:
+        known = ", ".join(map(str, told.all_levels))
+        raise UsageError(f"{source.name}: no item of level {level}", hint=f"levels: {known}")
+    chosen: dict[str, TaskItem] = {}
+    questions: set[str] = set()
+    for item in _drawn(source, split, seed, count):
+        if len(chosen) >= count:
+            break
+        if (level is None or item.level == level) and item.id not in chosen and item.question not in questions:
+            chosen[item.id] = item
+            questions.add(item.question)
+    return list(chosen.values())
+
+
+_LOOKED_AT_PER_ITEM = 500
+
+
+def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[TaskItem]:
+    """Items of the split in an order by the seed; an endless source ends after plenty, because a small family repeats itself."""
+    if isinstance(source, PracticeSource):
+        name = source.name.removeprefix("practice:")
+        endless = (group_stream if name in GROUPS else practice_stream)(name, split, seed)
+        return itertools.islice(endless, count * _LOOKED_AT_PER_ITEM)
+    listed = _listed(source)
+    items = list(listed.train_items if split == "train" else listed.test_items)
+    stream(seed, "sample", split).shuffle(items)
+    return iter(items)
+
+
+def _listed(source: TaskSource) -> ListedItems:
+    if isinstance(source, DataSetSource | JsonLinesSource):
+        return source.items
+    raise UsageError(f"{source.name}: this kind of source cannot be looked through")
+
+
+def _practice_examples(name: str) -> Iterator[TaskItem]:
+    for family in GROUPS.get(name, (name,)):
+        for level in FAMILIES[family].levels:
+            item = practice_item(family, "test", level, 0)
+            yield replace(item, task=name) if name in GROUPS else item
+
+
+def _about_practice(name: str) -> SourceAbout:
+    families = [FAMILIES[family] for family in GROUPS.get(name, (name,))]
+    return SourceAbout(
+        name=f"practice:{name}",
+        kind="practice",
+        judged_as=tuple(dict.fromkeys(family.kind.value for family in families)),
+        families=tuple(family.name for family in families),
+        levels={family.name: tuple(family.levels) for family in families},
+        labels=(name,) if name in GROUPS else tuple(sorted({family.task for family in families})),
+        max_steps=tuple(sorted({family.max_steps for family in families})),
+        train=None,
+        test=None,
+        where="built in",
+        about="; ".join(family.about for family in families),
+    )
+
+
+def _about_data_set(data_set: DataSet) -> SourceAbout:
+    train, test = data_set.published
+    return SourceAbout(
+        name=data_set.name,
+        kind="data set",
+        judged_as=(data_set.kind.value,),
+        families=(data_set.name,),
+        levels={data_set.name: data_set.levels},
+        labels=(data_set.task,),
+        max_steps=(data_set.max_steps,),
+        train=train,
+        test=test,
+        where=f"hub {data_set.hub}",
+        about=data_set.about,
+    )
+
+
+def _about_listed(name: str, kind: str, listed: ListedItems) -> SourceAbout:
+    items = (*listed.train_items, *listed.test_items)
+    families = tuple(sorted({item.family for item in items}))
+    return SourceAbout(
+        name=name,
+        kind=kind,
+        judged_as=tuple(sorted({item.kind.value for item in items})),
+        families=families,
+        levels={family: tuple(sorted({item.level for item in items if item.family == family})) for family in families},
+        labels=tuple(sorted({item.task for item in items})),
+        max_steps=tuple(sorted({item.max_steps for item in items})),
+        train=len(listed.train_items),
+        test=len(listed.test_items),
+        where="local files or cache",
+        about="",
+    )
