@@ -1,29 +1,20 @@
-"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. Knows JSON lines; knows nothing of
-HTTP.
-
-A line holds the digest of a request, never the request, and its result. A cassette can be read by people and kept in a repository.
+"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. Knows when to ask its
+source; knows nothing of HTTP. The file format is edge.rpc.cassette: a cassette can be read by people and kept in a repository.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.providers.scripted import pieces_of
-from edge.core.errors import ConfigError
-from edge.core.types import TokenUsage
+from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
 
 
 def request_digest(request: ProviderRequest) -> str:
-    """What a recorded answer is found by: sha256 over messages, model, output limit and temperature."""
-    turns = [[turn.role, turn.content] for turn in request.messages]
-    content = [turns, request.model, request.max_output_tokens, request.temperature.hex()]
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
+    """What a recorded answer is found by."""
+    return answer_digest(request.messages, request.model, request.max_output_tokens, request.temperature)
 
 
 class RecordedProvider:
@@ -38,7 +29,7 @@ class RecordedProvider:
     async def start(self) -> None:
         """Read the cassette. Raises ConfigError naming FILE:LINE of a bad line. Safe to call twice."""
         if self._results is None:
-            self._results = _read_cassette(self._cassette, required=self._source is None)
+            self._results = _read_results(self._cassette, recording=self._source is not None)
         if self._source is not None:
             await self._source.start()
 
@@ -80,29 +71,10 @@ class RecordedProvider:
     def _record(self, digest: str, result: ProviderResult) -> ProviderResult:
         assert self._results is not None
         self._results[digest] = result
-        with self._cassette.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"request": digest, "result": asdict(result)}, ensure_ascii=False) + "\n")
+        append_answer(self._cassette, digest, RecordedAnswer(result.text, result.usage, result.upstream_id, result.finish))
         return result
 
 
-def _read_cassette(path: Path, *, required: bool) -> dict[str, ProviderResult]:
-    if not path.exists() and not required:
-        return {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {error.strerror}") from error
-    return dict(_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
-
-
-def _read_line(path: Path, number: int, line: str) -> tuple[str, ProviderResult]:
-    try:
-        entry = json.loads(line)
-        return str(entry["request"]), _result_from(entry["result"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}:{number}: not a cassette line ({error})") from error
-
-
-def _result_from(data: dict[str, Any]) -> ProviderResult:
-    usage = None if data["usage"] is None else TokenUsage(**data["usage"])
-    return ProviderResult(str(data["text"]), usage, str(data["upstream_id"]), str(data["finish"]))
+def _read_results(path: Path, *, recording: bool) -> dict[str, ProviderResult]:
+    answers = open_for_recording(path) if recording else read_cassette(path)
+    return {digest: ProviderResult(one.text, one.usage, one.upstream_id, one.finish) for digest, one in answers.items()}

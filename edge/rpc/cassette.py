@@ -1,0 +1,127 @@
+"""Cassettes: recorded cloud answers, one JSON object a line. Knows the format that an evaluation and the coordinator's
+`recorded` provider write and play; knows nothing of who asks or answers.
+
+    {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "", "finish": "stop"},
+     "charged_uusd": 0, "cached": false}
+
+`request` is a digest of messages, model, output limit and temperature, never the request itself; the keys after `result` may be missing and
+`usage` may be null.
+The device knows a cloud LLM by its alias only, so an evaluation digests the alias as the model: to play its file in a coordinator, give
+the upstream `model:` the alias's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import ConfigError
+from edge.core.types import Message, TokenUsage
+
+_LINE_START = b'{"request": "'
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """One answer. `usage` is None where the cloud LLM did not say; `charged_uusd` and `cached` are what the ledger said then."""
+
+    text: str
+    usage: TokenUsage | None
+    upstream_id: str = ""
+    finish: str = "stop"
+    charged_uusd: int = 0
+    cached: bool = False
+
+
+def answer_digest(messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float) -> str:
+    """What a recorded answer is found by: 64 hex digits."""
+    turns = [[turn.role, turn.content] for turn in messages]
+    content = [turns, model, max_output_tokens, temperature.hex()]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def read_cassette(path: Path) -> dict[str, RecordedAnswer]:
+    """Answers by digest; of two with the same digest the later one. Raises ConfigError: unreadable, or FILE:LINE of a damaged line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"cassette {path} cannot be read: {reason}") from error
+    return dict(_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def append_answer(path: Path, digest: str, answer: RecordedAnswer) -> None:
+    """Add one line and hand it to the disk, so that an answer that was paid for is not lost with the process."""
+    result = {name: value for name, value in asdict(answer).items() if name not in ("charged_uusd", "cached")}
+    line = {"request": digest, "result": result, "charged_uusd": answer.charged_uusd, "cached": answer.cached}
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def open_for_recording(path: Path) -> dict[str, RecordedAnswer]:
+    """What the file holds, {} for a new one; afterwards lines can be appended.
+
+    A last line that a killed writer left unfinished is removed. Raises ConfigError when the file is no cassette or cannot be written.
+    """
+    try:
+        with path.open("a+b") as stream:
+            stream.seek(0)
+            content = stream.read()
+            whole = content.rfind(b"\n") + 1
+            if _is_cut_line(content[whole:]):
+                stream.truncate(whole)
+    except OSError as error:
+        raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
+    return read_cassette(path)
+
+
+def _is_cut_line(tail: bytes) -> bool:
+    """Whether this is the beginning of a line that `append_answer` wrote, and not of some other file."""
+    return bool(tail) and (tail.startswith(_LINE_START) or _LINE_START.startswith(tail))
+
+
+def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]:
+    try:
+        entry = json.loads(line)
+        return _text(entry["request"]), _answer_from(entry["result"], entry)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}:{number}: not a cassette line ({type(error).__name__}: {error})",
+            hint="remove the line, or record the answer again",
+        ) from error
+
+
+def _answer_from(result: Mapping[str, Any], entry: Mapping[str, Any]) -> RecordedAnswer:
+    usage = None if result["usage"] is None else _usage(result["usage"])
+    charged = _count(entry.get("charged_uusd", 0))
+    return RecordedAnswer(
+        _text(result["text"]),
+        usage,
+        _text(result["upstream_id"]),
+        _text(result["finish"]),
+        charged,
+        bool(entry.get("cached", False)),
+    )
+
+
+def _usage(data: Mapping[str, Any]) -> TokenUsage:
+    return TokenUsage(_count(data["input_tokens"]), _count(data["output_tokens"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, found {value!r}")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"expected a whole number, found {value!r}")
+    return value
