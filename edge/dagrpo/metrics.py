@@ -66,9 +66,24 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959963984540054) -
     """95 % Wilson score interval of a share. (0, 1) when there was no trial; raises ValueError on impossible counts."""
     if trials < 0 or not 0 <= successes <= max(trials, 0):
         raise ValueError(f"impossible counts: {successes} of {trials}")
-    if trials == 0:
-        return (0.0, 1.0)
-    share, square = successes / trials, z * z
+    return wilson_interval_of_share(successes / trials, trials, z) if trials else (0.0, 1.0)
+
+
+def wilson_interval_of_share(share: float, trials: float, z: float = 1.959963984540054) -> tuple[float, float]:
+    """The same for a share and a number of trials that need not be whole: that of a weighted mean is `effective_trials`.
+
+    Raises ValueError on a share outside [0, 1] or trials that are not positive.
+    """
+    if not trials > 0.0:
+        raise ValueError(f"trials must be positive, not {trials}")
+    share, square = require_share("share", share), z * z
     centre = (share + square / (2 * trials)) / (1 + square / trials)
     half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials)) / (1 + square / trials)
     return (max(0.0, centre - half), min(1.0, centre + half))
+
+
+def effective_trials(weights: Iterable[float]) -> float:
+    """Kish's effective sample size (Σw)² / Σw²: how many equally weighted trials tell as much. 0 of none."""
+    values = list(weights)
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / squares if squares else 0.0

@@ -1,8 +1,8 @@
 """Cassettes: recorded cloud answers, one JSON object a line. Knows the format that an evaluation and the coordinator's
 `recorded` provider write and play; knows nothing of who asks or answers.
 
-    {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "", "finish": "stop"},
-     "charged_uusd": 0, "cached": false}
+    {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "",
+     "finish": "stop"}, "charged_uusd": 0, "cached": false}
 
 `request` is a digest of messages, model, output limit and temperature, never the request itself; the keys after `result` may be missing and
 `usage` may be null.
