@@ -9,6 +9,8 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.choice_answer import ChoiceAnswer
 from edge.verifiers.feedback import FeedbackAnswer, RatingBook
 from edge.verifiers.math_answer import MathAnswer
+from edge.verifiers.program import ProgramJudge, ProgramVerifier
+from edge.verifiers.sandbox.choice import best_sandbox
 from edge.verifiers.verifier import Verifier
 
 
@@ -20,10 +22,16 @@ class VerifierByKind:
         verifiers: Mapping[AnswerKind, Verifier] | None = None,
         *,
         math: Verifier | None = None,
+        programs: Verifier | None = None,
         ratings: RatingBook | None = None,
     ) -> None:
-        """`verifiers` replaces the built-in ones; `math` only the one for mathematics. Feedback is judged where there are `ratings`."""
-        builtin: dict[AnswerKind, Verifier] = {AnswerKind.MATH: math or MathAnswer(), AnswerKind.CHOICE: ChoiceAnswer()}
+        """`verifiers` replaces the built-in ones; `math` and `programs` only that one (programs: by default in the best
+        sandbox of this machine, looked for when the first program comes). Feedback is judged where there are `ratings`."""
+        builtin: dict[AnswerKind, Verifier] = {
+            AnswerKind.MATH: math or MathAnswer(),
+            AnswerKind.CHOICE: ChoiceAnswer(),
+            AnswerKind.PROGRAM: programs or ProgramVerifier(ProgramJudge(best_sandbox)),
+        }
         if ratings is not None:
             builtin[AnswerKind.FEEDBACK] = FeedbackAnswer(ratings)
         self._verifiers = builtin if verifiers is None else dict(verifiers)

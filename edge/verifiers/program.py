@@ -1,0 +1,243 @@
+"""Judges programs written by a model: all tests pass. Knows the forms of tests; knows nothing of how isolation is done.
+
+Tests come in two forms (`TaskItem.answer`):
+
+- Python text: asserts that call the program's functions, or HumanEval's `def check(candidate)` with its call at the end. A name the
+  tests do not define is the preamble's, else a built-in, else the program's. Arguments are handed over as copies. A pass needs at
+  least one check that was really executed and at least one call of the program.
+- JSON text `{"inputs": [...], "outputs": [...]}`: each input is given to the program on its standard input and what it prints is
+  compared with the output, line by line without trailing blanks, else word by word with numbers to six digits. With `fn_name` each
+  input is a list of arguments of that function (of the module, or a method of its class `Solution`) and each output its result, equal
+  as JSON sees values; a result may stand in a list of one.
+
+`timeout_s` bounds one run of the program: all calls of the tests together, or one input. A verdict is the same for the same texts
+(random numbers in tests are seeded, hashes fixed) unless the time limit decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from edge.core.clock import Clock, SystemClock
+from edge.core.types import TaskItem
+from edge.dagrpo.answers import last_python_block
+from edge.verifiers.sandbox.role import Limits, Sandbox
+
+_REMEMBERED = 4096
+_CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramVerdict:
+    """Whether a program passed its tests; `reason` is one short line without text of the program, "" for a pass; `checks` that held."""
+
+    passed: bool
+    reason: str
+    checks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTests:
+    """One program with what judges it."""
+
+    code: str
+    tests: str
+    preamble: str = ""
+
+
+def run_program_tests(
+    code: str, tests: str, timeout_s: float, *, preamble: str = "", sandbox: Sandbox | None = None
+) -> ProgramVerdict:
+    """Run `tests` on a program in a sandbox (default: the best this machine has). Never raises on any text of the two.
+
+    Raises UsageError when nothing here can isolate a program, SandboxError when the sandbox itself fails.
+    """
+    if sandbox is None:
+        from edge.verifiers.sandbox.choice import best_sandbox
+
+        sandbox = best_sandbox()
+    return judge_program(ProgramTests(code, tests, preamble), sandbox, Limits(wall_s=timeout_s), SystemClock())
+
+
+def judge_program(given: ProgramTests, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
+    """One verdict, without memory of others. Raises SandboxError."""
+    from edge.verifiers.sandbox.inside.wire import Unencodable
+
+    cases = _cases(given.tests)
+    try:
+        if isinstance(cases, str):
+            return ProgramVerdict(False, cases)
+        if cases is not None and not cases.function:
+            return _judge_outputs(given, cases, sandbox, limits, clock)
+        return _judge_functions(given, cases, sandbox, limits, clock)
+    except Unencodable as error:
+        return ProgramVerdict(False, f"program or tests hold {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cases:
+    inputs: list[Any]
+    outputs: list[Any]
+    function: str
+
+
+def _cases(tests: str) -> _Cases | str | None:
+    """The pairs of JSON tests, what is wrong with them, or None for tests in Python."""
+    if not tests.lstrip().startswith("{"):
+        return None
+    try:
+        content = json.loads(tests)
+    except (ValueError, RecursionError):
+        return None
+    inputs, outputs = content.get("inputs"), content.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        return "the tests cannot be read: inputs and outputs must be lists of one length"
+    if not inputs:
+        return "no check was executed"
+    return _Cases(inputs, outputs, str(content.get("fn_name") or ""))
+
+
+def _judge_functions(given: ProgramTests, cases: _Cases | None, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
+    from edge.verifiers.sandbox.session import run_functions
+
+    request: dict[str, Any] = {"form": "tests", "tests": given.tests, "preamble": given.preamble, "seed": _seed(given.tests)}
+    if cases is not None:
+        if not all(isinstance(arguments, list) for arguments in cases.inputs):
+            return ProgramVerdict(False, "the tests cannot be read: each input must be a list of arguments")
+        pairs = list(zip(cases.inputs, cases.outputs, strict=True))
+        request = {"form": "cases", "function": cases.function, "cases": pairs}
+    outcome = run_functions(sandbox, whole_source(given), request, limits, clock)
+    return ProgramVerdict(not outcome.reason, outcome.reason, outcome.checks)
+
+
+def _judge_outputs(given: ProgramTests, cases: _Cases, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
+    from edge.verifiers.sandbox.session import run_whole
+
+    source = whole_source(given)
+    for number, (input_, output) in enumerate(zip(cases.inputs, cases.outputs, strict=True)):
+        run = run_whole(sandbox, source, _text(input_).encode("utf-8", "replace"), limits, clock)
+        reason = run.reason or ("" if same_output(run.output.decode("utf-8", "replace"), _text(output)) else "wrong output")
+        if reason:
+            return ProgramVerdict(False, reason if reason.startswith("syntax") else f"{reason} in case {number + 1}", number)
+    return ProgramVerdict(True, "", len(cases.inputs))
+
+
+def whole_source(given: ProgramTests) -> str:
+    """What is run: the preamble, then the model's program."""
+    return f"{given.preamble.rstrip()}\n\n{given.code}" if given.preamble.strip() else given.code
+
+
+def _seed(tests: str) -> int:
+    """The seed of the tests' random numbers: depends on them alone, and a program cannot see them."""
+    return int.from_bytes(hashlib.blake2b(tests.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
+def _text(value: Any) -> str:
+    """Input or output as text; some data sets hold a list of lines."""
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def same_output(found: str, expected: str) -> bool:
+    """Equal lines without trailing blanks, else equal words; where a decimal fraction is expected, a number close to it."""
+    if _lines(found) == _lines(expected):
+        return True
+    mine, theirs = found.split(), expected.split()
+    return len(mine) == len(theirs) and bool(theirs) and all(map(_same_word, mine, theirs))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _same_word(found: str, expected: str) -> bool:
+    if found == expected:
+        return True
+    if "." not in expected or len(found) > 400:
+        return False
+    try:
+        mine, theirs = float(found), float(expected)
+    except ValueError:
+        return False
+    return math.isfinite(mine) and math.isclose(mine, theirs, rel_tol=_CLOSE, abs_tol=_CLOSE)
+
+
+class ProgramJudge:
+    """Judges many programs from many threads: as many at once as there are cores, each different one once.
+
+    Eight samples of one prompt are often the same program; a verdict is remembered for the last 4096 different ones, and a thread that
+    asks for a verdict that another is working out waits for it. `sandbox` is called for the first program and may raise UsageError.
+    """
+
+    def __init__(
+        self,
+        sandbox: Callable[[], Sandbox],
+        limits: Limits | None = None,
+        *,
+        at_once: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._sandbox = functools.cache(sandbox)
+        self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._slots = threading.BoundedSemaphore(at_once or _cores())
+        self._lock = threading.Lock()
+        self._known: OrderedDict[ProgramTests, Future[ProgramVerdict]] = OrderedDict()
+
+    def verdict(self, given: ProgramTests) -> ProgramVerdict:
+        """The verdict on a program. Raises UsageError, SandboxError; neither is remembered."""
+        with self._lock:
+            known = self._known.get(given)
+            ours = known is None
+            future: Future[ProgramVerdict] = Future() if known is None else known
+            self._known[given] = future
+            self._known.move_to_end(given)
+        if ours:
+            self._work_out(given, future)
+        return future.result()
+
+    def _work_out(self, given: ProgramTests, future: Future[ProgramVerdict]) -> None:
+        try:
+            with self._slots:
+                future.set_result(judge_program(given, self._sandbox(), self._limits, self._clock))
+        except BaseException as error:
+            with self._lock:
+                self._known.pop(given, None)
+            future.set_exception(error)
+            return
+        with self._lock:
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ProgramVerifier:
+    """A Verifier: right when the last ```python block of a response, behind the item's preamble, passes the item's tests."""
+
+    def __init__(self, judge: ProgramJudge) -> None:
+        self._judge = judge
+
+    def is_correct(self, item: TaskItem, response: str) -> bool:
+        """True when the response's program passes. Raises UsageError where nothing can isolate it, SandboxError."""
+        return self.verdict(item, response).passed
+
+    def verdict(self, item: TaskItem, response: str) -> ProgramVerdict:
+        """The same with its reason."""
+        code = last_python_block(response)
+        if code is None:
+            return ProgramVerdict(False, "no python block")
+        return self._judge.verdict(ProgramTests(code, item.answer, item.preamble))

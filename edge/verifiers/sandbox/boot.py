@@ -1,0 +1,56 @@
+"""What is sent into a sandbox before anything else: the modules of `inside` as one block of bytes. Knows their order and loader."""
+
+from __future__ import annotations
+
+import functools
+import marshal
+from collections.abc import Sequence
+from pathlib import Path
+
+_PACKAGE = "edge.verifiers.sandbox.inside"
+_FOLDER = Path(__file__).with_name("inside")
+# Each module is put where an import statement of the next one finds it. The block travels from us to the sandbox only.
+LOADER = """
+import marshal, posix, sys
+def read(size):
+    parts = b""
+    while len(parts) < size:
+        part = posix.read(0, size - len(parts))
+        if not part: posix._exit(96)
+        parts += part
+    return parts
+modules, entry = marshal.loads(read(int(read(8), 16)))
+for name, code in modules:
+    sys.modules[name] = module = type(sys)(name)
+    exec(code, module.__dict__)
+del modules
+getattr(sys.modules[entry], "main")()
+"""
+
+
+@functools.cache
+def program_block(*, compiled: bool = True) -> bytes:
+    """The program's side."""
+    return _block(("wire", "limits", "reasons", "program"), compiled)
+
+
+@functools.cache
+def judge_block(*, compiled: bool = True) -> bytes:
+    """The judge's side."""
+    return _block(("wire", "limits", "reasons", "judge"), compiled)
+
+
+@functools.cache
+def _block(names: Sequence[str], compiled: bool) -> bytes:
+    """Modules for the loader; as text for an interpreter of another version."""
+    modules = [(f"{_PACKAGE}.{name}", _code(name) if compiled else _text(name)) for name in names]
+    content = marshal.dumps((modules, f"{_PACKAGE}.{names[-1]}"), 4 if compiled else 2)
+    return b"%08x" % len(content) + content
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+
+
+def _code(name: str) -> object:
+    return compile(_text(name), f"{name}.py", "exec", dont_inherit=True, optimize=0)

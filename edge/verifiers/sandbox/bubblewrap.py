@@ -1,0 +1,141 @@
+"""Bubblewrap: a process in its own namespaces with an almost empty file system. Knows bwrap's options; knows nothing of programs.
+
+bwrap itself is started with an all but empty environment, because `--clearenv` alone leaves the caller's readable in /proc/1/environ;
+and /proc is not mounted at all. The root is read-only, so that no file can be written beside the limited scratch folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+
+from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
+from edge.verifiers.sandbox.interpreter import ENVIRONMENT, Interpreter, this_interpreter
+from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams, threads_of
+
+_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+_SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
+
+
+class Bubblewrap:
+    """Sandboxes by the bwrap command."""
+
+    name = "bubblewrap"
+    protection = Protection(
+        holds=(
+            "network",
+            "files (sees Python's standard library and system libraries, read-only)",
+            "environment",
+            "other processes",
+            "new processes",
+            "memory, CPU and wall time, threads, output, scratch size",
+            "rare system calls (seccomp)",
+        ),
+        lacks=("faults of the kernel itself", "timing and cache side channels"),
+    )
+
+    def __init__(self, command: str | None = None) -> None:
+        """`command` is bwrap's path. Raises SandboxError where there is none."""
+        found = command or shutil.which("bwrap")
+        if found is None:
+            raise SandboxError("bubblewrap is not installed (no command bwrap)", hint="install the package bubblewrap")
+        self._command = found
+        self._interpreter = this_interpreter()
+        machine = platform.machine()
+        self._filter = program_filter(machine) if known_machine(machine) else None
+
+    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+        """Start bwrap with the interpreter inside. Raises SandboxError."""
+        info, info_end = os.pipe()
+        handed = [info_end]
+        try:
+            options = [*self._options(limits), "--info-fd", str(info_end)]
+            if self._filter is not None:
+                handed.append(_readable(self._filter))
+                options += ["--seccomp", str(handed[-1])]
+            process = subprocess.Popen(
+                [self._command, *options, "--", *self._interpreter.command(boot)],
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
+                env=ENVIRONMENT,
+                pass_fds=handed,
+                cwd="/",
+            )
+        except OSError as error:
+            os.close(info)
+            raise SandboxError(f"bubblewrap does not start: {error.strerror}") from error
+        finally:
+            for fd in handed:
+                os.close(fd)
+        return _Wrapped(process, info)
+
+    def _options(self, limits: Limits) -> list[str]:
+        return [*_NAMESPACES, *_SESSION, *_file_system(self._interpreter, limits)]
+
+
+def _file_system(python: Interpreter, limits: Limits) -> list[str]:
+    """Mounts: the interpreter's files, two devices, an empty limited /tmp; then the root becomes read-only."""
+    options: list[str] = []
+    for target, place in python.links:
+        options += ["--symlink", target, place]
+    for path in (*python.library_folders, python.stdlib, python.binary, *python.library_files):
+        options += ["--ro-bind", path, path]
+    for path in python.hidden[:1]:
+        options += ["--tmpfs", path, "--remount-ro", path]
+    for device in ("/dev/null", "/dev/urandom"):
+        options += ["--dev-bind", device, device]
+    options += ["--size", str(limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108 - the sandbox's own
+    return [*options, "--remount-ro", "/"]
+
+
+def _readable(content: bytes) -> int:
+    """A descriptor from which this content can be read once (it fits into a pipe)."""
+    readable, writable = os.pipe()
+    os.write(writable, content)
+    os.close(writable)
+    return readable
+
+
+class _Wrapped(OwnProcess):
+    """bwrap outside and process 1 of the sandbox inside; when that one ends, the kernel ends everything in there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], info: int) -> None:
+        super().__init__(process)
+        self._info: int | None = info
+        self._inner: int | None = None
+
+    def threads(self) -> int:
+        """Threads of the process inside; there is only one, since the filter refuses new ones."""
+        inner = self._inner_pid()
+        return threads_of(inner) if inner else 0
+
+    def kill(self) -> None:
+        """Kill process 1 inside; bwrap ends after it, when all of the namespace is gone."""
+        inner = self._inner_pid()
+        if inner and self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(inner, signal.SIGKILL)
+        else:
+            self.process.kill()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self._info is not None:
+            os.close(self._info)
+            self._info = None
+
+    def _inner_pid(self) -> int | None:
+        """bwrap tells the number of its child once it has made it."""
+        if self._inner is None and self._info is not None and select.select([self._info], [], [], 0)[0]:
+            with suppress(ValueError, KeyError, TypeError):
+                self._inner = int(json.loads(os.read(self._info, 4096))["child-pid"])
+        return self._inner
