@@ -17,6 +17,8 @@ def main() -> None:
         run_train(arguments)
     elif arguments.command == "export":
         run_export(arguments)
+    elif arguments.command == "forget":
+        run_forget(arguments)
     else:
         run_eval(arguments)
 
@@ -45,6 +47,14 @@ def parse() -> argparse.Namespace:
     evaluate.add_argument("--threads", type=int, default=1)
     evaluate.add_argument("--weights", type=Path, help="score a weights file of a training run of MODEL instead")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+    forget = commands.add_parser("forget", help="fine-tune on one group, then on the other, and measure what is forgotten")
+    forget.add_argument("model", help="a bundled model's name or the path of a GGUF file")
+    forget.add_argument("--steps", type=int, default=100, help="fine-tuning steps on each group")
+    forget.add_argument("--every", type=int, default=25, help="evaluate every so many steps")
+    forget.add_argument("--items", type=int, default=200, help="test items of each group")
+    forget.add_argument("--seed", type=int, default=0)
+    forget.add_argument("--threads", type=int, default=1)
+    forget.add_argument("--out", type=Path, help="folder for forgetting.json and forgetting.png (default runs/nano/forget-MODEL)")
     return parser.parse_args()
 
 
@@ -74,12 +84,31 @@ def run_export(arguments: argparse.Namespace) -> None:
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
 
 
+def run_forget(arguments: argparse.Namespace) -> None:
+    """Print how many points each direction forgets; write curves and figure."""
+    from tools.nano.forget import ForgetOptions, measure, write_curves
+
+    path = model_path(arguments.model)
+    options = ForgetOptions(arguments.steps, arguments.every, arguments.items, arguments.seed, arguments.threads)
+    curves = measure(path, options)
+    folder = arguments.out or RUNS / f"forget-{path.stem}"
+    write_curves(curves, folder)
+    for curve in curves:
+        print(f"{curve.first}, then {curve.second}: {curve.first} lost {curve.forgetting_points:.1f} points")
+    print(folder)
+
+
+def model_path(model: str) -> Path:
+    """A bundled model's file, or the path itself."""
+    bundled = BUNDLED / f"{model}.gguf"
+    return bundled if bundled.exists() else Path(model)
+
+
 def run_eval(arguments: argparse.Namespace) -> None:
     """Print the scores of one GGUF file."""
     from tools.nano.evaluate import evaluate_file, evaluate_weights, print_reports
 
-    bundled = BUNDLED / f"{arguments.model}.gguf"
-    path = bundled if bundled.exists() else Path(arguments.model)
+    path = model_path(arguments.model)
     temperatures = arguments.temperature or [0.0, 1.0]
     settings = (arguments.per_level, temperatures, arguments.seed, arguments.threads)
     if arguments.weights:
