@@ -219,10 +219,11 @@ class Watch:
         """The program's own time begins when every interpreter is up."""
         if self._running:
             return
-        if all(hello.data.startswith(HELLO) for hello in hellos):
+        silent = [hello for hello in hellos if not hello.data.startswith(HELLO)]
+        if not silent:
             self._running = True
             self._deadline = self._clock.monotonic() + self._limits.wall_s
-        elif self.left_s() <= 0.0 or any(hello.ended for hello in hellos):
+        elif self.left_s() <= 0.0 or any(hello.ended for hello in silent):
             status = [process.wait(1.0) for process in confined]
             raise SandboxError(f"the sandbox does not start its interpreter (status {status})", hint="see: edge-agent doctor")
 
