@@ -10,7 +10,8 @@ import pytest
 
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import AnswerKind
-from edge.tasks.jsonl import JsonLinesSource
+from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
+from edge.tasks.practice import FAMILIES, practice_item
 from edge.tasks.registry import open_source
 
 
@@ -45,6 +46,16 @@ def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
         ({"question": "a", "answer": 1, "level": -1}, '"level" must be'),
         ({"question": "a", "answer": 1, "split": "dev"}, '"split" must be one of'),
         ({"question": "a", "answer": "A", "kind": "choice"}, '"options"'),
+        ({"question": "a", "answer": "A", "kind": "choice", "options": list("abcdefghijk")}, '"options" with 2 to 10'),
+        ({"question": "a", "answer": "A", "kind": "choice", "options": "xy"}, '"options" must be a list'),
+        ({"question": "a", "kind": "program"}, '"answer" must be'),
+        ({"question": "a", "kind": "program", "answer": "assert ("}, '"answer" must be Python'),
+        ({"question": "a", "kind": "program", "tests": []}, '"tests" must be'),
+        ({"question": "a", "kind": "program", "tests": {"inputs": ["1"], "outputs": []}}, 'lists "inputs" and "outputs"'),
+        ({"question": "a", "kind": "program", "tests": "assert True", "answer": "assert True"}, 'in place of "answer"'),
+        ({"question": "a", "answer": 1, "tests": "assert True"}, 'kind "program"'),
+        ({"question": "a", "answer": 1, "preamble": "import math"}, 'kind "program"'),
+        ({"question": "a", "answer": 1, "solution": 7}, '"solution" must be a text'),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, complaint: str) -> None:
@@ -52,6 +63,42 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
     with pytest.raises(TaskFileError, match=r"tasks\.jsonl:2: ") as caught:
         open_source(str(path))
     assert complaint in str(caught.value)
+
+
+def test_programs_bring_their_tests_in_any_form(tmp_path: Path) -> None:
+    pairs = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    forms = [
+        {"tests": "assert f(1) == 2"},
+        {"tests": ["assert f(1) == 2", "assert f(2) == 3"]},
+        {"tests": pairs},
+        {"answer": json.dumps(pairs)},
+        {"answer": "def check(f):\n    assert f(1) == 2\ncheck(f)", "preamble": "import math"},
+    ]
+    lines = [{"question": f"q{n}", "kind": "program", "task": "code", **form} for n, form in enumerate(forms)]
+    items = read_items(write(tmp_path / "tasks.jsonl", *lines))
+    assert [item.answer.splitlines()[0] for item in items[:2]] == ["assert f(1) == 2"] * 2
+    assert items[1].answer.endswith("\nassert f(2) == 3")
+    assert json.loads(items[2].answer) == json.loads(items[3].answer) == pairs
+    assert items[4].preamble == "import math"
+    assert {(item.kind, item.max_steps) for item in items} == {(AnswerKind.PROGRAM, 6)}
+
+
+def test_items_judged_by_a_person_need_no_answer(tmp_path: Path) -> None:
+    (item,) = read_items(write(tmp_path / "tasks.jsonl", {"question": "Write a haiku.", "kind": "feedback", "task": "chat"}))
+    assert (item.kind, item.answer) == (AnswerKind.FEEDBACK, "")
+
+
+def test_items_of_every_practice_family_survive_a_task_file(tmp_path: Path) -> None:
+    items = [practice_item(name, "train", level, 1) for name, family in FAMILIES.items() for level in family.levels]
+    path = write(tmp_path / "tasks.jsonl", *map(as_record, items))
+    assert read_items(path) == items
+
+
+def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> None:
+    question = "one\u2028two\x85three\x0cfour"
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"question": question, "answer": 1}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert [item.question for item in read_items(path)] == [question]
 
 
 def test_an_empty_missing_or_binary_file_is_refused(tmp_path: Path) -> None:

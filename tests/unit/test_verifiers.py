@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.by_kind import VerifierByKind
+from edge.verifiers.choice_answer import chosen_option
+from edge.verifiers.math_answer import MathAnswer, MathVerdict
 
 
 def item(answer: str, kind: AnswerKind = AnswerKind.MATH, options: tuple[str, ...] = ()) -> TaskItem:
@@ -20,15 +24,40 @@ def item(answer: str, kind: AnswerKind = AnswerKind.MATH, options: tuple[str, ..
         ("42", "\\boxed{41} no, \\boxed{42}", True),
         ("42", "\\boxed{42} no, \\boxed{41}", False),
         ("1200", "\\boxed{1,200}", True),
+        ("1,234,567", "\\boxed{1234567}", True),
+        ("1200.5", "\\boxed{1,200.5}", True),
         ("-3", "\\boxed{ -3 }", True),
         ("42", "42", False),
         ("42", "\\boxed{042}", False),
+        ("42", "\\boxed{42.0}", False),
         ("(1,2)", "\\boxed{(1, 2)}", True),
         ("(12)", "\\boxed{(1,2)}", False),
+        ("12", "\\boxed{1,2}", False),
+        ("123", "\\boxed{1,23}", False),
+        ("1234", "\\boxed{1,,234}", False),
+        ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}}", True),
+        ("\\frac{1}{2}", "\\boxed{0.5}", False),
+        ("x", "\\boxed{}", False),
     ],
 )
 def test_math_answers_compare_the_last_box_exactly(reference: str, response: str, right: bool) -> None:
     assert VerifierByKind().is_correct(item(reference), response) is right
+
+
+def test_without_a_comparison_equivalence_is_known_only_where_it_is_exact() -> None:
+    judge = MathAnswer()
+    assert judge.verdict(item("7"), "\\boxed{7}") == MathVerdict(True, True)
+    assert judge.verdict(item("7"), "\\boxed{8}") == MathVerdict(False, None)
+    assert judge.verdict(item("7"), "8") == MathVerdict(False, None)
+
+
+@given(st.integers(-(10**12), 10**12), st.text(" \t\n", max_size=3))
+def test_blanks_and_thousands_separators_never_matter(number: int, blank: str) -> None:
+    assert MathAnswer().is_correct(item(str(number)), f"\\boxed{{{blank}{number:,}{blank}}}")
+    assert not MathAnswer().is_correct(item(str(number)), f"\\boxed{{{number + 1:,}}}")
+
+
+METALS = ("gold", "iron", "tin")
 
 
 @pytest.mark.parametrize(
@@ -36,20 +65,85 @@ def test_math_answers_compare_the_last_box_exactly(reference: str, response: str
     [
         ("\\boxed{B}", True),
         ("\\boxed{(b)}", True),
+        ("\\boxed{B.}", True),
+        ("\\boxed{B)}", True),
+        ("\\boxed{B) iron}", True),
+        ("\\boxed{(B) Iron.}", True),
+        ("\\boxed{\\text{B}}", True),
+        ("\\boxed{\\textbf{(B)}}", True),
+        ("\\boxed{$B$}", True),
         ("\\boxed{1}", True),
+        ("\\boxed{(1)}", True),
         ("\\boxed{iron}", True),
+        ("\\boxed{ IRON }", True),
+        ("\\boxed{\\text{iron}}", True),
         ("\\boxed{A}", False),
         ("\\boxed{Z}", False),
         ("\\boxed{}", False),
+        ("\\boxed{AB}", False),
+        ("\\boxed{A, B}", False),
+        ("\\boxed{A or B}", False),
+        ("\\boxed{B or C}", False),
+        ("\\boxed{B) gold}", False),
+        ("\\boxed{A) iron}", False),
+        ("\\boxed{B iron}", False),
+        ("\\boxed{not B}", False),
+        ("\\boxed{ir}", False),
+        ("\\boxed{1.0}", False),
+        ("\\boxed{-1}", False),
+        ("\\boxed{11}", False),
+        ("\\boxed{Β}", False),  # a Greek capital beta
         ("B", False),
     ],
 )
 @pytest.mark.parametrize("reference", ["B", "1", "iron"])
 def test_choices_are_named_by_letter_index_or_text(reference: str, response: str, right: bool) -> None:
-    choice = item(reference, AnswerKind.CHOICE, ("gold", "iron", "tin"))
+    choice = item(reference, AnswerKind.CHOICE, METALS)
     assert VerifierByKind().is_correct(choice, response) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "index"),
+    [
+        ("2", ("2", "3", "0"), 0),  # a number that is an option's text means the text
+        ("0", ("2", "3", "0"), 2),
+        ("1", ("2", "3", "0"), 1),
+        ("A", ("B", "A"), 0),  # a letter is read as one, as the prompt asks
+        ("J", tuple("klmnopqrst"), 9),
+        ("9", tuple("klmnopqrst"), 9),
+        ("K", tuple("klmnopqrst"), None),
+        ("same", ("same", "same", "x"), None),  # a text that stands there twice names none
+        ("2", ("2", "2", "x"), None),
+        ("Same", ("same", "Same", "x"), 1),
+        ("B", (), 1),
+        ("7", (), 7),
+    ],
+)
+def test_ambiguity_is_resolved_strictly(answer: str, options: tuple[str, ...], index: int | None) -> None:
+    assert chosen_option(answer, options) == index
+
+
+option_texts = st.lists(
+    st.text("abcxyz 123", min_size=3, max_size=8).map(str.strip).filter(lambda text: len(text) > 2), min_size=2
+)
+distinct_options = option_texts.filter(lambda texts: len({text.casefold() for text in texts}) == len(texts) <= 10).map(tuple)
+
+
+@given(distinct_options, st.data())
+def test_every_way_to_name_an_option_names_the_same_one(options: tuple[str, ...], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(options) - 1))
+    letter, text = chr(ord("A") + index), options[index]
+    for named in (letter, letter.lower(), f"({letter})", f"{letter}.", f"{letter}) {text}", text, f"\\text{{{letter}}}"):
+        assert chosen_option(named, options) == index
+
+
+@given(st.text(max_size=60), st.lists(st.text(max_size=5), max_size=10).map(tuple))
+def test_no_text_breaks_a_verifier(text: str, options: tuple[str, ...]) -> None:
+    for response in (text, f"\\boxed{{{text}}}"):
+        VerifierByKind().is_correct(item("B", AnswerKind.CHOICE, options), response)
+        VerifierByKind().is_correct(item("7"), response)
 
 
 def test_a_kind_without_a_verifier_is_refused_rather_than_counted_wrong() -> None:
     with pytest.raises(UsageError, match="no verifier"):
-        VerifierByKind().is_correct(item("x", AnswerKind.PROGRAM), "```python\n```")
+        VerifierByKind().is_correct(item("", AnswerKind.FEEDBACK), "hello")

@@ -1,0 +1,144 @@
+"""`edge-agent tasks list | show | sample`: what is printed can be read by people, by machines, and by the agent itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.cli.shell import run_command
+from edge.tasks.datasets.catalogue import DATA_SETS
+from edge.tasks.jsonl import read_items
+from edge.tasks.practice import FAMILIES, GROUPS
+from edge.tasks.registry import open_source
+from tests.unit.data_set_files import gsm8k_rows, hub_folder, write_jsonl
+
+NAMES = [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_command(["tasks", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_list_names_every_source_with_its_size_and_place(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list")
+    lines = out.splitlines()
+    assert code == 0
+    for name in NAMES:
+        assert any(line.startswith(f"{name} ") for line in lines), name
+    assert "unlimited" in out and "7,473" in out and "allenai/ai2_arc" in out
+
+
+def test_the_list_as_json_tells_levels_labels_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert list(rows) == NAMES
+    assert rows["practice:group1"]["families"] == ["arith", "science"] and rows["practice:group1"]["labels"] == ["group1"]
+    assert rows["practice:arith"]["train"] is None and rows["practice:arith"]["levels"] == {"arith": [1, 2, 3, 4, 5, 6, 7]}
+    assert (rows["math"]["max_steps"], rows["taco"]["max_steps"], rows["mmlu"]["max_steps"]) == ([4], [6], [4])
+    assert {row["kind"] for row in rows.values()} == {"practice", "data set"}
+
+
+@pytest.mark.parametrize("name", [f"practice:{name}" for name in (*FAMILIES, *GROUPS)])
+def test_a_practice_source_shows_an_example_of_each_level_with_its_solution(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "show", name, "--json")
+    shown = json.loads(out)
+    assert code == 0
+    told = [(example["family"], example["level"]) for example in shown["examples"]]
+    assert told == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
+    assert all(example["solution"] and example["prompt"][-1]["role"] == "user" for example in shown["examples"])
+    assert {example["task"] for example in shown["examples"]} == set(shown["labels"])
+
+
+def test_the_prompt_is_shown_as_the_configured_model_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    _, bundled, _ = run(capsys, "show", "practice:science")
+    _, other, _ = run(capsys, "show", "practice:science", "--set", "model.prompt_form=full")
+    assert "the model reads:" in bundled and "box the letter" not in bundled
+    assert "system reads:" in other and "box the letter" in other and "Step k:" in other
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_data_set_shows_what_its_files_hold(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "show", f"{name}:{hub_folder(tmp_path, name)}")
+    assert (code, err) == (0, "")
+    assert DATA_SETS[name].about in out and f"at most {DATA_SETS[name].max_steps} reasoning steps" in out
+    assert ("tests:" if name in ("taco", "humaneval") else "answer:") in out
+
+
+def test_records_that_nobody_could_judge_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"problem": f"p{n}", "level": "Level 1", "solution": "\\boxed{7}" if n else "\\boxed{}"} for n in range(5)]
+    _, out, _ = run(capsys, "show", f"math:{write_jsonl(tmp_path / 'test.jsonl', rows)}")
+    assert "left out: 1 records" in out and "test.jsonl:1: an empty box" in out
+
+
+def test_a_task_file_shows_its_own_families_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2+3?", "answer": 5, "task": "sums", "level": 2}\n')
+    _, out, _ = run(capsys, "show", str(path), "--json")
+    shown = json.loads(out)
+    assert (shown["kind"], shown["labels"], shown["levels"], shown["judged_as"]) == ("file", ["sums"], {"jsonl": [2]}, ["math"])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", ["practice:arith", "practice:science", "practice:code", "practice:group2"])
+def test_a_sample_can_be_fed_back_as_a_task_file(
+    name: str, split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "sample", name, "--n", "4", "--level", "2", "--split", split, "--seed", "1", "--json")
+    path = tmp_path / "sample.jsonl"
+    path.write_text(out, encoding="utf-8")
+    items = read_items(path)
+    assert (code, err, len(items)) == (0, "", 4)
+    assert {(item.level, item.split) for item in items} == {(2, split)}
+    assert (open_source(str(path)).test(9) != ()) is (split == "test")
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_seed_another(capsys: pytest.CaptureFixture[str]) -> None:
+    first, again, other = (run(capsys, "sample", "practice:arith", "--seed", seed, "--json")[1] for seed in ("1", "1", "2"))
+    assert first == again != other
+
+
+def test_a_sample_of_a_data_set_comes_from_the_wanted_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = f"gsm8k:{hub_folder(tmp_path, 'gsm8k')}"
+    test_ids = {item.id for item in open_source(source).test(1000)}
+    for split, inside in (("train", False), ("test", True)):
+        _, out, _ = run(capsys, "sample", source, "--split", split, "--n", "8", "--json")
+        ids = {json.loads(line)["id"] for line in out.splitlines()}
+        assert len(ids) == 8 and (ids <= test_ids) is inside
+
+
+def test_a_sample_for_people_shows_question_answer_and_solution(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "sample", "practice:science", "--n", "1")
+    assert "question:" in out and "    A. " in out and "answer:" in out and "<think>" in out
+
+
+def test_too_few_items_are_given_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_jsonl(tmp_path / "test.jsonl", gsm8k_rows(3))
+    code, out, err = run(capsys, "sample", f"gsm8k:{path}", "--split", "test", "--n", "9", "--json")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert "has only 3 test items" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["show", "practice:nothing"], 2, "unknown practice family"),
+        (["show", "nothing"], 1, "no such task file"),
+        (["sample", "practice:arith", "--level", "99"], 2, "no item of level 99; levels: 1, 2"),
+        (["sample", "practice:arith", "--split", "dev"], 2, "train or test"),
+        (["sample", "practice:arith", "--n", "0"], 2, "--n"),
+        (["sample", "gsm8k:"], 2, "no path after the colon"),
+        (["show"], 2, "SOURCE"),
+    ],
+)
+def test_what_is_wrong_is_one_line_on_stderr(
+    arguments: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, out, err = run(capsys, *arguments)
+    assert (ended, out) == (code, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and complaint in err

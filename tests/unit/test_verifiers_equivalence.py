@@ -1,0 +1,205 @@
+"""Equivalence of mathematical answers: what is the same, what is not, and that no input can hang or break the caller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.core.errors import EdgeError, UsageError
+from edge.core.types import AnswerKind, TaskItem
+from edge.verifiers import equivalence as module
+from edge.verifiers.by_kind import VerifierByKind
+from edge.verifiers.equivalence import Equivalence
+from edge.verifiers.math_answer import MathAnswer, MathVerdict, both_verdicts
+
+pytest.importorskip("math_verify", reason="equivalence needs math-verify (extra lab)")
+
+
+@pytest.fixture(scope="module")
+def same() -> Iterator[Equivalence]:
+    equivalence = Equivalence()
+    yield equivalence
+    equivalence.close()
+
+
+def item(answer: str) -> TaskItem:
+    return TaskItem("id", "math", "test", 0, "test", "q", answer, AnswerKind.MATH, 4)
+
+
+EQUIVALENT = [
+    ("\\frac{3}{4}", "0.75"),
+    ("\\frac34", "\\dfrac{3}{4}"),
+    ("\\frac{1}{2}", "1/2"),
+    ("-\\frac{1}{2}", "\\frac{-1}{2}"),
+    ("1\\frac{1}{2}", "\\frac{3}{2}"),
+    ("0.1", "\\frac{1}{10}"),
+    ("18", "18.00"),
+    ("10{,}000", "10000"),
+    ("\\$5", "5"),
+    ("5\\text{ cm}", "5"),
+    ("90^\\circ", "90"),
+    ("10\\%", "0.1"),
+    ("2\\sqrt{3}", "\\sqrt{12}"),
+    ("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}"),
+    ("\\pi/2", "\\frac{\\pi}{2}"),
+    ("2^{10}", "1024"),
+    ("\\log_2 8", "3"),
+    ("\\binom{5}{2}", "10"),
+    ("3+4i", "4i+3"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("y=2x+1", "y=1+2x"),
+    ("x=3", "3"),
+    ("(-\\infty,3]", "(-\\infty, 3]"),
+    ("x\\in[1,2]", "[1,2]"),
+    ("(-\\infty,2)\\cup(3,\\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
+    ("\\{1,2,3\\}", "\\{3,1,2\\}"),
+    ("1,2,3", "3,2,1"),
+    ("(3,\\frac{\\pi}{2})", "(3,\\pi/2)"),
+    ("\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"),
+    ("\\text{Tuesday}", "Tuesday"),
+    ("\\text{(A)}", "A"),
+]
+
+DIFFERENT = [
+    ("1", "2"),
+    ("\\frac{1}{3}", "0.33"),
+    ("\\pi", "3.14159"),
+    ("3", "3.0001"),
+    ("3", "-3"),
+    ("x^2-1", "x^2+1"),
+    ("x", "y"),
+    ("[0,1)", "[0,1]"),
+    ("(0,1)", "(0,1]"),
+    ("(0,1)\\cup(1,2)", "(0,2)"),
+    ("(1,2)", "(2,1)"),
+    ("\\{1,2\\}", "\\{1,2,3\\}"),
+    ("5", "5 \\text{ or } 6"),
+    ("3", "3, 4"),
+    ("11", "1,1"),
+    ("\\infty", "-\\infty"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}"),
+    ("\\text{even}", "\\text{odd}"),
+    ("A", "B"),
+    ("7", ""),
+    ("7", "\\text{seven?}"),
+]
+
+
+@pytest.mark.parametrize(("reference", "answer"), EQUIVALENT)
+def test_answers_that_mean_the_same_are_equivalent(same: Equivalence, reference: str, answer: str) -> None:
+    assert same.equivalent(reference, answer)
+
+
+@pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
+def test_answers_that_mean_something_else_are_not(same: Equivalence, reference: str, answer: str) -> None:
+    assert not same.equivalent(reference, answer)
+
+
+small = st.integers(-50, 50)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(small, st.integers(1, 30), st.integers(2, 9))
+def test_a_fraction_equals_its_expansion_and_no_other_value(same: Equivalence, top: int, bottom: int, factor: int) -> None:
+    reference = f"\\frac{{{top}}}{{{bottom}}}"
+    assert same.equivalent(reference, f"\\frac{{{top * factor}}}{{{bottom * factor}}}")
+    other = Fraction(top, bottom) + Fraction(1, 7)
+    assert not same.equivalent(reference, f"\\frac{{{other.numerator}}}{{{other.denominator}}}")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.sampled_from("0123456789xyi+-*/^_(){}[]\\,.=<>!% "), max_size=20))
+def test_no_text_raises(same: Equivalence, text: str) -> None:
+    assert isinstance(same.equivalent("7", text), bool)
+
+
+HOSTILE = [
+    "9^{9^{9}}",
+    "10^{10^{10}}-10^{10^{10}}+7",
+    "{" * 200 + "}" * 200,
+    "(" * 240 + ")" * 240,
+    "\\sqrt{" * 80 + "7" + "}" * 80,
+    "1" * 400 + "^{99999}",
+    "x" * 1_000_000,
+    "7\x00",
+    "7\n[1]\n",
+    "\ud800",
+    "\\input{/etc/passwd}",
+    "__import__('os').system('true')",
+]
+
+
+def test_hostile_answers_are_wrong_in_bounded_time_even_off_the_main_thread() -> None:
+    judge = MathAnswer("equivalent", Equivalence(cpu_s=0.3))
+    verdicts: list[MathVerdict] = []
+
+    def judge_all() -> None:
+        verdicts.extend(judge.verdict(item("7"), f"\\boxed{{{text}}}") for text in HOSTILE)
+
+    thread = threading.Thread(target=judge_all)
+    thread.start()
+    thread.join()
+    assert verdicts == [MathVerdict(False, False)] * len(HOSTILE)
+    assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it goes on judging afterwards
+    judge.close()
+
+
+def test_a_killed_process_is_replaced(same: Equivalence) -> None:
+    assert same.equivalent("\\frac{1}{4}", "0.25")
+    assert same._process is not None
+    same._process.kill()
+    same._process.wait()
+    assert same.equivalent("\\frac{1}{5}", "0.2")
+
+
+def test_many_threads_share_one_process(same: Equivalence) -> None:
+    verdicts: dict[int, bool] = {}
+
+    def compare(n: int) -> None:
+        verdicts[n] = same.equivalent(f"\\frac{{{n}}}{{8}}", f"{n / 8}")
+
+    threads = [threading.Thread(target=compare, args=(n,)) for n in range(1, 25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == dict.fromkeys(range(1, 25), True)
+
+
+def test_closing_ends_the_process() -> None:
+    equivalence = Equivalence()
+    assert equivalence.equivalent("\\frac{1}{2}", "0.5")
+    process = equivalence._process
+    equivalence.close()
+    assert process is not None and process.returncode is not None
+
+
+def test_one_look_gives_both_verdicts_and_the_match_decides_the_reward() -> None:
+    judge = both_verdicts()
+    assert judge.verdict(item("0.5"), "\\boxed{\\frac12}") == MathVerdict(exact=False, equivalent=True)
+    assert judge.verdict(item("0.5"), "\\boxed{0.5}") == MathVerdict(exact=True, equivalent=True)
+    assert judge.verdict(item("0.5"), "0.5") == MathVerdict(exact=False, equivalent=False)
+    assert not judge.is_correct(item("0.5"), "\\boxed{\\frac12}")
+    judge.close()
+    lenient = MathAnswer("equivalent")
+    assert VerifierByKind(math=lenient).is_correct(item("0.5"), "\\boxed{\\frac12}")
+    lenient.close()
+
+
+def test_without_math_verify_the_choice_of_equivalence_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="math-verify") as caught:
+        MathAnswer("equivalent")
+    assert "edge-agent[lab]" in caught.value.hint
+    assert both_verdicts().verdict(item("1"), "\\boxed{2}") == MathVerdict(exact=False, equivalent=None)
+
+
+def test_a_process_that_cannot_start_is_an_error_and_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MEMORY_BYTES", 1)
+    with pytest.raises(EdgeError, match="did not start"):
+        Equivalence().equivalent("\\frac{1}{2}", "0.5")
