@@ -1,199 +1,180 @@
-"""Evaluating an adapter on held-out items at temperature 0. Knows the four accuracies and what each means; knows nothing of training.
+"""Evaluating a model or adapter on held-out items. Knows which answers an item needs and who judges them; knows nothing of training.
 
-kept_accuracy: right among answers that did not ask, with its coverage. forced_local_accuracy: right on all items when asking is
-impossible. joint_accuracy: right after composition with the cloud. Every accuracy travels with the realised assist rate.
+Each item is answered once by the model's own decision and, where it mentions the help phrase, once more with asking made impossible:
+with the same seed, so that only the decision differs. The cloud is asked once for an item that asks, or for every item (`cloud_all`).
+What the scores mean is in edge.agent.evaluation.scores, the report in edge.agent.evaluation.report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from edge.agent.cloud import CloudDesk
+from edge.agent.cloud import CloudOutcome
+from edge.agent.evaluation.cloud import CloudAnswers
+from edge.agent.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
+from edge.agent.evaluation.report import EvalReport, Measured, build_report, with_seconds
+from edge.agent.evaluation.scores import Scores
 from edge.agent.gathering import all_of
 from edge.agent.rollout import RolloutSettings, call_key, cloud_messages, composed_text, is_well_formed, judge
-from edge.core.types import FinishReason, LocalResponse, Sampling, TaskItem
-from edge.dagrpo.metrics import wilson_interval
+from edge.core.errors import ContextOverflow
+from edge.core.rng import derive_seed
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall, CloudCompletion
+from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
+__all__ = [
+    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "build_report", "candidates_of",
+    "with_seconds",
+]  # fmt: skip
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Shares in [0, 1] over `items`; None where nothing was counted. `cloud_failures`: asked, but refused or failed."""
-
-    items: int
-    assist_rate: float
-    coverage: float
-    kept_accuracy: float | None
-    forced_local_accuracy: float
-    joint_accuracy: float | None
-    format_ok: float
-    cloud_failures: int
+_ITEMS_AT_ONCE = 256
+_CALLS_AT_ONCE = 16
+"""A call waits for its turn here and not at the coordinator, where its deadline would run."""
 
 
-@dataclass(frozen=True, slots=True)
-class LevelScores:
-    """The scores of one difficulty level."""
+class MathJudge(Protocol):
+    """Reads a mathematical answer both ways."""
 
-    level: int
-    scores: Scores
+    def verdict(self, item: TaskItem, response: str) -> MathVerdict:
+        """Exact and equivalent; callable from any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class EvalReport:
-    """One evaluation. Intervals are 95 % Wilson intervals; spend in micro-USD."""
+class EvalRoles:
+    """Who answers and judges. `math` adds the two readings of mathematical answers; `cloud` None: nobody can be asked."""
 
-    source: str
-    task: str
-    model: str
-    adapter_version: int
-    scores: Scores
-    kept_interval: tuple[float, float] | None
-    forced_local_interval: tuple[float, float]
-    joint_interval: tuple[float, float] | None
-    by_level: tuple[LevelScores, ...]
-    with_cloud: bool
-    cloud_calls: int
-    cloud_tokens: int
-    spend_uusd: int
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object with every field."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """One item's answers: by its own decision, forced local, and after composition (None without a cloud answer)."""
-
-    item: TaskItem
-    asked: bool
-    format_ok: bool
-    own_correct: bool
-    forced_correct: bool
-    joint_correct: bool | None
-    completion: CloudCompletion | None
+    backend: InferenceBackend
+    verifier: Verifier
+    policy: OffloadPolicy
+    cloud: CloudAnswers | None
+    math: MathJudge | None = None
 
 
 class Evaluation:
-    """Evaluates whatever adapter the backend uses. Without a cloud desk the joint accuracy is not known."""
+    """Judges items one by one with whatever adapter the backend uses."""
 
-    def __init__(
-        self,
-        backend: InferenceBackend,
-        verifier: Verifier,
-        policy: OffloadPolicy,
-        settings: RolloutSettings,
-        cloud: CloudDesk | None,
-    ) -> None:
-        self._backend = backend
-        self._verifier = verifier
-        self._policy = policy
+    def __init__(self, roles: EvalRoles, settings: RolloutSettings, *, cloud_all: bool = False) -> None:
+        """Temperature, seed, lengths and prompt forms are those of `settings`."""
+        self._roles = roles
         self._settings = settings
-        self._cloud = cloud
+        self._cloud_all = cloud_all
 
-    async def run(
+    async def judge_all(
         self,
-        source: str,
-        items: Sequence[TaskItem],
+        candidates: Sequence[Candidate],
         tag: str,
-        on_item: Callable[[int], None] = lambda done: None,
-    ) -> EvalReport:
-        """Evaluate all items at once (the engine batches them). `tag` tells this evaluation's cloud calls from others'."""
-        done = 0
+        known: Mapping[str, Judged] | None = None,
+        on_judged: Callable[[Candidate, Judged], None] = lambda candidate, judged: None,
+    ) -> list[JudgedItem]:
+        """All items in order. `tag` tells this evaluation's cloud calls from others'; what is `known` by its key is not done again."""
+        slots, calls = asyncio.Semaphore(_ITEMS_AT_ONCE), asyncio.Semaphore(_CALLS_AT_ONCE)
 
-        async def one(item: TaskItem) -> _Judged:
-            nonlocal done
-            judged = await self._judge(item, tag)
-            done += 1
-            on_item(done)
-            return judged
+        async def one(candidate: Candidate) -> JudgedItem:
+            if known and (judged := known.get(candidate.key)) is not None:
+                return JudgedItem(candidate, judged)
+            async with slots:
+                judged = await self._judge(candidate, tag, calls)
+            on_judged(candidate, judged)
+            return JudgedItem(candidate, judged)
 
-        return self._report(source, await all_of(one(item) for item in items))
+        return await all_of(one(candidate) for candidate in candidates)
 
-    async def _judge(self, item: TaskItem, tag: str) -> _Judged:
-        response = await self._sample(item, suppress_help=False)
+    async def _judge(self, candidate: Candidate, tag: str, calls: asyncio.Semaphore) -> Judged:
+        item = candidate.item
+        try:
+            response = await self._sample(candidate, suppress_help=False)
+            forced = await self._sample(candidate, suppress_help=True) if _mentions_help(response) else response
+        except ContextOverflow:
+            return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
         format_ok = is_well_formed(item, response)
-        asked = response.finish is FinishReason.EOS and self._policy.wants_cloud(item, response)
-        own_correct = format_ok and not asked and await judge(self._verifier, item, response.text)
-        forced_correct = own_correct
-        if HELP_PHRASE.rstrip(".").lower() in response.text.lower():
-            forced = await self._sample(item, suppress_help=True)
-            forced_correct = is_well_formed(item, forced) and await judge(self._verifier, item, forced.text)
-        if not asked or self._cloud is None:
-            return _Judged(item, asked, format_ok, own_correct, forced_correct, own_correct if not asked else None, None)
-        outcome = await self._cloud.ask(self._call(item, tag))
-        text = outcome.completion.text if outcome.completion else None
-        joint = text is not None and await judge(self._verifier, item, composed_text(response.text, text))
-        return _Judged(item, asked, format_ok, own_correct, forced_correct, joint, outcome.completion)
+        asked = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
+        own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
+        forced_verdict = await self._forced(item, forced, response, None if asked else own)
+        outcome = await self._cloud(self._call(candidate, tag), asked, calls)
+        return Judged(
+            asked=asked,
+            format_ok=format_ok,
+            own=own,
+            forced=forced_verdict,
+            joint=await self._joint(item, response.text, outcome) if asked else own,
+            cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
+            tokens=len(response.token_ids),
+            help_log_odds=response.help_log_odds,
+            bill=_bill(outcome.completion if outcome else None),
+            failure=outcome.reason if outcome and outcome.completion is None else "",
+        )
 
-    async def _sample(self, item: TaskItem, suppress_help: bool) -> LocalResponse:
-        settings = self._settings
-        sampling = Sampling(0.0, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
-        group = await self._backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, [0])
+    async def _forced(self, item: TaskItem, forced: LocalResponse, free: LocalResponse, own: Verdict | None) -> Verdict:
+        if forced is free and own is not None:
+            return own
+        return await self._verdict(item, forced.text) if is_well_formed(item, forced) else WRONG
+
+    async def _joint(self, item: TaskItem, local: str, outcome: CloudOutcome | None) -> Verdict | None:
+        if outcome is None:
+            return None
+        if outcome.completion is None:
+            return WRONG
+        return await self._verdict(item, composed_text(local, outcome.completion.text))
+
+    async def _cloud(self, call: CloudCall, asked: bool, calls: asyncio.Semaphore) -> CloudOutcome | None:
+        cloud = self._roles.cloud
+        if cloud is None or not (asked or self._cloud_all):
+            return None
+        async with calls:
+            return await cloud.ask(call)
+
+    async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:
+        settings, item = self._settings, candidate.item
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
+        seed = derive_seed(settings.seed, "eval", candidate.key)
+        group = await self._roles.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, [seed])
         return group.responses[0]
 
-    def _call(self, item: TaskItem, tag: str) -> CloudCall:
-        settings = self._settings
+    async def _verdict(self, item: TaskItem, text: str) -> Verdict:
+        right = await judge(self._roles.verifier, item, text)
+        if item.kind is not AnswerKind.MATH or self._roles.math is None:
+            return Verdict(right)
+        both = await asyncio.to_thread(self._roles.math.verdict, item, text)
+        return Verdict(right, both.exact, both.equivalent)
+
+    def _call(self, candidate: Candidate, tag: str) -> CloudCall:
+        settings, item = self._settings, candidate.item
         return CloudCall(
-            call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, item.id),
+            call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, candidate.key),
             task=item.task,
             step=-1,
-            prompt_id=f"eval:{tag}:{item.id}",
+            prompt_id=f"eval:{tag}:{candidate.key}",
             help_units=1,
             messages=cloud_messages(item, settings.cloud_prompt_form),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
         )
 
-    def _report(self, source: str, judged: Sequence[_Judged]) -> EvalReport:
-        completions = [one.completion for one in judged if one.completion is not None and not one.completion.cached]
-        scores = _scores(judged, self._cloud is not None)
-        kept = [one for one in judged if not one.asked]
-        levels = sorted({one.item.level for one in judged})
-        joint_right = sum(bool(one.joint_correct) for one in judged)
-        return EvalReport(
-            source=source,
-            task=judged[0].item.task if judged else "",
-            model=self._backend.model.name,
-            adapter_version=self._backend.adapter_version,
-            scores=scores,
-            kept_interval=wilson_interval(sum(one.own_correct for one in kept), len(kept)) if kept else None,
-            forced_local_interval=wilson_interval(sum(one.forced_correct for one in judged), len(judged)),
-            joint_interval=wilson_interval(joint_right, len(judged)) if scores.joint_accuracy is not None else None,
-            by_level=tuple(
-                LevelScores(level, _scores([one for one in judged if one.item.level == level], self._cloud is not None))
-                for level in levels
-            ),
-            with_cloud=self._cloud is not None,
-            cloud_calls=len(completions),
-            cloud_tokens=sum(one.usage.input_tokens + one.usage.output_tokens for one in completions),
-            spend_uusd=sum(one.charged_uusd for one in completions),
-        )
+
+def candidates_of(items: Iterable[tuple[TaskItem, float]], max_steps: int | None = None) -> list[Candidate]:
+    """Candidates of (item, weight) pairs; the weights of a repeated question add up. `max_steps` replaces the items' own limit."""
+    found: dict[str, Candidate] = {}
+    for item, weight in items:
+        candidate = Candidate(item if max_steps is None else replace(item, max_steps=max_steps), weight)
+        before = found.get(candidate.key)
+        found[candidate.key] = candidate if before is None else replace(before, weight=before.weight + weight)
+    return list(found.values())
 
 
-def _scores(judged: Sequence[_Judged], with_cloud: bool) -> Scores:
-    count = max(1, len(judged))
-    kept = [one for one in judged if not one.asked]
-    knows_joint = with_cloud or all(one.joint_correct is not None for one in judged)
-    return Scores(
-        items=len(judged),
-        assist_rate=1.0 - len(kept) / count if judged else 0.0,
-        coverage=len(kept) / count,
-        kept_accuracy=sum(one.own_correct for one in kept) / len(kept) if kept else None,
-        forced_local_accuracy=sum(one.forced_correct for one in judged) / count,
-        joint_accuracy=sum(bool(one.joint_correct) for one in judged) / count if knows_joint else None,
-        format_ok=sum(one.format_ok for one in judged) / count,
-        cloud_failures=sum(one.asked and one.completion is None for one in judged) if with_cloud else 0,
-    )
+def _mentions_help(response: LocalResponse) -> bool:
+    return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
 
 
-def with_seconds(report: EvalReport, seconds: float) -> EvalReport:
-    """The report with how long it took."""
-    return replace(report, seconds=seconds)
+def _bill(completion: CloudCompletion | None) -> Bill:
+    """A cached answer was billed before."""
+    if completion is None or completion.cached:
+        return Bill()
+    return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)

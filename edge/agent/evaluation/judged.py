@@ -1,6 +1,7 @@
 """What is known of one item after it was judged. Knows facts; knows nothing of how they were found or are summed up.
 
-A verdict has two readings: `exact` is the reward's; `equivalent` counts a mathematically equal answer too (None where nobody compared).
+A verdict says whether the reward counts the answer as right; of a mathematical answer also whether it is exactly the reference's string
+and whether it is equivalent to it (None where nobody compared).
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Right or wrong, read exactly and by equivalence."""
+    """`right` decides the reward; `exact` and `equivalent` are the two readings of a mathematical answer."""
 
-    exact: bool
+    right: bool
+    exact: bool | None = None
     equivalent: bool | None = None
 
 
-WRONG = Verdict(False, False)
+WRONG = Verdict(False, False, False)
 
 
 @dataclass(frozen=True, slots=True)

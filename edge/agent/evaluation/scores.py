@@ -89,10 +89,10 @@ def score(judged: Sequence[JudgedItem]) -> Scores:
     """The scores of at least one item."""
     known = [one for one in judged if one.judged.cloud is not None]
     asks = _share_of_some(judged, lambda one: one.asked)
-    kept = share([one for one in judged if not one.judged.asked], lambda one: one.own.exact)
-    forced = _share_of_some(judged, lambda one: one.forced.exact)
-    cloud = share(known, lambda one: one.cloud is not None and one.cloud.exact)
-    joint = share(judged, lambda one: one.joint is not None and one.joint.exact) if knows_joint(judged) else None
+    kept = share([one for one in judged if not one.judged.asked], lambda one: one.own.right)
+    forced = _share_of_some(judged, lambda one: one.forced.right)
+    cloud = share(known, lambda one: one.cloud is not None and one.cloud.right)
+    joint = share(judged, lambda one: one.joint is not None and one.joint.right) if knows_joint(judged) else None
     formatted = _share_of_some(judged, lambda one: one.format_ok)
     bill = total_bill(one for one in judged if one.judged.asked)
     return Scores(
