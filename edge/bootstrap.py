@@ -6,12 +6,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError
 from edge.core.events import EventSink
+from edge.core.types import AnswerKind
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent, AgentSettings
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend
     from edge.rpc.client import CoordinatorClient
+    from edge.tasks.source import TaskSource
     from edge.training.learner import Learner
+    from edge.verifiers.sandbox.role import Sandbox
+    from edge.verifiers.verifier import Verifier
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"
+_LOOKED_AT = 64
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -59,12 +65,42 @@ def model_file(name: str) -> Path:
 
 
 def check_inputs(config: AgentConfig) -> None:
-    """Look at task sources and model file; loads and creates nothing. Raises UsageError, TaskFileError, ModelFileError."""
+    """Look at task sources, model file and, for programs, the sandbox; loads and creates nothing.
+
+    Raises UsageError, TaskFileError, ModelFileError.
+    """
     from edge.tasks.registry import open_source
 
-    for phase in config.phases:
-        open_source(phase.source)
+    sources = [open_source(phase.source) for phase in config.phases]
     model_file(config.model.path)
+    if any(map(_asks_for_programs, sources)):
+        program_sandbox(config)
+
+
+def _asks_for_programs(source: TaskSource) -> bool:
+    """Whether programs are among a source's items; a data set says so, of others the first items are looked at."""
+    from edge.tasks.datasets.source import DataSetSource
+
+    if isinstance(source, DataSetSource):
+        return source.data_set.kind is AnswerKind.PROGRAM
+    return any(item.kind is AnswerKind.PROGRAM for item in islice(source.train(0), _LOOKED_AT))
+
+
+def program_sandbox(config: AgentConfig) -> Sandbox:
+    """The sandbox for programs that a model writes. Raises UsageError where there is none that may be used."""
+    from edge.verifiers.sandbox.choice import choose_sandbox
+
+    return choose_sandbox(config.programs.sandbox, unsafe=config.programs.unsafe)
+
+
+def build_verifier(config: AgentConfig) -> Verifier:
+    """What judges answers. The sandbox for programs is looked for when the first program comes."""
+    from edge.verifiers.by_kind import VerifierByKind
+    from edge.verifiers.program import ProgramJudge, ProgramVerifier
+    from edge.verifiers.sandbox.role import Limits
+
+    limits = Limits(wall_s=config.programs.timeout_s, memory_mib=config.programs.memory_mib)
+    return VerifierByKind(programs=ProgramVerifier(ProgramJudge(lambda: program_sandbox(config), limits)))
 
 
 def local_prompt_form(config: AgentConfig) -> str:
@@ -83,6 +119,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
     from edge.verifiers.by_kind import VerifierByKind
+    from edge.verifiers.math_answer import MathAnswer
 
     clock = SystemClock()
     path = model_file(config.model.path)
@@ -100,7 +137,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
-            verifier=VerifierByKind(),
+            verifier=VerifierByKind(math=MathAnswer(learning.answer_match)),
             policy=SelfOffload(),
             sink=sink,
             clock=clock,
@@ -122,13 +159,12 @@ async def evaluate(
     from edge.core.clock import SystemClock
     from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
-    from edge.verifiers.by_kind import VerifierByKind
 
     clock = SystemClock()
     source = open_source(config.phases[0].source)
     test = source.test(items)
     async with _evaluation_parts(config, sink, clock, adapter_folder, with_cloud) as (backend, cloud, rollout, tag):
-        evaluation = Evaluation(backend, VerifierByKind(), SelfOffload(), rollout, cloud)
+        evaluation = Evaluation(backend, build_verifier(config), SelfOffload(), rollout, cloud)
         began = clock.monotonic()
         report = await evaluation.run(source.name, test, tag, lambda done: sink.emit(EvalProgress(done, len(test))))
         return with_seconds(report, clock.monotonic() - began)
