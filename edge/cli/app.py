@@ -55,6 +55,9 @@ TargetRate = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.", metavar="N")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")]
+UnsafePrograms = Annotated[
+    bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout: one object, or one event a line.")]
 
 
@@ -80,6 +83,7 @@ def run(
     no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
     seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -87,7 +91,9 @@ def run(
     """Serve and learn until Ctrl-C, or for --steps steps."""
     from edge.cli import run as command
 
-    settings = Settings(config, sets, model, coordinator, state, mode, tasks, target_rate, seed, port=port)
+    settings = Settings(
+        config, sets, model, coordinator, state, mode, tasks, target_rate, seed, port=port, unsafe_programs=unsafe_programs
+    )
     return command.run(settings, command.RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
 
 
@@ -102,6 +108,7 @@ def learn(
     coordinator: Coordinator = None,
     state: State = None,
     mode: Mode = None,
+    unsafe_programs: UnsafePrograms = False,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -109,7 +116,19 @@ def learn(
     """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
     from edge.cli import learn as command
 
-    settings = Settings(config, sets, model, coordinator, state, mode, tasks, target_rate, seed, phase_steps=steps)
+    settings = Settings(
+        config,
+        sets,
+        model,
+        coordinator,
+        state,
+        mode,
+        tasks,
+        target_rate,
+        seed,
+        phase_steps=steps,
+        unsafe_programs=unsafe_programs,
+    )
     return command.learn(settings, out, json_lines=json)
 
 
@@ -126,6 +145,7 @@ def evaluate(
     coordinator: Coordinator = None,
     state: State = None,
     seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -133,7 +153,7 @@ def evaluate(
     """Measure accuracy, coverage and assist rate on the test split."""
     from edge.cli import evaluate as command
 
-    settings = Settings(config, sets, model, coordinator, state, None, tasks, None, seed)
+    settings = Settings(config, sets, model, coordinator, state, None, tasks, None, seed, unsafe_programs=unsafe_programs)
     options = command.EvalOptions(limit=limit, adapter=adapter, run_folder=run_folder, with_cloud=not local_only, json=json)
     return command.evaluate(settings, options)
 

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -67,7 +66,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         return
     yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield from check_models(config)
-    yield check_sandbox()
+    yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
 
@@ -136,13 +135,21 @@ def _loaded(path: str) -> str:
         return f"{file.stem}, {model.parameters / 1e6:.1f} M parameters, {file.stat().st_size / 2**20:.1f} MiB"
 
 
-def check_sandbox() -> Finding:
-    """Whether programs written by a model can be isolated; only the `code` tasks need it."""
-    if sys.platform == "darwin" and shutil.which("sandbox-exec"):
-        return Finding("sandbox", "ok", "sandbox-exec")
-    if shutil.which("bwrap"):
-        return Finding("sandbox", "ok", "bubblewrap")
-    return Finding("sandbox", "warn", "no isolation found", "install bubblewrap to learn from code tasks")
+def check_sandbox(config: AgentConfig) -> Finding:
+    """What programs written by a model run in, tried for real; only tasks that ask for programs need it."""
+    from edge.bootstrap import program_sandbox
+
+    try:
+        sandbox = program_sandbox(config)
+    except EdgeError as error:
+        return Finding("sandbox", "warn", f"{error}; tasks that ask for programs will be refused", error.hint)
+    protection = sandbox.protection
+    if not protection.isolates:
+        text = f"{sandbox.name}: programs run with your rights, nothing is held back"
+        return Finding("sandbox", "warn", text, "install bubblewrap and leave out --unsafe-programs")
+    return Finding(
+        "sandbox", "ok", f"{sandbox.name}; holds back {'; '.join(protection.holds)}. Not: {'; '.join(protection.lacks)}"
+    )
 
 
 def check_state(config: AgentConfig) -> Finding:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge.bootstrap import build_agent, state_folder
+from edge.bootstrap import build_agent, check_inputs, state_folder
 from edge.cli.running import announced
 from edge.cli.shell import INTERRUPTED
 from edge.cli.stopping import stop_on_signals
@@ -37,6 +37,8 @@ def run(settings: Settings, options: RunOptions) -> int:
     if not (options.learn or options.serve):
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
     config = settings.config()
+    if options.learn and config.learning.enabled:
+        check_inputs(config)
     try:
         asyncio.run(_run(config, options))
     except asyncio.CancelledError:

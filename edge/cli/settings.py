@@ -29,6 +29,7 @@ class Settings:
     seed: int | None = None
     port: int | None = None
     phase_steps: int | None = None
+    unsafe_programs: bool = False
 
     def resolve(self) -> Resolved[AgentConfig]:
         """The configuration. Raises ConfigError for a bad file, UsageError for a bad option; both are one line."""
@@ -56,6 +57,7 @@ class Settings:
             ("mode", self.mode, "--mode"),
             ("learning.seed", self.seed, "--seed"),
             ("serve.port", self.port, "--port"),
+            ("programs.unsafe", self.unsafe_programs or None, "--unsafe-programs"),
         )
         yield from (Flag(key, value, name) for key, value, name in single if value is not None)
         if self.tasks:

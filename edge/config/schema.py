@@ -165,6 +165,25 @@ class ServeConfig(Section):
     cloud_deadline_s: Positive = 20.0
 
 
+class ProgramsConfig(Section):
+    """Running programs that a model has written. `timeout_s` bounds one run, `memory_mib` its address space.
+
+    `sandbox` auto is the best one that works here (`edge-agent doctor` shows which); `unsafe` (`--unsafe-programs`) lets auto end in none,
+    and alone makes none possible: programs then run with the rights of this user.
+    """
+
+    sandbox: Literal["auto", "bubblewrap", "landlock", "sandbox-exec", "container", "none"] = "auto"
+    unsafe: bool = False
+    timeout_s: Positive = 5.0
+    memory_mib: int = Field(512, ge=128)
+
+    @model_validator(mode="after")
+    def _none_is_said_twice(self) -> ProgramsConfig:
+        if self.sandbox == "none" and not self.unsafe:
+            raise ValueError("sandbox none runs programs with your rights; it needs unsafe: true (--unsafe-programs)")
+        return self
+
+
 class BudgetConfig(Section):
     """Hard limits of the embedded coordinator's ledger (None: no limit) and the dial: the share of served questions that may ask.
 
@@ -190,6 +209,7 @@ class AgentConfig(Section):
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     coordinator: CoordinatorConfig = CoordinatorConfig()
     serve: ServeConfig = ServeConfig()
+    programs: ProgramsConfig = ProgramsConfig()
     budget: BudgetConfig = BudgetConfig()
 
     @model_validator(mode="after")
