@@ -34,9 +34,8 @@ from typing import Any, cast
 from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
-from edge.tasks.datasets.files import parsed_json
 from edge.tasks.listed import ListedItems
-from edge.tasks.record import Record
+from edge.tasks.record import Record, parsed_json
 
 _KEYS = {
     *("question", "answer", "tests", "task", "kind", "options", "preamble", "level", "max_steps", "split"),

@@ -5,6 +5,7 @@ Every complaint is a TaskFileError that names file, line or row, and field.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,3 +67,14 @@ class Record:
     def bad(self, key: str, complaint: str) -> TaskFileError:
         """The error for a field."""
         return TaskFileError(f'{self.where}: "{key}" {complaint}')
+
+
+def parsed_json(text: str, where: str) -> object:
+    """The JSON value of a text. Raises TaskFileError with the column of what is wrong."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise TaskFileError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
+    except RecursionError as error:
+        raise TaskFileError(f"{where}: not valid JSON (nested too deeply)") from error

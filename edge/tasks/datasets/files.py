@@ -6,7 +6,6 @@ JSON Lines (one object a line), JSON (a list of objects, or one object), both al
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from edge.core.errors import TaskFileError
-from edge.tasks.record import Record
+from edge.tasks.record import Record, parsed_json
 
 FileSplit = Literal["train", "test", "unused", "unknown"]
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -101,17 +100,6 @@ def _json_records(path: Path) -> Iterator[Record]:
     for number, row in enumerate(rows):
         where = f"{path}: row {number}"
         yield Record.of(row, where)
-
-
-def parsed_json(text: str, where: str) -> object:
-    """The JSON value of a text. Raises TaskFileError with the column of what is wrong."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise TaskFileError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
-    except RecursionError as error:
-        raise TaskFileError(f"{where}: not valid JSON (nested too deeply)") from error
 
 
 def _parquet_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
