@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
 from edge.verifiers.sandbox.interpreter import ENVIRONMENT, Interpreter, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams, threads_of
+from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
@@ -27,6 +27,7 @@ class Bubblewrap:
     """Sandboxes by the bwrap command."""
 
     name = "bubblewrap"
+    same_python = True
     protection = Protection(
         holds=(
             "network",
@@ -109,16 +110,18 @@ class _Wrapped(OwnProcess):
     def __init__(self, process: subprocess.Popen[bytes], info: int) -> None:
         super().__init__(process)
         self._info: int | None = info
-        self._inner: int | None = None
+        self._inner = 0
 
-    def threads(self) -> int:
-        """Threads of the process inside; there is only one, since the filter refuses new ones."""
-        inner = self._inner_pid()
-        return threads_of(inner) if inner else 0
+    def pid(self) -> int:
+        """Process 1 of the sandbox by its number out here; there is no other, since the filter refuses new ones."""
+        if self._inner == 0 and self._info is not None and select.select([self._info], [], [], 0)[0]:
+            with suppress(ValueError, KeyError, TypeError):
+                self._inner = int(json.loads(os.read(self._info, 4096))["child-pid"])
+        return self._inner
 
     def kill(self) -> None:
         """Kill process 1 inside; bwrap ends after it, when all of the namespace is gone."""
-        inner = self._inner_pid()
+        inner = self.pid()
         if inner and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(inner, signal.SIGKILL)
@@ -132,10 +135,3 @@ class _Wrapped(OwnProcess):
         if self._info is not None:
             os.close(self._info)
             self._info = None
-
-    def _inner_pid(self) -> int | None:
-        """bwrap tells the number of its child once it has made it."""
-        if self._inner is None and self._info is not None and select.select([self._info], [], [], 0)[0]:
-            with suppress(ValueError, KeyError, TypeError):
-                self._inner = int(json.loads(os.read(self._info, 4096))["child-pid"])
-        return self._inner

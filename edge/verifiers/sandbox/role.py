@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.core.errors import EdgeError
+from edge.verifiers.sandbox.inside.reasons import THREADS
 
 
 class SandboxError(EdgeError):
@@ -77,8 +78,8 @@ class Confined(Protocol):
         """The exit status once it has ended, or None when it still runs after `timeout_s` seconds."""
         ...
 
-    def threads(self) -> int:
-        """Processes and threads in there now; 0 where that is not known."""
+    def excess(self, limits: Limits) -> str:
+        """What is used beyond the limits right now, of those that the kernel does not hold itself: a reason, or ""."""
         ...
 
     def kill(self) -> None:
@@ -91,6 +92,8 @@ class Sandbox(Protocol):
 
     name: str
     protection: Protection
+    same_python: bool
+    """Whether the interpreter inside is the one we run on, so that compiled code can be sent."""
 
     def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
         """An interpreter that runs the statement `boot` with nothing but these streams. Raises SandboxError."""
@@ -114,9 +117,13 @@ class OwnProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def threads(self) -> int:
+    def excess(self, limits: Limits) -> str:
         """Threads of the process, from procfs."""
-        return threads_of(self.process.pid)
+        return THREADS if threads_of(self.pid()) > limits.threads else ""
+
+    def pid(self) -> int:
+        """The process that runs the interpreter; 0 while that is not known."""
+        return self.process.pid
 
     def kill(self) -> None:
         """End it and reap it."""

@@ -62,10 +62,9 @@ def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limit
         watch = Watch(clock, limits)
         judge = watch.started(stack, sandbox, boot.LOADER, Streams(to_judge.out, to_program.into, verdict.into))
         program = watch.started(stack, sandbox, boot.LOADER, Streams(to_program.out, to_judge.into, notes.into))
-        compiled = sandbox.name != "container"
         feeds = [
-            Feed(to_judge, boot.judge_block(compiled=compiled) + judge_text),
-            Feed(to_program, boot.program_block(compiled=compiled) + program_text),
+            Feed(to_judge, boot.judge_block(compiled=sandbox.same_python) + judge_text),
+            Feed(to_program, boot.program_block(compiled=sandbox.same_python) + program_text),
         ]
         for pipe in (verdict, notes):
             pipe.close_into()
@@ -86,7 +85,7 @@ def run_whole(sandbox: Sandbox, source: str, given: bytes, limits: Limits, clock
         for pipe in (stdout, notes):
             pipe.close_into()
         stdin.close_out()
-        feeds = [Feed(stdin, boot.program_block(compiled=sandbox.name != "container") + text + given)]
+        feeds = [Feed(stdin, boot.program_block(compiled=sandbox.same_python) + text + given)]
         output, told = Drain(stdout.out, limits.output_bytes), Drain(notes.out, 256)
         reason = watch.pump(feeds, (told, output), lambda: output.closed, (program,))
         if not reason:
@@ -211,8 +210,8 @@ class Watch:
             self._see_running(hellos, confined)
             if self.left_s() <= 0.0:
                 return reasons.TIME
-            if not moved and any(process.threads() > self._limits.threads for process in confined):
-                return reasons.THREADS
+            if not moved and (excess := next(filter(None, (process.excess(self._limits) for process in confined)), "")):
+                return excess
         return ""
 
     def _see_running(self, hellos: Sequence[Drain], confined: Sequence[Confined]) -> None:

@@ -15,6 +15,7 @@ class Unconfined:
     """Plain processes with resource limits: a program can read and write whatever its user can, and use the network."""
 
     name = "none"
+    same_python = True
     protection = Protection(holds=(), lacks=("files", "network", "environment of this process", "other processes"))
 
     def __init__(self) -> None:

@@ -137,12 +137,14 @@ _FILES_BY_OWNER = {
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
     "truncate": (76, 45),
+    "setpgid": (109, 154),
+    "setsid": (112, 157),
     "execve": (59, 221),
     "execveat": (322, 281),
 }
 _BY_PROCESS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240)}
 _TKILL, _PRLIMIT = (200, 130), (302, 261)
-_CLONE, _CLONE3, _SOCKETPAIR, _IOCTL, _FCNTL = (56, 220), (435, 435), (53, 199), (16, 29), (72, 25)
+_CLONE, _CLONE3, _SOCKETPAIR, _IOCTL, _FCNTL, _PRCTL = (56, 220), (435, 435), (53, 199), (16, 29), (72, 25), (157, 167)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
 _NEWEST_KNOWN = 451
 
@@ -152,6 +154,7 @@ _ALLOW, _REFUSE, _UNKNOWN, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x8000000
 _CLONE_THREAD, _AF_UNIX = 0x10000, 1
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal of whoever started us
 _SIGNAL_OWNERS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: signals to others through a descriptor
+_OUTLIVE_PARENT = (1,)  # PR_SET_PDEATHSIG: a sandbox ends with the process that started it
 _FCNTL_SIGNALS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 
 
@@ -174,6 +177,7 @@ def program_filter(machine: str, *, own_pid: int | None = None) -> bytes:
     code += _only_if(_SOCKETPAIR[column], 0, [(_EQUAL, 0, 1, _AF_UNIX)])
     code += _unless(_IOCTL[column], 1, (*_TERMINAL_INPUT, *_SIGNAL_OWNERS))
     code += _unless(_FCNTL[column], 1, _FCNTL_SIGNALS)
+    code += _unless(_PRCTL[column], 0, _OUTLIVE_PARENT)
     if own_pid is not None:
         for numbers in _BY_PROCESS.values():
             code += _only_if(numbers[column], 0, [(_EQUAL, 0, 1, own_pid)])

@@ -1,0 +1,100 @@
+"""A container per program, by docker or podman; only where someone asks for it. Knows the command's options; knows nothing of programs.
+
+Slower than the other sandboxes (a container takes about half a second), but with limits by control groups. The image must be there
+already: nothing is downloaded. Its Python need not be ours, so the inside is sent as text.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+
+from edge.verifiers.sandbox.interpreter import ENVIRONMENT
+from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+
+IMAGE = "python:3.12-slim"
+_ASK_S = 20.0
+_FIXED = (
+    *("--rm", "--interactive", "--pull", "never", "--network", "none", "--ipc", "none", "--read-only", "--log-driver", "none"),
+    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534:65534", "--workdir", "/tmp", "--cpus", "1"),  # noqa: S108
+)
+
+
+class Container:
+    """Sandboxes by `docker run` or `podman run`."""
+
+    name = "container"
+    same_python = False
+    protection = Protection(
+        holds=(
+            "network",
+            "files of this machine",
+            "environment",
+            "other processes",
+            "memory, processes, CPU and wall time, output, scratch size",
+            "rare system calls (the runtime's own list)",
+        ),
+        lacks=("what the container runtime lets through", "faults of the kernel itself", "timing and cache side channels"),
+    )
+
+    def __init__(self, image: str = IMAGE) -> None:
+        """Raises SandboxError without a running container service or without the image."""
+        command = shutil.which("docker") or shutil.which("podman")
+        if command is None:
+            raise SandboxError("neither docker nor podman is installed")
+        self._command, self._image = command, image
+        if self._ask("info").returncode != 0:
+            raise SandboxError(f"{command} does not answer", hint="start its service")
+        if self._ask("image", "inspect", image).returncode != 0:
+            raise SandboxError(f"the image {image} is not here", hint=f"run {command} pull {image}")
+
+    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+        """Start a container. Raises SandboxError."""
+        name = f"edge-program-{secrets.token_hex(8)}"
+        command = [self._command, "run", "--name", name, *_FIXED, *_limits(limits), self._image]
+        try:
+            process = subprocess.Popen(
+                [*command, "python3", "-S", "-s", "-P", "-B", "-X", "utf8", "-c", boot],
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"{self._command} does not start: {error.strerror}") from error
+        return _Running(process, self._command, name)
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        try:
+            return subprocess.run([self._command, *arguments], capture_output=True, check=False, timeout=_ASK_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SandboxError(f"{self._command} does not answer", hint="start its service") from error
+
+
+def _limits(limits: Limits) -> list[str]:
+    memory = f"{limits.memory_mib}m"
+    options = ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.threads)]
+    options += ["--tmpfs", f"/tmp:rw,noexec,nosuid,nodev,size={limits.scratch_mib}m"]  # noqa: S108
+    for name, value in ENVIRONMENT.items():
+        options += ["--env", f"{name}={value}"]
+    return options
+
+
+class _Running(OwnProcess):
+    """The command outside and the container it stands for."""
+
+    def __init__(self, process: subprocess.Popen[bytes], command: str, name: str) -> None:
+        super().__init__(process)
+        self._remove: list[str] | None = [command, "rm", "--force", name]
+
+    def excess(self, limits: Limits) -> str:
+        """The control group holds the limits."""
+        return ""
+
+    def kill(self) -> None:
+        """Remove the container, then end the command."""
+        if self._remove is not None:
+            subprocess.run(self._remove, capture_output=True, check=False)
+            self._remove = None
+        super().kill()

@@ -1,0 +1,74 @@
+"""Landlock: a process that gives up its rights before the program comes. Knows what is left to it; the giving up is inside.confine.
+
+For Linux without bubblewrap. It needs no right to make namespaces and works for root as well, since Landlock binds root too. There is no
+own view of the file system: what is forbidden can still be seen to exist.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
+from edge.verifiers.sandbox.interpreter import ENVIRONMENT, this_interpreter
+from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+
+_SOURCE = Path(__file__).with_name("inside") / "confine.py"
+
+
+class Landlock:
+    """Sandboxes by Landlock, seccomp and resource limits, with own network, IPC and user namespaces where those are allowed."""
+
+    name = "landlock"
+    same_python = True
+    protection = Protection(
+        holds=(
+            "network",
+            "content of files (reads Python's standard library and system libraries), writing anywhere",
+            "environment",
+            "signals to and memory of other processes",
+            "new processes",
+            "memory, CPU and wall time, threads, output",
+            "rare system calls (seccomp)",
+        ),
+        lacks=("whether a path exists, its size and owner", "faults of the kernel itself", "timing and cache side channels"),
+    )
+
+    def __init__(self) -> None:
+        """Raises SandboxError where the kernel or the processor is not supported."""
+        if platform.system() != "Linux" or not known_machine(platform.machine()):
+            raise SandboxError("Landlock is a part of Linux on x86-64 and arm64")
+        from edge.verifiers.sandbox.inside.confine import OWN_PID, landlock_version
+
+        if landlock_version() < 1:
+            raise SandboxError("this kernel has no Landlock (Linux 5.13 or newer, enabled at boot)")
+        self._interpreter = python = this_interpreter()
+        entries = python.stdlib_entries()
+        folders = [*python.library_folders, *(path for path in entries if Path(path).is_dir())]
+        files = [
+            *python.library_files,
+            *(path for path in entries if not Path(path).is_dir()),
+            "/dev/urandom",
+            "/etc/ld.so.cache",
+        ]
+        rights = f"{folders!r}, {files!r}, [{python.stdlib!r}], {program_filter(platform.machine(), own_pid=OWN_PID)!r}"
+        self._source, self._rights = _SOURCE.read_text(encoding="utf-8"), rights
+
+    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+        """Start the interpreter, which confines itself before it reads anything. Raises SandboxError."""
+        script = f"{self._source}\nconfine({os.getpid()}, {self._rights})\n{boot}"
+        try:
+            process = subprocess.Popen(
+                self._interpreter.command(script),
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"the interpreter does not start: {error.strerror}") from error
+        return OwnProcess(process)
