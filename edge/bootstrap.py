@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import ModelFileError
+from edge.core.errors import AdapterError, ModelFileError, TaskFileError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from edge.agent.agent import Agent, AgentSettings
     from edge.agent.cloud import CloudDesk
     from edge.agent.embedded import EmbeddedCoordinator
-    from edge.agent.evaluate import EvalReport
+    from edge.agent.evaluate import Candidate
+    from edge.agent.evaluation.cloud import CloudAnswers
+    from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
-    from edge.agent.state import StateFolder
     from edge.core.clock import Clock
+    from edge.core.types import TaskItem
     from edge.core.worker import EngineWorker
-    from edge.inference.backend import InferenceBackend
+    from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
     from edge.training.learner import Learner
@@ -144,60 +147,132 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             failpoint=failpoint_from(os.environ),
             release=worker.close,
         )
-        return Agent(parts, agent_settings(config, state))
+        return Agent(parts, agent_settings(config, state.run_id))
     except BaseException:
         state.close()
         raise
 
 
-async def evaluate(
-    config: AgentConfig, sink: EventSink, *, items: int, adapter_folder: Path | None, with_cloud: bool
-) -> EvalReport:
-    """Evaluate an adapter (None: the bare model) on the test split of the first phase's source."""
-    from edge.agent.evaluate import Evaluation, with_seconds
-    from edge.agent.events import EvalProgress
+async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:
+    """Measure a model or adapter on test splits. Raises UsageError, TaskFileError, AdapterError, StateError, ConfigError."""
+    from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.plan import EvalRun
     from edge.core.clock import SystemClock
     from edge.routing.self_offload import SelfOffload
-    from edge.tasks.registry import open_source
+    from edge.verifiers.math_answer import both_verdicts
 
     clock = SystemClock()
-    source = open_source(config.phases[0].source)
-    test = source.test(items)
-    async with _evaluation_parts(config, sink, clock, adapter_folder, with_cloud) as (backend, cloud, rollout, tag):
-        evaluation = Evaluation(backend, build_verifier(config), SelfOffload(), rollout, cloud)
-        began = clock.monotonic()
-        report = await evaluation.run(source.name, test, tag, lambda done: sink.emit(EvalProgress(done, len(test))))
-        return with_seconds(report, clock.monotonic() - began)
+    path, candidates = model_file(config.model.path), eval_candidates(plan)
+    async with AsyncExitStack() as stack:
+        cloud, run_id = await _cloud_answers(config, sink, clock, plan, candidates, stack)
+        backend, adapter = await _eval_backend(config, path, sink, clock, plan, stack)
+        math = both_verdicts()
+        stack.callback(math.close)
+        roles = EvalRoles(backend, build_verifier(config), SelfOffload(), cloud, math)
+        settings = _eval_settings(config, run_id, backend.model, plan)
+        return await EvalRun(plan, roles, settings, adapter, sink, clock).outcome(candidates)
 
 
-@asynccontextmanager
-async def _evaluation_parts(
-    config: AgentConfig, sink: EventSink, clock: Clock, adapter_folder: Path | None, with_cloud: bool
-) -> AsyncIterator[tuple[InferenceBackend, CloudDesk | None, RolloutSettings, str]]:
-    """Engine with the adapter, cloud desk, settings, and a tag for this evaluation's cloud calls; closed afterwards."""
+def eval_candidates(plan: EvalPlan) -> list[Candidate]:
+    """The test items of all sources, weighted. Raises UsageError or TaskFileError for a source without any."""
+    from edge.agent.evaluate import candidates_of
+    from edge.tasks.registry import open_source
+    from edge.tasks.strata import strata_of
+
+    weighted: list[tuple[TaskItem, float]] = []
+    for name in plan.sources:
+        source = open_source(name)
+        if plan.per_level is None:
+            found = [(item, 1.0) for item in source.test(plan.limit)]
+        else:
+            strata = strata_of(source, plan.per_level)
+            found = [(item, stratum.weight / len(stratum.items)) for stratum in strata for item in stratum.items]
+        if not found:
+            raise TaskFileError(f"{name}: no test item", hint='give the items to be measured "split": "test"')
+        weighted += found
+    return candidates_of(weighted, plan.max_steps)
+
+
+def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:
     from edge.agent.agent import with_prompt_form
-    from edge.agent.cloud import CloudDesk
-    from edge.agent.state import StateFolder
+
+    settings = with_prompt_form(agent_settings(config, run_id), model).rollout
+    return replace(settings, temperature=plan.temperature, max_tokens=plan.max_tokens or settings.max_tokens)
+
+
+async def _eval_backend(
+    config: AgentConfig, path: Path, sink: EventSink, clock: Clock, plan: EvalPlan, stack: AsyncExitStack
+) -> tuple[InferenceBackend, Path | None]:
+    """The engine with the first usable adapter of the plan. Raises AdapterError when there are some and none is usable."""
+    worker = _SharedWorker()
+    stack.callback(worker.close)
+    backend = await open_backend(config, path, worker.get())
+    stack.push_async_callback(backend.aclose)
+    return backend, await _use_first_usable(backend, plan.adapters, sink, clock)
+
+
+async def _use_first_usable(backend: InferenceBackend, folders: Sequence[Path], sink: EventSink, clock: Clock) -> Path | None:
+    from edge.agent.events import Notice
     from edge.core.types import AdapterRef
 
-    path, worker = model_file(config.model.path), _SharedWorker()
-    async with AsyncExitStack() as stack:
-        state = stack.enter_context(StateFolder(state_folder(config)))
-        stack.callback(worker.close)
-        backend = await open_backend(config, path, worker.get())
-        stack.push_async_callback(backend.aclose)
-        if adapter_folder is not None:
-            await backend.swap_adapter(AdapterRef(adapter_version(adapter_folder), str(adapter_folder)))
-        settings = with_prompt_form(agent_settings(config, state), backend.model)
-        cloud = None
-        if with_cloud:
-            if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
-                stack.push_async_callback(embedded.aclose)
-                await embedded.start()
-            client = build_client(config, coordinator_address(config, state.folder), state.run_id)
-            stack.push_async_callback(client.aclose)
-            cloud = CloudDesk(client, settings.call_deadline_s, switched_off(config))
-        yield backend, cloud, settings.rollout, f"{int(clock.now() * 1000)}"
+    first: AdapterError | None = None
+    for folder in folders:
+        try:
+            await backend.swap_adapter(AdapterRef(adapter_version(folder), str(folder)))
+        except AdapterError as error:
+            first = first or error
+            continue
+        if first is not None:
+            sink.emit(Notice(f"{first}; measuring the one before, {folder}", clock.now()))
+        return folder
+    if first is not None:
+        raise AdapterError(
+            str(first), hint="name another one with --adapter, or measure the bare model with --adapter none"
+        ) from first
+    return None
+
+
+async def _cloud_answers(
+    config: AgentConfig,
+    sink: EventSink,
+    clock: Clock,
+    plan: EvalPlan,
+    candidates: Sequence[Candidate],
+    stack: AsyncExitStack,
+) -> tuple[CloudAnswers | None, str]:
+    """Where cloud answers come from, and the state's run id where there is need of one (the state folder is not touched otherwise)."""
+    from edge.agent.evaluation.cloud import RecordingAnswers, ReplayedAnswers
+
+    if plan.cloud == "none":
+        return None, ""
+    if plan.replay is not None:
+        return ReplayedAnswers(plan.replay), ""
+    desk, run_id = await _eval_desk(config, sink, clock, plan, candidates, stack)
+    return (desk if plan.record is None else RecordingAnswers(plan.record, desk)), run_id
+
+
+async def _eval_desk(
+    config: AgentConfig,
+    sink: EventSink,
+    clock: Clock,
+    plan: EvalPlan,
+    candidates: Sequence[Candidate],
+    stack: AsyncExitStack,
+) -> tuple[CloudDesk, str]:
+    """The coordinator's desk; tells the budget first when every item is going to be asked."""
+    from edge.agent.cloud import CloudDesk
+    from edge.agent.evaluation.budget import announce_cost
+    from edge.agent.state import StateFolder
+
+    state = stack.enter_context(StateFolder(state_folder(config)))
+    if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
+        stack.push_async_callback(embedded.aclose)
+        await embedded.start()
+    client = build_client(config, coordinator_address(config, state.folder), state.run_id)
+    stack.push_async_callback(client.aclose)
+    if plan.cloud_all:
+        await announce_cost(client, candidates, config.coordinator, sink, clock)
+    return CloudDesk(client, config.coordinator.call_deadline_s, switched_off(config)), state.run_id
 
 
 def adapter_version(folder: Path) -> int:
@@ -206,10 +281,9 @@ def adapter_version(folder: Path) -> int:
     return int(digits) if digits.isdigit() else 1
 
 
-def latest_adapter(config: AgentConfig) -> Path | None:
-    """The folder of the newest adapter in the state folder, or None before the first step."""
-    folders = sorted((state_folder(config) / "checkpoints").glob("step-*/adapter"))
-    return folders[-1] if folders else None
+def latest_adapters(config: AgentConfig) -> tuple[Path, ...]:
+    """The folders of the adapters in the state folder, newest first; () before the first step."""
+    return tuple(sorted((state_folder(config) / "checkpoints").glob("step-*/adapter"), reverse=True))
 
 
 async def open_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> InferenceBackend:
@@ -295,7 +369,7 @@ def build_embedded(config: AgentConfig, folder: Path, sink: EventSink, clock: Cl
     )
 
 
-def agent_settings(config: AgentConfig, state: StateFolder) -> AgentSettings:
+def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     """The parts of the configuration that the agent itself works with."""
     from edge.agent.agent import AgentSettings
     from edge.agent.answer import AnswerSettings
@@ -305,7 +379,7 @@ def agent_settings(config: AgentConfig, state: StateFolder) -> AgentSettings:
     learning, coordinator, serve = config.learning, config.coordinator, config.serve
     cloud_form = cloud_prompt_form(config)
     rollout = RolloutSettings(
-        run_id=state.run_id,
+        run_id=run_id,
         seed=learning.seed,
         group_size=learning.group_size,
         temperature=learning.temperature,

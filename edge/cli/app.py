@@ -134,13 +134,45 @@ def learn(
 
 @app.command(name="eval")
 def evaluate(
-    tasks: Tasks = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Items of the test split.", metavar="N")] = 200,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="Task source, as in learning. Repeatable (default: the configuration's).", metavar="SOURCE"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Test items of each source (200).", metavar="N")] = None,
+    per_level: Annotated[
+        int | None,
+        typer.Option("--per-level", min=1, help="N items of each level of each family; totals keep the mix.", metavar="N"),
+    ] = None,
     adapter: Annotated[
         str, typer.Option("--adapter", help="latest, none, or an adapter folder.", metavar="latest|none|PATH")
     ] = "latest",
     run_folder: Annotated[Path | None, typer.Option("--run", help="Run folder that `latest` refers to.", metavar="DIR")] = None,
-    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud; joint accuracy is then not known.")] = False,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.", metavar="T")] = 0.0,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", min=1, help="Reasoning steps allowed (default: each item's).", metavar="N")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Longest response (default: as in learning).", metavar="N")
+    ] = None,
+    no_cloud: Annotated[
+        bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; joint accuracy is then not known.")
+    ] = False,
+    cloud_all: Annotated[
+        bool, typer.Option("--cloud-all", help="Ask the cloud for every item, once, to know its accuracy.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Keep every cloud answer here (goes on in an existing file).", metavar="FILE")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="Take cloud answers from here: no coordinator, no key.", metavar="FILE")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw cost against quality; its numbers go beside it as .json.", metavar="FILE.png"),
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json-out", help="Write the report here too; an interrupted run goes on.", metavar="FILE")
+    ] = None,
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
@@ -150,11 +182,27 @@ def evaluate(
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Measure accuracy, coverage and assist rate on the test split."""
+    """Measure accuracy, coverage and assist rate on the test split, by family and level."""
     from edge.cli import evaluate as command
 
-    settings = Settings(config, sets, model, coordinator, state, None, tasks, None, seed, unsafe_programs=unsafe_programs)
-    options = command.EvalOptions(limit=limit, adapter=adapter, run_folder=run_folder, with_cloud=not local_only, json=json)
+    settings = Settings(config, sets, model, coordinator, state, seed=seed, unsafe_programs=unsafe_programs)
+    options = command.EvalOptions(
+        sources=tuple(tasks or ()),
+        limit=limit,
+        per_level=per_level,
+        adapter=adapter,
+        run_folder=run_folder,
+        temperature=temperature,
+        max_steps=max_steps,
+        max_tokens=max_tokens,
+        no_cloud=no_cloud,
+        cloud_all=cloud_all,
+        record=record,
+        replay=replay,
+        plot=plot,
+        json_out=json_out,
+        json=json,
+    )
     return command.evaluate(settings, options)
 
 

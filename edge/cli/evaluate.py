@@ -3,61 +3,119 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import bootstrap
-from edge.cli.saying import print_json
-from edge.console import dollars, duration, open_console, percent
+from edge.agent.evaluation.plan import EvalPlan
+from edge.cli.saying import print_json, print_line
+from edge.cli.shell import INTERRUPTED
+from edge.console import open_console
 from edge.core.clock import SystemClock
-from edge.core.errors import UsageError
+from edge.core.errors import EdgeError, UsageError
 
 if TYPE_CHECKING:
-    from edge.agent.evaluate import EvalReport, Scores
+    from edge.agent.evaluation.plan import EvalOutcome
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+_DEFAULT_LIMIT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """What is evaluated. `adapter` is latest, none or a folder; `latest` is the one of `run_folder`, else of the state folder."""
+    """What is evaluated. `adapter` is latest, none or a folder; `latest` is the one of `run_folder`, else of the state folder.
 
-    limit: int
-    adapter: str
-    run_folder: Path | None
-    with_cloud: bool
-    json: bool
+    `sources` (): those of the configuration's phases. `limit` and `per_level` exclude each other.
+    """
+
+    sources: Sequence[str] = ()
+    limit: int | None = None
+    per_level: int | None = None
+    adapter: str = "latest"
+    run_folder: Path | None = None
+    temperature: float = 0.0
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    no_cloud: bool = False
+    cloud_all: bool = False
+    record: Path | None = None
+    replay: Path | None = None
+    plot: Path | None = None
+    json_out: Path | None = None
+    json: bool = False
 
 
 def evaluate(settings: Settings, options: EvalOptions) -> int:
-    """Evaluate and print the report."""
+    """Evaluate and print the report; 0, or 130 when interrupted."""
+    check_options(options)
     if options.run_folder is not None:
         settings = _of_run(settings, options.run_folder)
     config = settings.config()
-    adapter = adapter_folder(options, config)
-    with open_console(SystemClock(), quiet=options.json) as console:
-        console.say(f"evaluating {config.phases[0].source} with {adapter or 'the bare model'}")
-        report = asyncio.run(
-            bootstrap.evaluate(config, console.sink, items=options.limit, adapter_folder=adapter, with_cloud=options.with_cloud)
-        )
-    if options.json:
-        print_json({**report.to_json(), "adapter": str(adapter) if adapter else None})
-    else:
-        print("\n".join(report_lines(report)))
+    plan = plan_of(options, config)
+    try:
+        with open_console(SystemClock(), quiet=options.json) as console:
+            console.say(f"evaluating {', '.join(plan.sources)} with {plan.adapters[0] if plan.adapters else 'the bare model'}")
+            outcome = asyncio.run(bootstrap.evaluate(config, console.sink, plan))
+    except KeyboardInterrupt:
+        if plan.journal is not None and plan.journal.exists():
+            print_line(f"stopped; what was judged is in {plan.journal}, and the same command goes on from there")
+        return INTERRUPTED
+    _deliver(outcome, plan, options)
     return 0
 
 
-def adapter_folder(options: EvalOptions, config: AgentConfig) -> Path | None:
-    """The adapter that is meant, None for the bare model. Raises UsageError when there is none."""
+def check_options(options: EvalOptions) -> None:
+    """Raises UsageError for options that contradict one another, and for files that could not be written in the end."""
+    if options.limit is not None and options.per_level is not None:
+        raise UsageError("--limit and --per-level exclude each other", hint="give one of them")
+    if options.record and options.replay:
+        raise UsageError("--record and --replay exclude each other", hint="give one of them")
+    if options.no_cloud and (options.cloud_all or options.record or options.replay):
+        raise UsageError("--no-cloud leaves nobody to ask", hint="leave it out, or leave out --cloud-all, --record and --replay")
+    if options.plot and not (options.cloud_all or options.replay):
+        raise UsageError("--plot needs the cloud's answer to every item", hint="add --cloud-all, or replay a complete recording")
+    for name, file in (("--plot", options.plot), ("--json-out", options.json_out), ("--record", options.record)):
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise UsageError(f"{name} {file}: no file can be written there", hint="name a file in an existing folder")
+    if options.plot and options.plot.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--plot {options.plot}: not a picture's name", hint="let it end in .png, .pdf or .svg")
+
+
+def plan_of(options: EvalOptions, config: AgentConfig) -> EvalPlan:
+    """What the options mean under a configuration. Raises UsageError."""
+    off = bootstrap.switched_off(config)
+    if off and (options.cloud_all or options.record) and not options.replay:
+        raise UsageError(f"{off}, so nobody can be asked", hint="leave out --cloud-all and --record, or --replay a recording")
+    json_out = options.json_out
+    return EvalPlan(
+        sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
+        limit=options.limit or _DEFAULT_LIMIT,
+        per_level=options.per_level,
+        adapters=adapter_folders(options, config),
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        max_steps=options.max_steps,
+        cloud="replay" if options.replay else "none" if options.no_cloud or off else "coordinator",
+        cloud_all=options.cloud_all or bool(options.plot),
+        record=options.record,
+        replay=options.replay,
+        journal=None if json_out is None else json_out.with_name(json_out.name + ".partial.jsonl"),
+    )
+
+
+def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ...]:
+    """The adapters that are meant, the first usable one counts; () for the bare model. Raises UsageError for a folder that is none."""
     if options.adapter == "none":
-        return None
+        return ()
     if options.adapter != "latest":
-        return _existing(Path(options.adapter), "no such adapter folder")
+        return (_existing(Path(options.adapter), "no such adapter folder"),)
     if options.run_folder is not None:
-        return _existing(options.run_folder / "adapter", "this run has left no adapter")
-    return bootstrap.latest_adapter(config)
+        return (_existing(options.run_folder / "adapter", "this run has left no adapter"),)
+    return bootstrap.latest_adapters(config)
 
 
 def _existing(folder: Path, complaint: str) -> Path:
@@ -74,34 +132,36 @@ def _of_run(settings: Settings, run_folder: Path) -> Settings:
     return replace(settings, file=settings.file or file)
 
 
-def report_lines(report: EvalReport) -> list[str]:
-    """The report for a person."""
-    scores = report.scores
-    lines = [
-        f"{scores.items} items of {report.source}, {report.model}, adapter {report.adapter_version}, {duration(report.seconds)}",
-        f"kept accuracy    {percent(scores.kept_accuracy):>7}{_interval(report.kept_interval)} of the {percent(scores.coverage)} kept",
-        f"forced local     {percent(scores.forced_local_accuracy):>7}{_interval(report.forced_local_interval)} of all, asking forbidden",
-        f"joint accuracy   {percent(scores.joint_accuracy):>7}{_interval(report.joint_interval)} @ {percent(scores.assist_rate)} cloud",
-        f"well formatted   {percent(scores.format_ok):>7}",
-        f"cloud            {report.cloud_calls} calls, {report.cloud_tokens} tokens, {dollars(report.spend_uusd)}"
-        + (f", {scores.cloud_failures} failed or refused" if scores.cloud_failures else ""),
-    ]
-    return [*lines, *_level_lines(report)]
+def _deliver(outcome: EvalOutcome, plan: EvalPlan, options: EvalOptions) -> None:
+    """Print the report and write the files; the journal goes when the report is safe."""
+    from edge.cli.eval_table import report_lines
+
+    body = outcome.report.to_json()
+    if options.json_out is not None:
+        _write_whole(options.json_out, json.dumps(body, indent=2, allow_nan=False) + "\n")
+        if plan.journal is not None:
+            plan.journal.unlink(missing_ok=True)
+    if options.json:
+        print_json(body)
+    else:
+        print("\n".join(report_lines(outcome.report)), flush=True)
+    if options.plot is not None:
+        _plot(outcome, options.plot)
 
 
-def _level_lines(report: EvalReport) -> Iterator[str]:
-    if len(report.by_level) < 2:
-        return
-    yield "level  items   asks   kept right  forced local    joint"
-    for entry in report.by_level:
-        yield f"{entry.level:>5}  {_level_scores(entry.scores)}"
+def _plot(outcome: EvalOutcome, path: Path) -> None:
+    from edge.agent.evaluation.curve import cost_quality
+    from edge.agent.evaluation.figure import write_cost_quality
+
+    quality = cost_quality(outcome.report, outcome.judged)
+    _write_whole(path.with_suffix(".json"), json.dumps(quality.to_json(), indent=2, allow_nan=False) + "\n")
+    print_line(f"cost-quality plot: {write_cost_quality(path, quality)}, its numbers: {path.with_suffix('.json')}")
 
 
-def _level_scores(scores: Scores) -> str:
-    shares = (scores.assist_rate, scores.kept_accuracy, scores.forced_local_accuracy, scores.joint_accuracy)
-    asks, kept, forced, joint = map(percent, shares)
-    return f"{scores.items:>5}  {asks:>7}  {kept:>8}  {forced:>12}  {joint:>8}"
-
-
-def _interval(bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
+def _write_whole(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.tmp")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise EdgeError(f"{path} cannot be written: {error.strerror}") from error

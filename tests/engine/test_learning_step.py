@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.agent.evaluation.plan import EvalPlan
 from edge.agent.events import StepFinished
 from edge.agent.runfolder import RunFolder
-from edge.bootstrap import build_agent, evaluate, latest_adapter
+from edge.bootstrap import build_agent, evaluate, latest_adapters
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable, ModelFileError
@@ -94,14 +96,15 @@ async def test_without_a_coordinator_the_agent_answers_and_learns_and_says_so(tm
 
 async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatable(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "state")
-    first = await evaluate(config, MemorySink(), items=6, adapter_folder=None, with_cloud=True)
+    plan = EvalPlan(("practice:arith",), limit=6)
+    first = (await evaluate(config, MemorySink(), plan)).report
     await learn(config, 1)
-    trained = await evaluate(config, MemorySink(), items=6, adapter_folder=latest_adapter(config), with_cloud=False)
-    again = await evaluate(config, MemorySink(), items=6, adapter_folder=None, with_cloud=True)
+    trained = (await evaluate(config, MemorySink(), replace(plan, adapters=latest_adapters(config), cloud="none"))).report
+    again = (await evaluate(config, MemorySink(), plan)).report
     assert first.scores == again.scores
-    assert (first.scores.items, first.adapter_version, trained.adapter_version) == (6, 0, 1)
+    assert (first.scores.items, first.measured.adapter_version, trained.measured.adapter_version) == (6, 0, 1)
     assert first.scores.coverage == 1.0 - first.scores.assist_rate
-    assert sum(level.scores.items for level in first.by_level) == 6
+    assert sum(level.scores.items for level in first.families[0].levels) == 6
 
 
 async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stopped_at_the_end(tmp_path: Path) -> None:

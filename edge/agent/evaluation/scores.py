@@ -38,14 +38,14 @@ class MathScores:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """95 % intervals of the shares of the same names; None beside a None."""
+    """95 % intervals of the shares of the same names; None where the share is None."""
 
-    assist_rate: Interval | None
+    assist_rate: Interval
     kept_accuracy: Interval | None
-    forced_local_accuracy: Interval | None
+    forced_local_accuracy: Interval
     joint_accuracy: Interval | None
     cloud_accuracy: Interval | None
-    format_ok: Interval | None
+    format_ok: Interval
 
 
 @dataclass(frozen=True, slots=True)
