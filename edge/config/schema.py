@@ -78,7 +78,7 @@ class LearningConfig(Section):
     dual_lr: NotNegative = 0.02
     dual_init: NotNegative = 0.5
     temperature: Positive = 1.0
-    max_tokens: int = Field(192, ge=1)
+    max_tokens: int = Field(288, ge=1)
     seed: int = Field(0, ge=0)
     advantage_scale: AdvantageScale = "none"
     answer_match: AnswerMatch = "exact"
@@ -91,10 +91,11 @@ class LearningConfig(Section):
 class PhaseConfig(Section):
     """One stretch of learning: a task source held to a target rate τ for some steps (None: without end).
 
-    `source` is `practice:FAMILY` or a path to a .jsonl file. `task` overrides the label whose λ applies (default: the items' own).
+    `source` is a name that `edge-agent tasks list` shows, or a path to a .jsonl file. `task` overrides the label whose λ applies (default:
+    the items' own).
     """
 
-    source: str = "practice:arith"
+    source: str = "practice:group1"
     target_rate: Rate = 0.3
     steps: int | None = Field(None, ge=1)
     task: str | None = None
@@ -103,8 +104,12 @@ class PhaseConfig(Section):
     @classmethod
     def _not_empty(cls, source: str) -> str:
         if not source.strip():
-            raise ValueError("is empty; write practice:arith or a path to a .jsonl file")
+            raise ValueError("is empty; write practice:group1 or a path to a .jsonl file")
         return source
+
+
+FIRST_PHASE_STEPS = 150
+"""Steps of the first group before the second one begins, where nobody chose the phases."""
 
 
 class EmbeddedCoordinatorConfig(Section):
@@ -206,7 +211,10 @@ class AgentConfig(Section):
     engine: EngineConfig = EngineConfig()
     adapter: AdapterConfig = AdapterConfig()
     learning: LearningConfig = LearningConfig()
-    phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
+    phases: tuple[PhaseConfig, ...] = (
+        PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
+        PhaseConfig(source="practice:group2"),
+    )
     coordinator: CoordinatorConfig = CoordinatorConfig()
     serve: ServeConfig = ServeConfig()
     programs: ProgramsConfig = ProgramsConfig()

@@ -74,7 +74,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    max_tokens: int = 192
+    max_tokens: int = 288
     max_steps: int | None = None
     help_bias: float = 0.0
     suppress_help: bool = False

@@ -24,7 +24,7 @@ class Hyperparameters:
 PAPER = Hyperparameters()
 """The paper's table: 128 prompts a step, full fine-tuning at 2e-6, 840 steps on the first group and 400 on the second."""
 
-DEVICE = Hyperparameters(prompts_per_step=8, learning_rate=5e-4, dual_lr=0.02, prompt_tokens=512, response_tokens=192)
+DEVICE = Hyperparameters(prompts_per_step=8, learning_rate=5e-4, dual_lr=0.02, prompt_tokens=512, response_tokens=288)
 """A laptop's: LoRA (rank 16), small batches, a dual step large enough to settle within a hundred steps."""
 
 STEP_LIMITS: dict[str, int] = {"math": 4, "code": 6, "qa": 4}
