@@ -8,7 +8,7 @@ up (it is made again, with the same seeds and call keys), one that has is finish
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
@@ -17,8 +17,10 @@ from edge import __version__
 from edge.agent.answer import Answerer, AnswerRecord, AnswerSettings
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
-from edge.agent.curriculum import Curriculum
+from edge.agent.curriculum import Curriculum, HeldOut
 from edge.agent.dial import HelpDial
+from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
+from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
 from edge.agent.link import WatchedClient
@@ -38,6 +40,9 @@ from edge.training.learner import Learner
 from edge.verifiers.verifier import Verifier
 
 StopReason = Literal["done", "max_steps", "stopped"]
+BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
+"""Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
+steps done, and the version of the adapter in use."""
 _DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
 
 
@@ -57,6 +62,7 @@ class AgentStatus:
     target_rate: float | None
     dual: float | None
     phase: int
+    phases: int
     steps_done: int
     steps_planned: int | None
     last_step: StepFinished | None
@@ -169,10 +175,11 @@ class Agent:
         self.request_stop()
         await self._stack.aclose()
 
-    async def learn(self, max_steps: int | None = None) -> RunFinished:
+    async def learn(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; pauses while somebody is served.
 
-        Raises UsageError when it is learning already, and what a step could not get over (a refused credential, an engine failure).
+        `between_steps` is cancelled when a stop is asked for. Raises UsageError when it is learning already, and what a step could not
+        get over (a refused credential, an engine failure).
         """
         if self._learning in ("learning", "paused"):
             raise UsageError("this agent is learning already")
@@ -182,7 +189,7 @@ class Agent:
                 await self._reach_coordinator(self._stack)
             step = await self._prepared_step()
             self._tell_start()
-            reason = await self._learn_until(step, max_steps)
+            reason = await self._learn_until(step, max_steps, between_steps)
             self._learning = "finished" if reason == "done" else "stopped"
         except BaseException:
             self._learning = "stopped"
@@ -217,6 +224,7 @@ class Agent:
             target_rate=terms.target_rate if terms else self._parts.curriculum.phase_rate(position.phase),
             dual=terms.dual if terms else None,
             phase=position.phase,
+            phases=self._parts.curriculum.phase_count,
             steps_done=position.steps_done,
             steps_planned=self._parts.curriculum.steps_planned,
             last_step=last,
@@ -231,6 +239,21 @@ class Agent:
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """Finished steps from the state folder, oldest first (for learning curves)."""
         return self._parts.state.steps(last)
+
+    @property
+    def run_id(self) -> str:
+        """The name of this state folder's run."""
+        return self._parts.state.run_id
+
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
+        return self._parts.curriculum.held_out(limit)
+
+    async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
+        """What the adapter in use makes of at least one candidate at temperature 0, without the cloud."""
+        roles = EvalRoles(self._backend, self._parts.verifier, self._parts.policy, cloud=None)
+        evaluation = Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
+        return score(await evaluation.judge_all(candidates, "held-out", on_judged=lambda candidate, judged: on_item()))
 
     def why(self, request_id: str) -> AnswerRecord:
         """The stored record of an answer. Raises NotFound."""
@@ -345,12 +368,17 @@ class Agent:
         )
         return LearningStep(self._roles(), rollout, learner, self._settings.rollout.group_size, self._settings.advantage_scale)
 
-    async def _learn_until(self, step: LearningStep, max_steps: int | None) -> StopReason:
+    async def _learn_until(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
         made = 0
         while not self._stop.is_set():
+            plan = self._parts.curriculum.next_step()
+            if between_steps is not None:
+                done = self._parts.state.position().steps_done
+                await self._unless_stopped(between_steps(plan, done, self._backend.adapter_version))
+            if self._stop.is_set():
+                break
             if max_steps is not None and made >= max_steps:
                 return "max_steps"
-            plan = self._parts.curriculum.next_step()
             if plan is None:
                 return "done"
             await self._unless_stopped(self._gate.idle())
@@ -422,8 +450,9 @@ class Agent:
         if self._phase_told == plan.phase:
             return
         self._phase_told = plan.phase
-        steps = self._parts.curriculum.phase(plan.phase).steps
-        self._parts.sink.emit(PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, steps, plan.phase_step))
+        curriculum = self._parts.curriculum
+        steps, phases = curriculum.phase(plan.phase).steps, curriculum.phase_count
+        self._parts.sink.emit(PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, steps, plan.phase_step, phases))
 
     def _tell_end(self, reason: StopReason) -> RunFinished:
         state = self._parts.state

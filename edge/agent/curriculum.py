@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge.agent.state import Position, StateFolder
 from edge.agent.step import StepPlan
@@ -15,6 +15,15 @@ from edge.core.types import TaskItem
 from edge.tasks.source import TaskSource
 
 _PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Held-out items of one source, always the same ones, and the label of the task they belong to."""
+
+    source: str
+    task: str
+    items: tuple[TaskItem, ...]
 
 
 class Curriculum:
@@ -47,6 +56,16 @@ class Curriculum:
     def tasks(self) -> list[str]:
         """The task labels, each once, in order."""
         return list(dict.fromkeys(self._tasks))
+
+    @property
+    def phase_count(self) -> int:
+        """How many phases there are."""
+        return len(self._phases)
+
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most `limit` held-out items of each phase's source, each source once."""
+        tasks = dict(reversed([(phase.source, task) for phase, task in zip(self._phases, self._tasks, strict=True)]))
+        return [HeldOut(source, tasks[source], tuple(self._sources[source].test(limit))) for source in self._sources]
 
     def adopt(self) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.

@@ -30,7 +30,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted(Event):
-    """A phase begins (or goes on at `phase_step` after a restart)."""
+    """A phase begins (or goes on at `phase_step` after a restart). `phase` counts from 0, `phases` is how many there are."""
 
     kind: ClassVar[str] = "phase_started"
     phase: int
@@ -39,6 +39,7 @@ class PhaseStarted(Event):
     target_rate: float
     steps: int | None
     phase_step: int
+    phases: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,25 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class FamilyScores:
+    """One family's part of a step: its prompts, and the step's shares counted over its responses alone."""
+
+    family: str
+    prompts: int
+    assist_rate: float
+    kept_accuracy: float | None
+    joint_accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepFinished(Event):
     """One learning step. `step` counts from 1 over the whole run; `steps_planned` None means endless.
 
     kept_accuracy: share right among responses that did not ask; coverage: share of responses that did not ask; joint_accuracy: share
     right after composition, over all unmasked responses. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
     `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
-    refused. `offline`: λ could not be moved at the coordinator, the report waits in the outbox.
+    refused. `offline`: λ could not be moved at the coordinator, the report waits in the outbox. `families`: the same shares for each
+    family of questions in the step, by name (steps of older state folders have none).
     """
 
     kind: ClassVar[str] = "step_finished"
@@ -120,6 +133,7 @@ class StepFinished(Event):
     learning_rate: float
     learner_skipped: str
     at: float
+    families: tuple[FamilyScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +205,29 @@ class EvalProgress(Event):
     kind: ClassVar[str] = "eval_progress"
     done: int
     of: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutScored(Event):
+    """What the adapter after `step` steps makes of held-out items of one source, at temperature 0 and without the cloud.
+
+    forced_local_accuracy: share right on all items when asking is impossible, with its 95 % interval; kept_accuracy: share right of
+    what it would have kept, which is the share `coverage`.
+    """
+
+    kind: ClassVar[str] = "held_out_scored"
+    run_id: str
+    step: int
+    source: str
+    task: str
+    adapter_version: int
+    items: int
+    forced_local_accuracy: float
+    forced_local_interval: tuple[float, float]
+    kept_accuracy: float | None
+    coverage: float
+    assist_rate: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.agent.events import StepFinished, StepSeconds
+from edge.agent.events import FamilyScores, StepFinished, StepSeconds
 from edge.core.errors import NotFound, StateError
 
 SCHEMA_VERSION = 1
@@ -215,9 +215,10 @@ class StateFolder:
 
 
 def step_from_json(data: dict[str, Any]) -> StepFinished:
-    """A StepFinished event from its JSON object."""
+    """A StepFinished event from its JSON object; steps of older folders have no families."""
     fields = {key: value for key, value in data.items() if key != "kind"}
-    return StepFinished(**{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])})
+    families = tuple(FamilyScores(**family) for family in fields.pop("families", ()))
+    return StepFinished(**{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])}, families=families)
 
 
 def _make_private(folder: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.agent.events import StepFinished, StepSeconds
-from edge.agent.rollout import ScoredGroup
+from edge.agent.events import FamilyScores, StepFinished, StepSeconds
+from edge.agent.rollout import ScoredGroup, ScoredResponse
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
-from edge.dagrpo.metrics import tally
+from edge.dagrpo.metrics import Tally, tally
 from edge.training.learner import LearnerReport
 
 
@@ -50,7 +50,7 @@ def summarise(groups: Sequence[ScoredGroup], report: LearnerReport, setting: Ste
     """The step's event; λ after the step, `offline` and the end time are filled in when it is closed."""
     responses = [scored for group in groups for scored in group.responses]
     unmasked = [scored for scored in responses if not scored.masked]
-    counts = tally((scored.asked, scored.correct) for scored in unmasked)
+    counts = _tally(responses)
     rewards = [scored.reward for scored in unmasked]
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
@@ -101,4 +101,28 @@ def summarise(groups: Sequence[ScoredGroup], report: LearnerReport, setting: Ste
         learning_rate=report.learning_rate,
         learner_skipped=report.skipped,
         at=0.0,
+        families=family_scores(groups),
     )
+
+
+def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:
+    """The shares of each family among the groups, by name."""
+    families = sorted({group.item.family for group in groups})
+    return tuple(_family_scores(family, [group for group in groups if group.item.family == family]) for family in families)
+
+
+def _family_scores(family: str, groups: Sequence[ScoredGroup]) -> FamilyScores:
+    responses = [scored for group in groups for scored in group.responses]
+    counts = _tally(responses)
+    return FamilyScores(
+        family=family,
+        prompts=len(groups),
+        assist_rate=sum(scored.asked for scored in responses) / len(responses),
+        kept_accuracy=counts.kept_accuracy if counts.kept else None,
+        joint_accuracy=counts.joint_accuracy if counts.responses else None,
+    )
+
+
+def _tally(responses: Sequence[ScoredResponse]) -> Tally:
+    """Counts over the responses that are not masked."""
+    return tally((scored.asked, scored.correct) for scored in responses if not scored.masked)
