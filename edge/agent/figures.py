@@ -1,24 +1,49 @@
 """Figures of a learning run. Knows what people want to see at a glance; knows nothing of files other than the pictures it writes.
 
-Faint lines are single steps, strong ones a centred running mean; phases are separated by thin vertical lines.
+Faint lines are single steps, strong ones a centred running mean within a phase; phases are shaded in turn and named at the top. Legends
+stand beside the panels, so that they cover nothing. A picture is replaced in one move: who looks at it never sees half of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import importlib.util
+from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from edge.agent.events import StepFinished
+from edge.agent.events import FamilyScores, HeldOutScored, StepFinished
+from edge.agent.retention import Forgetting, forgetting_of
+from edge.agent.spans import PhaseSpan, phase_spans
 
 _WINDOW = 15
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666"
+_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#b3261e", "#0f8b8d", "#7a6a00", "#c2418c")
+_MARKERS = "osD^vPX*"
+_SHADE = "#f1f1ee"
+_ROOM_FOR_A_NAME = 0.3
+"""Share of a figure's width that a phase's name needs."""
 
 
-def write_figures(folder: Path, steps: Sequence[StepFinished]) -> list[Path]:
-    """Write `rate_and_price.png` and `accuracy.png`; returns their paths. Needs at least one step."""
-    return [_rate_and_price(folder / "rate_and_price.png", steps), _accuracy(folder / "accuracy.png", steps)]
+def what_is_missing() -> str:
+    """Why no figure can be drawn here, in one line, or ""."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return ""
+    return "no figures: matplotlib is not installed (pip install 'edge-agent[train]')"
+
+
+def write_figures(folder: Path, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored] = ()) -> list[Path]:
+    """Write what there is to show and return the paths; needs at least one step.
+
+    rate_and_price.png, accuracy.png; families.png where several families occur; forgetting.png where held-out items were scored.
+    """
+    spans = phase_spans(steps)
+    written = [_rate_and_price(folder / "rate_and_price.png", spans), _accuracy(folder / "accuracy.png", spans)]
+    if len({family for span in spans for family in span.families}) > 1:
+        written.append(_families(folder / "families.png", spans))
+    if held_out:
+        written.append(_forgetting(folder / "forgetting.png", spans, held_out))
+    return written
 
 
 def running_mean(values: Sequence[float | None], window: int = _WINDOW) -> list[float | None]:
@@ -31,58 +56,167 @@ def running_mean(values: Sequence[float | None], window: int = _WINDOW) -> list[
     return means
 
 
-def _rate_and_price(path: Path, steps: Sequence[StepFinished]) -> Path:
-    figure, (rate, price) = _axes(2)
-    numbers = [step.step for step in steps]
-    _line(rate, numbers, [step.assist_rate for step in steps], _BLUE, "assist rate (share of responses that ask)")
-    rate.step(numbers, [step.target_rate for step in steps], color=_GREY, linestyle="--", where="mid", label="target rate τ")
-    rate.set_ylabel("share of responses")
-    rate.set_ylim(0, max(0.5, *(step.assist_rate for step in steps), *(step.target_rate for step in steps)) * 1.15)
-    price.plot(numbers, [step.dual_before for step in steps], color=_ORANGE, linewidth=1.8, label="price of asking λ")
-    price.set_ylabel("λ (units of reward)")
-    price.set_ylim(bottom=0)
-    return _save(figure, (rate, price), steps, path, "How often it asks, and what asking costs")
+def _rate_and_price(path: Path, spans: Sequence[PhaseSpan]) -> Path:
+    figure, (rate, price) = _panels(2)
+    _curve(rate, spans, lambda step: step.assist_rate, _BLUE, "assist rate")
+    _steps(rate, spans, lambda step: step.target_rate, _GREY, "target rate τ")
+    highest = max(max(step.assist_rate, step.target_rate) for span in spans for step in span.steps)
+    rate.set(ylabel="share of responses\nthat ask", ylim=(0, min(1.02, max(0.5, highest) * 1.1)))
+    _steps(price, spans, lambda step: step.dual_before, _ORANGE, "price of asking λ", width=1.8)
+    dearest = max(step.dual_before for span in spans for step in span.steps)
+    price.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, dearest)))
+    return _save(figure, (rate, price), spans, path, "How often it asks, and what asking costs")
 
 
-def _accuracy(path: Path, steps: Sequence[StepFinished]) -> Path:
-    figure, (accuracy, coverage) = _axes(2)
-    numbers = [step.step for step in steps]
-    _line(accuracy, numbers, [step.kept_accuracy for step in steps], _BLUE, "kept answers (local, did not ask)")
-    _line(accuracy, numbers, [step.joint_accuracy for step in steps], _GREEN, "joint (after the cloud's help)")
-    accuracy.set_ylabel("share correct")
-    accuracy.set_ylim(0, 1.02)
-    _line(coverage, numbers, [step.coverage for step in steps], _ORANGE, "coverage (share kept local)")
-    _line(coverage, numbers, [step.format_ok for step in steps], _GREY, "well formatted")
-    coverage.set_ylabel("share of responses")
-    coverage.set_ylim(0, 1.02)
-    return _save(figure, (accuracy, coverage), steps, path, "Accuracy while learning (rollouts at temperature 1)")
+def _accuracy(path: Path, spans: Sequence[PhaseSpan]) -> Path:
+    figure, (accuracy, coverage) = _panels(2)
+    _curve(accuracy, spans, lambda step: step.kept_accuracy, _BLUE, "kept answers\n(local, did not ask)")
+    _curve(accuracy, spans, lambda step: step.joint_accuracy, _GREEN, "joint\n(after the cloud's help)")
+    accuracy.set(ylabel="share correct", ylim=(-0.02, 1.02))
+    _curve(coverage, spans, lambda step: step.coverage, _ORANGE, "coverage\n(share kept local)")
+    _curve(coverage, spans, lambda step: step.format_ok, _GREY, "well formatted")
+    coverage.set(ylabel="share of responses", ylim=(-0.02, 1.02))
+    return _save(figure, (accuracy, coverage), spans, path, "Accuracy while learning (rollouts at temperature 1)")
 
 
-def _axes(rows: int) -> Any:
+def _families(path: Path, spans: Sequence[PhaseSpan]) -> Path:
+    figure, (kept, joint, rate) = _panels(3)
+    families = list(dict.fromkeys(family for span in spans for family in span.families))
+    for number, family in enumerate(families):
+        colour = _COLOURS[number % len(_COLOURS)]
+        _curve(kept, spans, _of_family(family, lambda scores: scores.kept_accuracy), colour, family, raw=0.15)
+        _curve(joint, spans, _of_family(family, lambda scores: scores.joint_accuracy), colour, family, raw=0.15)
+        _curve(rate, spans, _of_family(family, lambda scores: scores.assist_rate), colour, family, raw=0.15)
+    _steps(rate, spans, lambda step: step.target_rate, _GREY, "target rate τ\n(of all together)")
+    kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
+    joint.set(ylabel="joint:\nshare correct", ylim=(-0.02, 1.02))
+    rate.set(ylabel="share of responses\nthat ask", ylim=(-0.02, 1.02))
+    return _save(figure, (kept, joint, rate), spans, path, "Each family of questions while learning")
+
+
+def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldOutScored]) -> Path:
+    figure, (accuracy, kept, rate) = _panels(3, heights=(2.2, 1, 1))
+    sources = dict.fromkeys(result.source for result in held_out)
+    tasks = {result.task for result in held_out}
+    for number, source in enumerate(sources):
+        own = sorted((result for result in held_out if result.source == source), key=lambda result: result.step)
+        style = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
+        name = own[0].task if len(tasks) == len(sources) else source.removeprefix("practice:")
+        at, label = [result.step for result in own], f"{name}\n({_range_of_items(own)} items)"
+        low, high = zip(*(result.forced_local_interval for result in own), strict=True)
+        accuracy.fill_between(at, low, high, color=style["color"], alpha=0.13, linewidth=0)
+        accuracy.plot(at, [result.forced_local_accuracy for result in own], linewidth=2.0, label=label, **style)
+        kept.plot(at, [_number(result.kept_accuracy) for result in own], linewidth=1.5, label=name, **style)
+        rate.plot(at, [result.assist_rate for result in own], linewidth=1.5, label=name, **style)
+    accuracy.set(ylabel="forced local: share correct\n(band: 95 % interval)", ylim=(-0.02, 1.02))
+    kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
+    rate.set(ylabel="share of\nitems that ask", ylim=(-0.02, 1.02))
+    entries = forgetting_of([step for span in spans for step in span.steps], held_out)
+    title = "\n".join(["Held-out items while learning (temperature 0, no cloud)", *map(_forgetting_line, entries)])
+    return _save(figure, (accuracy, kept, rate), spans, path, title)
+
+
+def _forgetting_line(entry: Forgetting) -> str:
+    words = [f"{entry.task}: {_percent(entry.during_task_acc)} at the end of its phase"]
+    if entry.post_switch_acc is not None:
+        words.append(f"{_percent(entry.post_switch_acc)} after the switch")
+    if entry.forgetting_rate is not None:
+        words.append(f"forgetting rate {_percent(entry.forgetting_rate)}")
+    return ", ".join(words)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _range_of_items(results: Sequence[HeldOutScored]) -> str:
+    counts = sorted({result.items for result in results})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _of_family(family: str, value: Callable[[FamilyScores], float | None]) -> Callable[[StepFinished], float | None]:
+    return lambda step: next((value(scores) for scores in step.families if scores.family == family), None)
+
+
+def _panels(rows: int, heights: Sequence[float] | None = None) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, 1.2 + 2.7 * rows), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, 1, sharex=True)
+    return figure, figure.subplots(rows, 1, sharex=True, height_ratios=heights)
 
 
-def _line(axis: Any, numbers: Sequence[int], values: Sequence[float | None], colour: str, label: str) -> None:
-    raw = [float("nan") if value is None else value for value in values]
-    axis.plot(numbers, raw, color=colour, linewidth=0.8, alpha=0.3, marker="." if len(numbers) < 3 else None)
-    smooth = [float("nan") if value is None else value for value in running_mean(values)]
-    axis.plot(numbers, smooth, color=colour, linewidth=2.0, label=label)
+def _curve(
+    axis: Any,
+    spans: Sequence[PhaseSpan],
+    value: Callable[[StepFinished], float | None],
+    colour: str,
+    label: str,
+    raw: float = 0.3,
+) -> None:
+    """Single steps faintly, their running mean strongly; the mean of one phase knows nothing of the next, and the line breaks between."""
+    for span in spans:
+        values, numbers = [value(step) for step in span.steps], [step.step for step in span.steps]
+        if all(known is None for known in values):
+            continue
+        marker = "." if len(numbers) < 3 else None
+        axis.plot(numbers, [_number(known) for known in values], color=colour, linewidth=0.8, alpha=raw, marker=marker)
+        means = [_number(mean) for mean in running_mean(values)]
+        axis.plot(numbers, means, color=colour, linewidth=2.0, label=label, marker=marker)
+        label = "_" + label.lstrip("_")
 
 
-def _save(figure: Any, axes: Sequence[Any], steps: Sequence[StepFinished], path: Path, title: str) -> Path:
-    switches = [after.step - 0.5 for before, after in pairwise(steps) if after.phase != before.phase]
+def _steps(
+    axis: Any, spans: Sequence[PhaseSpan], value: Callable[[StepFinished], float], colour: str, label: str, width: float = 1.2
+) -> None:
+    """A line that is known exactly; dashed where it is thin."""
+    for span in spans:
+        numbers, style = [step.step for step in span.steps], "--" if width < 1.5 else "-"
+        marker = "." if len(numbers) < 3 else None
+        values = [value(step) for step in span.steps]
+        axis.plot(numbers, values, color=colour, linestyle=style, linewidth=width, label=label, marker=marker)
+        label = "_" + label.lstrip("_")
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Path, title: str) -> Path:
     for axis in axes:
-        for switch in switches:
-            axis.axvline(switch, color=_GREY, linewidth=0.8, alpha=0.6)
+        _mark_phases(axis, spans)
         axis.grid(alpha=0.25)
-        axis.legend(loc="best", framealpha=0.9, fontsize=9)
+        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
+    _name_phases(axes[0], spans)
     axes[-1].set_xlabel("learning step")
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title, fontsize=12)
-    figure.savefig(path)
+    unfinished = path.with_name(f".{path.name}.part")
+    figure.savefig(unfinished, format="png")
+    unfinished.replace(path)
     return path
+
+
+def _mark_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
+    for number, span in enumerate(spans):
+        if number % 2:
+            axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE, zorder=-2, linewidth=0)
+        if number:
+            axis.axvline(span.first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
+
+
+def _name_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
+    """The phases' names above the panel, each over its own steps; in two rows where some are too short for their names."""
+    whole = spans[-1].last - spans[0].first + 1
+    rows = 2 if len(spans) > 1 and any((span.last - span.first + 1) / whole < _ROOM_FOR_A_NAME for span in spans) else 1
+    for number, span in enumerate(spans):
+        x, side = ((span.first + span.last) / 2, "center")
+        if rows == 2 and number in (0, len(spans) - 1):
+            x, side = (span.first, "left") if number == 0 else (span.last, "right")
+        offset = 3 + 12 * (number % rows)
+        axis.annotate(
+            span.name, (x, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(0, offset), textcoords="offset points",
+            ha=side, va="bottom", fontsize=9, color=_GREY,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The folder a learning run leaves: configuration, events, metrics table, figures, final adapter, summary.
+"""The folder a learning run leaves: configuration, events, results on held-out items, metrics table, figures, final adapter, summary.
 
 Knows file names and their forms; knows nothing of how learning works. Everything but the figures and the summary is written as it
 happens, so that a killed run keeps what it had.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,25 +16,29 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from edge.agent.events import RunFinished, StepFinished, StepProgress
+from edge.agent.events import EvalProgress, FamilyScores, HeldOutScored, RunFinished, StepFinished, StepProgress
+from edge.agent.figures import what_is_missing, write_figures
+from edge.agent.retention import forgetting_of
+from edge.agent.spans import PhaseSpan, phase_spans
 from edge.core.errors import StateError
 from edge.core.events import Event, JsonLinesSink
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import mean
 
 _FIRST, _LAST = 10, 50
-"""Steps at the beginning (few: learning moves fast) and at the end that a summary averages over, at most a third of the run each."""
+"""Steps at the beginning (few: learning moves fast) and at the end that a summary averages over, at most a third of them all each."""
 
 
 class RunFolder:
-    """An event sink that writes a run's files. `open` makes the folder or goes on in one; `finish` writes figures and summary."""
+    """An event sink that writes a run's files. The constructor makes the folder or goes on in one; `finish` writes figures and summary."""
 
     def __init__(self, folder: Path, config_yaml: str) -> None:
-        """Raises StateError when the folder cannot be written."""
+        """Raises StateError when the folder cannot be written, or when its evals.jsonl is damaged."""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
+            self._held_out = _read_held_out(folder / "evals.jsonl")
             self._stream = (folder / "events.jsonl").open("a", encoding="utf-8")
         except OSError as error:
             raise StateError(
@@ -42,18 +47,27 @@ class RunFolder:
         self._events = JsonLinesSink(self._stream)
 
     def emit(self, event: Event) -> None:
-        """Write the event; progress inside a step is for screens only."""
-        if not isinstance(event, StepProgress) and not self._stream.closed:
-            self._events.emit(event)
+        """Write the event; progress inside a step or an evaluation is for screens only."""
+        if isinstance(event, (StepProgress, EvalProgress)) or self._stream.closed:
+            return
+        self._events.emit(event)
+        if isinstance(event, HeldOutScored):
+            self._held_out.append(event)
+            with (self.folder / "evals.jsonl").open("a", encoding="utf-8") as stream:
+                JsonLinesSink(stream).emit(event)
+
+    def held_out(self, run_id: str) -> list[HeldOutScored]:
+        """The results on held-out items that this run has left here so far, in the order of steps."""
+        own = [result for result in self._held_out if result.run_id == run_id]
+        return sorted(own, key=lambda result: result.step)
 
     def finish(self, steps: Sequence[StepFinished], finished: RunFinished, adapter: AdapterRef | None) -> dict[str, Any]:
         """Write metrics.csv, figures, the final adapter and summary.json; returns the summary."""
-        summary = summary_of(steps, finished)
+        held_out = self.held_out(finished.run_id)
+        summary = summary_of(steps, finished, held_out)
         _write_metrics(self.folder / "metrics.csv", steps)
-        if steps:
-            from edge.agent.figures import write_figures
-
-            summary["figures"] = [path.name for path in write_figures(self.folder, steps)]
+        if steps and not what_is_missing():
+            summary["figures"] = [path.name for path in write_figures(self.folder, steps, held_out)]
         if adapter is not None and Path(adapter.folder).is_dir():
             shutil.copytree(adapter.folder, self.folder / "adapter", dirs_exist_ok=True)
             summary["adapter"] = "adapter"
@@ -66,18 +80,13 @@ class RunFolder:
         self._stream.close()
 
 
-def summary_of(steps: Sequence[StepFinished], finished: RunFinished) -> dict[str, Any]:
-    """What a run came to: the first and the last steps side by side, totals, and seconds a step."""
-    third = max(1, len(steps) // 3)
-    first, last = min(_FIRST, third, len(steps)), min(_LAST, third, len(steps))
+def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: Sequence[HeldOutScored] = ()) -> dict[str, Any]:
+    """What a run came to: the first and the last steps side by side, for the run and each phase, totals, and what was forgotten."""
     return {
         "run_id": finished.run_id,
         "reason": finished.reason,
         "steps": finished.steps_done,
-        "first_steps": first,
-        "first": _means(steps[:first]),
-        "last_steps": last,
-        "last": _means(steps[-last:]),
+        **_first_and_last(steps),
         "dual": steps[-1].dual_after if steps else None,
         "cloud_calls": finished.total_cloud_calls,
         "cloud_tokens": finished.total_cloud_tokens,
@@ -89,18 +98,42 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished) -> dict[str
         "seconds": sum(step.seconds for step in steps),
         "seconds_per_step": sum(step.seconds for step in steps) / len(steps) if steps else None,
         "adapter_version": finished.adapter_version,
+        "phases": [_phase_summary(span) for span in phase_spans(steps)],
+        "forgetting": [entry.to_json() for entry in forgetting_of(steps, held_out)],
     }
 
 
-def _means(steps: Sequence[StepFinished]) -> dict[str, float | None]:
+def _phase_summary(span: PhaseSpan) -> dict[str, Any]:
+    return {
+        "phase": span.phase,
+        "source": span.source,
+        "task": span.task,
+        "first_step": span.first,
+        "last_step": span.last,
+        "dual": span.steps[-1].dual_after,
+        **_first_and_last(span.steps),
+    }
+
+
+def _first_and_last(steps: Sequence[StepFinished]) -> dict[str, Any]:
+    """Means over some steps at either end, and how many."""
+    third = max(1, len(steps) // 3)
+    first, last = min(_FIRST, third, len(steps)), min(_LAST, third, len(steps))
+    return {
+        "first_steps": first,
+        "first": _means(steps[:first]),
+        "last_steps": last,
+        "last": _means(steps[-last:]),
+    }
+
+
+def _means(steps: Sequence[StepFinished]) -> dict[str, Any]:
     """Means over steps; kept accuracy weighted by the responses that were kept."""
     if not steps:
         return {}
-    kept = fsum(step.coverage * step.responses for step in steps if step.kept_accuracy is not None)
-    kept_right = fsum((step.kept_accuracy or 0.0) * step.coverage * step.responses for step in steps)
     joint = [step.joint_accuracy for step in steps if step.joint_accuracy is not None]
     return {
-        "kept_accuracy": kept_right / kept if kept else None,
+        "kept_accuracy": _weighted([(step.kept_accuracy, step.coverage * step.responses) for step in steps]),
         "coverage": mean([step.coverage for step in steps]),
         "joint_accuracy": mean(joint) if joint else None,
         "assist_rate": mean([step.assist_rate for step in steps]),
@@ -109,19 +142,68 @@ def _means(steps: Sequence[StepFinished]) -> dict[str, float | None]:
         "reward": mean([step.reward_mean for step in steps]),
         "format_ok": mean([step.format_ok for step in steps]),
         "tokens_per_s": mean([step.tokens_per_s for step in steps]),
+        "families": _family_means([scores for step in steps for scores in step.families]),
     }
 
 
+def _family_means(scores: Sequence[FamilyScores]) -> dict[str, dict[str, float | None]]:
+    """For each family by name: its prompts, and its shares weighted by them (kept accuracy by what was kept)."""
+    names = sorted({one.family for one in scores})
+    by_name = {name: [one for one in scores if one.family == name] for name in names}
+    return {
+        name: {
+            "prompts": sum(one.prompts for one in own),
+            "kept_accuracy": _weighted([(one.kept_accuracy, (1.0 - one.assist_rate) * one.prompts) for one in own]),
+            "joint_accuracy": _weighted([(one.joint_accuracy, one.prompts) for one in own]),
+            "assist_rate": _weighted([(one.assist_rate, one.prompts) for one in own]),
+        }
+        for name, own in by_name.items()
+    }
+
+
+def _weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    """Mean of (value, weight) pairs whose value is known."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = fsum(weight for _, weight in known)
+    return fsum(value * weight for value, weight in known) / total if total else None
+
+
+def _read_held_out(path: Path) -> list[HeldOutScored]:
+    """What the file holds; a last line that a kill cut off is removed from it. Raises StateError with the line of other damage."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    lines = content[:whole].decode("utf-8", errors="replace").splitlines()
+    return [_held_out_from(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _held_out_from(line: str, where: str) -> HeldOutScored:
+    try:
+        fields = {name: value for name, value in json.loads(line).items() if name != "kind"}
+        low, high = fields.pop("forced_local_interval")
+        return HeldOutScored(**fields, forced_local_interval=(low, high))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StateError(f"{where}: not a result on held-out items", hint="remove the line; it will be measured again") from error
+
+
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
+    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, empty where it did not occur."""
     rows = [_flat(step) for step in steps]
+    names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         if rows:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer = csv.DictWriter(file, fieldnames=names)
             writer.writeheader()
             writer.writerows(rows)
 
 
 def _flat(step: StepFinished) -> dict[str, Any]:
     row = asdict(step)
-    parts = row.pop("seconds_by_part")
-    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}}
+    parts, families = row.pop("seconds_by_part"), row.pop("families")
+    of_families = {
+        f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"
+    }
+    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}, **of_families}
