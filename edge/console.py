@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from edge.agent.events import (
     AnswerFinished,
     EvalProgress,
+    HeldOutScored,
     Notice,
     Offline,
     Online,
@@ -40,10 +41,17 @@ _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 @dataclass(frozen=True, slots=True)
 class ProgressView:
-    """What is shown of a run. Shares are means of the last 10 steps of the phase; None where there was nothing to count."""
+    """What is shown of a run. Shares are means of the last 10 steps of the phase; None where there was nothing to count.
+
+    `phase` counts from 1 of `phases`; `phase_step` of `phase_steps` (None: without end) are the steps of this phase.
+    """
 
     step: int
     planned: int | None
+    phase: int
+    phases: int
+    phase_step: int
+    phase_steps: int | None
     task: str
     kept_accuracy: float | None
     coverage: float
@@ -66,6 +74,7 @@ class Progress:
         self._max_steps = max_steps
         self._until: int | None = None
         self._steps: deque[StepFinished] = deque(maxlen=_WINDOW)
+        self._phase: PhaseStarted | None = None
         self.assist_rates: deque[float] = deque(maxlen=40)
         self.joint_accuracies: deque[float] = deque(maxlen=40)
         self.answers = 0
@@ -76,6 +85,7 @@ class Progress:
             ends = [n for n in (event.steps_planned, self._ends_after(event.steps_done)) if n is not None]
             self._until = min(ends, default=None)
         elif isinstance(event, PhaseStarted):
+            self._phase = event
             self._steps.clear()
         elif isinstance(event, AnswerFinished):
             self.answers += 1
@@ -101,6 +111,10 @@ class Progress:
         return ProgressView(
             step=last.step,
             planned=planned,
+            phase=last.phase + 1,
+            phases=self._phase.phases if self._phase else 1,
+            phase_step=last.phase_step,
+            phase_steps=self._phase.steps if self._phase else None,
             task=last.task,
             kept_accuracy=_mean([(step.kept_accuracy, step.coverage) for step in steps]),
             coverage=_mean([(step.coverage, 1.0) for step in steps]) or 0.0,
@@ -235,6 +249,7 @@ class LiveConsole:
         share_done = "" if view.planned is None else bar(view.step / max(view.planned, 1))
         return [
             f"{view.task}  {_of(view.step, view.planned)} steps {share_done}  {timing(view)}   {self._state}",
+            *([f"  phase  {phase_line(view)}"] if view.phases > 1 else []),
             f"  asks   {percent(view.assist_rate):>6} of {percent(view.target_rate)} allowed   λ {view.dual:.3f}   {spark(rates)}",
             f"  right  {percent(view.joint_accuracy):>6} with help, {accuracy(view)}   {spark(joints)}",
             f"  cloud  {cloud(view)}" + (f"   answered {self._progress.answers}" if self._progress.answers else ""),
@@ -281,8 +296,9 @@ def whole_seconds(parts: StepSeconds) -> float:
 
 def progress_line(view: ProgressView) -> str:
     """One plain line."""
+    phase = f" (phase {view.phase}/{view.phases}, {_of(view.phase_step, view.phase_steps)})" if view.phases > 1 else ""
     parts = [
-        f"step {_of(view.step, view.planned)} {view.task}",
+        f"step {_of(view.step, view.planned)} {view.task}{phase}",
         accuracy(view),
         f"joint {percent(view.joint_accuracy)}",
         f"asks {percent(view.assist_rate)} (target {percent(view.target_rate)})",
@@ -302,7 +318,9 @@ def spoken(event: Event) -> str:
     """The line an event deserves, or ""."""
     match event:
         case PhaseStarted():
-            return f"learning {event.source} at a target rate of {percent(event.target_rate)}"
+            return phase_begins(event)
+        case HeldOutScored():
+            return held_out_line(event)
         case Offline():
             return f"offline: {event.reason}; answering and learning go on locally"
         case Online():
@@ -320,6 +338,40 @@ def spoken(event: Event) -> str:
                 f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
             )
     return ""
+
+
+def phase_begins(event: PhaseStarted) -> str:
+    """What is learned now, for how long, and that it is another task than before."""
+    what = f"learning {event.source} at a target rate of {percent(event.target_rate)}"
+    if event.phases == 1:
+        return what
+    length = "without end" if event.steps is None else f"for {event.steps} steps"
+    begun = f", from step {event.phase_step} on" if event.phase_step > 1 else ""
+    switch = "switching tasks: " if event.phase and event.phase_step == 1 else ""
+    return f"{switch}phase {event.phase + 1} of {event.phases}: {what}, {length}{begun}"
+
+
+def held_out_line(event: HeldOutScored) -> str:
+    """The result on held-out items, each accuracy with its coverage."""
+    return (
+        f"after step {event.step}, {event.items} held-out items of {event.source}: forced local "
+        f"{percent(event.forced_local_accuracy)} right, kept {percent(event.kept_accuracy)} right of the {percent(event.coverage)} kept"
+    )
+
+
+def phase_line(view: ProgressView) -> str:
+    """Which phase of how many, and how far it is."""
+    if view.phase_steps is None:
+        return f"{view.phase} of {view.phases}, step {view.phase_step}, without end"
+    done = view.phase_step / max(view.phase_steps, 1)
+    return f"{view.phase} of {view.phases}, step {view.phase_step} of {view.phase_steps} {bar(done)}{switch_in(view)}"
+
+
+def switch_in(view: ProgressView) -> str:
+    """How long until the next phase; nothing in the last one."""
+    if view.phase_steps is None or view.phase == view.phases:
+        return ""
+    return f"  next phase in {duration(max(0, view.phase_steps - view.phase_step) * view.step_s)}"
 
 
 def accuracy(view: ProgressView) -> str:

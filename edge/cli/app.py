@@ -104,6 +104,18 @@ def learn(
     target_rate: TargetRate = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
+    eval_limit: Annotated[
+        int,
+        typer.Option(
+            "--eval-limit",
+            min=0,
+            metavar="N",
+            help="Held-out items of each phase's source to score at the start and after phases.",
+        ),
+    ] = 0,
+    eval_every: Annotated[
+        int | None, typer.Option("--eval-every", min=1, metavar="M", help="Score them also every M steps.")
+    ] = None,
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
@@ -129,7 +141,7 @@ def learn(
         phase_steps=steps,
         unsafe_programs=unsafe_programs,
     )
-    return command.learn(settings, out, json_lines=json)
+    return command.learn(settings, command.LearnOptions(out, eval_limit, eval_every, json))
 
 
 @app.command(name="eval")

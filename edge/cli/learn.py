@@ -4,46 +4,70 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge.agent.gallery import SHOWN_STEPS, Gallery
+from edge.agent.retention import RetentionWatch
 from edge.agent.runfolder import RunFolder
 from edge.bootstrap import build_agent, check_inputs
 from edge.cli.shell import INTERRUPTED
 from edge.cli.stopping import stop_on_signals
+from edge.config.schema import FIRST_PHASE_STEPS
 from edge.console import Console, dollars, duration, open_console, percent
 from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
 
 if TYPE_CHECKING:
+    from edge.agent.agent import Agent, BetweenSteps
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
-_DEFAULT_STEPS = 150
+
+@dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """What a run leaves and how it is told.
+
+    `eval_limit`: held-out items of each phase's source that are scored at the start and after each phase (0: none); `eval_every`: also
+    after each multiple of so many steps.
+    """
+
+    out: Path | None
+    eval_limit: int
+    eval_every: int | None
+    json: bool
 
 
-def learn(settings: Settings, out: Path | None, *, json_lines: bool) -> int:
+def learn(settings: Settings, options: LearnOptions) -> int:
     """Learn through all phases; 0 when they are done, 130 when interrupted. The same command goes on where a run was cut."""
+    if options.eval_every is not None and not options.eval_limit:
+        raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
     settings = _with_an_end(settings)
     check_inputs(settings.config())
-    folder = out or _default_folder(settings.config())
+    folder = options.out or _default_folder(settings.config())
     resolved = replace(settings, state=settings.state or folder / "state").resolve()
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
         try:
-            summary = asyncio.run(_learn(resolved.config, run_folder, json_lines=json_lines))
+            summary = asyncio.run(_learn(resolved.config, run_folder, options))
         except asyncio.CancelledError:
             return INTERRUPTED
-    if not json_lines:
+    if not options.json:
         print("\n".join(summary_lines(summary, folder)), flush=True)
     return INTERRUPTED if summary["reason"] == "stopped" else 0
 
 
 def _with_an_end(settings: Settings) -> Settings:
-    """A run needs an end: 150 steps where neither the command line nor the configuration names one."""
-    if settings.phase_steps is None and (settings.tasks or settings.config().phases[-1].steps is None):
-        return replace(settings, phase_steps=_DEFAULT_STEPS)
-    return settings
+    """A run needs an end: phases of 150 steps where neither the command line nor the configuration says how long they are."""
+    if settings.phase_steps is not None:
+        return settings
+    if settings.tasks:
+        return replace(settings, phase_steps=FIRST_PHASE_STEPS)
+    phases = settings.config().phases
+    if phases[-1].steps is not None:
+        return settings
+    return replace(settings, sets=[*(settings.sets or ()), f"phases.{len(phases) - 1}.steps={FIRST_PHASE_STEPS}"])
 
 
 def _default_folder(config: AgentConfig) -> Path:
@@ -51,40 +75,77 @@ def _default_folder(config: AgentConfig) -> Path:
     return Path("runs") / f"{'+'.join(names)}-{config.learning.seed}"
 
 
-async def _learn(config: AgentConfig, run_folder: RunFolder, *, json_lines: bool) -> dict[str, Any]:
-    with open_console(SystemClock(), json_lines=json_lines) as console:
+async def _learn(config: AgentConfig, run_folder: RunFolder, options: LearnOptions) -> dict[str, Any]:
+    with open_console(SystemClock(), json_lines=options.json) as console:
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        return await _learn_and_sum_up(config, run_folder, console, FanOutSink([run_folder, console.sink]))
+        gallery = Gallery(run_folder.folder, console.say)
+        sink = FanOutSink([run_folder, gallery, console.sink])
+        async with build_agent(config, sink) as agent:
+            _tell_where(agent, console)
+            with stop_on_signals(lambda: _begin_stop(agent, console)):
+                async with gallery.open(agent.steps(SHOWN_STEPS), run_folder.held_out(agent.run_id), at_the_end=False):
+                    finished = await agent.learn(between_steps=_retention(agent, run_folder, sink, options))
+            return run_folder.finish(agent.steps(), finished, agent.adapter())
 
 
-async def _learn_and_sum_up(config: AgentConfig, run_folder: RunFolder, console: Console, sink: EventSink) -> dict[str, Any]:
-    async with build_agent(config, sink) as agent:
-        if done := agent.status().steps_done:
-            console.say(f"going on after step {done}")
+def _tell_where(agent: Agent, console: Console) -> None:
+    if done := agent.status().steps_done:
+        console.say(f"going on after step {done}")
 
-        def stop() -> None:
-            console.say("stopping; the same command goes on from here")
-            agent.request_stop()
 
-        with stop_on_signals(stop):
-            finished = await agent.learn()
-        return run_folder.finish(agent.steps(), finished, agent.adapter())
+def _begin_stop(agent: Agent, console: Console) -> None:
+    console.say("stopping; the same command goes on from here")
+    agent.request_stop()
+
+
+def _retention(agent: Agent, run_folder: RunFolder, sink: EventSink, options: LearnOptions) -> BetweenSteps | None:
+    """What looks at held-out items between steps, or None when nothing shall."""
+    if not options.eval_limit:
+        return None
+    watch = RetentionWatch(
+        agent,
+        agent.held_out(options.eval_limit),
+        run_folder.held_out(agent.run_id),
+        sink,
+        SystemClock(),
+        run_id=agent.run_id,
+        every=options.eval_every,
+    )
+    return watch.between_steps
 
 
 def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
-    """The run for a person: the first steps beside the last ones."""
-    first, last = summary["first"], summary["last"]
-
-    def change(name: str) -> str:
-        return f"{percent(first.get(name)):>7} -> {percent(last.get(name)):>7}"
-
+    """The run for a person: for each phase the first steps beside the last ones, what was forgotten, what it cost."""
     return [
-        f"first {summary['first_steps']} steps -> last {summary['last_steps']} of {summary['steps']}",
-        f"  kept accuracy   {change('kept_accuracy')}",
-        f"  kept (coverage) {change('coverage')}",
-        f"  joint accuracy  {change('joint_accuracy')}",
-        f"  assist rate     {change('assist_rate')}   target {percent(last.get('target_rate'))}",
+        *(line for phase in summary["phases"] for line in _phase_lines(phase)),
+        *(_forgetting_line(entry) for entry in summary["forgetting"]),
         f"cloud      {summary['cloud_calls']} calls, {summary['cloud_tokens']} tokens, {dollars(summary['spend_uusd'])}",
         f"time       {duration(summary['seconds'])}",
         f"run folder {folder}",
     ]
+
+
+def _phase_lines(phase: dict[str, Any]) -> list[str]:
+    first, last = phase["first"], phase["last"]
+
+    def change(name: str, family: str | None = None) -> str:
+        before, after = (first, last) if family is None else (first["families"].get(family, {}), last["families"][family])
+        return f"{percent(before.get(name)):>7} -> {percent(after.get(name)):>7}"
+
+    families = list(last["families"]) if len(last["families"]) > 1 else []
+    return [
+        f"{phase['task']}, steps {phase['first_step']} to {phase['last_step']}: "
+        f"first {phase['first_steps']} -> last {phase['last_steps']}",
+        f"  kept accuracy   {change('kept_accuracy')}",
+        *(f"    {family:<13} {change('kept_accuracy', family)}" for family in families),
+        f"  kept (coverage) {change('coverage')}",
+        f"  joint accuracy  {change('joint_accuracy')}",
+        f"  assist rate     {change('assist_rate')}   target {percent(last.get('target_rate'))}",
+    ]
+
+
+def _forgetting_line(entry: dict[str, Any]) -> str:
+    return (
+        f"{entry['task']} held out, forced local: {percent(entry['during_task_acc'])} after its phase, "
+        f"{percent(entry['post_switch_acc'])} after the switch, forgetting rate {percent(entry['forgetting_rate'])}"
+    )

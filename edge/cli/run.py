@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.bootstrap import build_agent, check_inputs, state_folder
 from edge.cli.running import announced
 from edge.cli.shell import INTERRUPTED
@@ -16,6 +17,7 @@ from edge.config.schema import AgentConfig
 from edge.console import Console, open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
+from edge.core.events import FanOutSink
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
@@ -49,9 +51,11 @@ def run(settings: Settings, options: RunOptions) -> int:
 async def _run(config: AgentConfig, options: RunOptions) -> None:
     with open_console(SystemClock(), json_lines=options.json, max_steps=options.steps) as console:
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        agent, stop = build_agent(config, console.sink), asyncio.Event()
+        gallery = Gallery(state_folder(config) / "figures", console.say)
+        agent, stop = build_agent(config, FanOutSink([console.sink, gallery])), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
-            async with agent, _endpoint(agent, config, console) if options.serve else nullcontext():
+            endpoint = _endpoint(agent, config, console) if options.serve else nullcontext()
+            async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
                 await _work(agent, config, options, stop)
 
 

@@ -200,7 +200,7 @@ function showStatus(status) {
     ["Spend", budget ? usedOf(budget.spend_uusd, budget.spend_limit_uusd, dollars) : dollars(status.total_spend_uusd ?? 0)],
   ]);
   fillList($("agent"), [
-    ["Model", status.model?.name], ["Adapter", status.adapter_version], ["Task", status.task], ["Mode", status.mode], ["Coordinator", status.coordinator],
+    ["Model", status.model?.name], ["Adapter", status.adapter_version], ["Task", status.phases > 1 ? `${status.task} (phase ${Math.min(status.phase + 1, status.phases)} of ${status.phases})` : status.task], ["Mode", status.mode], ["Coordinator", status.coordinator],
     ["Answers", status.answers], ["Waiting reports", status.outbox || ""],
   ]);
 }
@@ -227,7 +227,7 @@ function drawSteps() {
 }
 
 function drawChart(svg, curves, top, description) {
-  const [left, right, bottom, height] = [26, 312, 132, 124];
+  const [left, right, bottom, height] = [26, 312, 132, 118];
   const first = steps[0]?.step ?? 0, span = Math.max(1, (steps.at(-1)?.step ?? 1) - first);
   const x = (index) => left + (right - left) * (steps[index].step - first) / span;
   const y = (value) => bottom - height * value / top;
@@ -237,10 +237,35 @@ function drawChart(svg, curves, top, description) {
     svg.append(svgElement("line", { class: "axis", x1: left, x2: right, y1: y(share * top), y2: y(share * top) }));
     svg.append(svgElement("text", { x: left - 4, y: y(share * top) + 3, "text-anchor": "end" }, (share * top).toFixed(top > 2 ? 0 : 1)));
   }
+  markPhases(svg, x, bottom, height);
   svg.append(svgElement("text", { x: left, y: 146 }, `step ${first}`), svgElement("text", { x: right, y: 146, "text-anchor": "end" }, `${first + span}`));
   for (const [name, values] of curves) {
     const points = values.map((value, index) => value === null ? "" : `${x(index).toFixed(1)},${y(value).toFixed(1)}`).filter(Boolean);
     svg.append(svgElement("polyline", { class: `curve ${name}`, points: points.join(" ") }));
+  }
+}
+
+// The stretches of steps that belong to one phase, as indices into the steps.
+function phases() {
+  const found = [];
+  steps.forEach((step, index) => {
+    const open = found.at(-1);
+    if (open && open.phase === step.phase && open.task === step.task) open.to = index;
+    else found.push({ phase: step.phase, task: step.task, from: index, to: index });
+  });
+  return found;
+}
+
+// A line where one task was left for another, and the tasks' names where there is room for them.
+function markPhases(svg, x, bottom, height) {
+  const found = phases();
+  if (found.length < 2) return;
+  for (const { from } of found.slice(1)) {
+    const at = (x(from - 1) + x(from)) / 2;
+    svg.append(svgElement("line", { class: "switch", x1: at, x2: at, y1: bottom - height - 10, y2: bottom }));
+  }
+  for (const { from, to, task } of found) {
+    if (x(to) - x(from) > 5.5 * task.length) svg.append(svgElement("text", { x: (x(from) + x(to)) / 2, y: bottom - height - 4, "text-anchor": "middle" }, task));
   }
 }
 
