@@ -15,6 +15,8 @@ from typing import Any
 from edge.agent.evaluation.judged import Judged
 from edge.core.errors import StateError
 
+_FIRST_LINE = b'{"evaluation": '
+
 
 class Journal:
     """An open journal. `known` is what it held; `tag` the tag under which its evaluation began. Close it, and remove it at the end."""
@@ -26,11 +28,12 @@ class Journal:
         self.known: dict[str, Judged] = {}
         wanted = json.loads(json.dumps(evaluation))
         try:
-            self._stream = path.open("a+", encoding="utf-8")
-            if not self._read(wanted):
-                self._write({"evaluation": wanted, "tag": tag})
+            begun = self._read(wanted)
+            self._stream = path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise StateError(f"{path} cannot be used to keep what was judged: {error}") from error
+        if not begun:
+            self._write({"evaluation": wanted, "tag": tag})
 
     def add(self, key: str, judged: Judged) -> None:
         """Keep one item."""
@@ -52,14 +55,15 @@ class Journal:
 
     def _read(self, wanted: Mapping[str, Any]) -> bool:
         """Take over what the file holds; False when it is new."""
-        content = self.path.read_bytes()
+        content = self.path.read_bytes() if self.path.exists() else b""
         whole = content.rfind(b"\n") + 1
         lines = content[:whole].decode().split("\n")[:-1]
-        if not lines and content:
+        if content and not lines and not content.startswith(_FIRST_LINE):
             raise StateError(f"{self.path}:1: not the journal of an evaluation", hint=self._hint)
         for number, line in enumerate(lines, 1):
             self._take(number, line, wanted)
-        os.truncate(self.path, whole)
+        if whole < len(content):
+            os.truncate(self.path, whole)
         return bool(lines)
 
     def _take(self, number: int, line: str, wanted: Mapping[str, Any]) -> None:

@@ -1,0 +1,222 @@
+"""Recorded cloud answers, one format for device and coordinator; and what an interrupted evaluation keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.providers.provider import ProviderRequest
+from coordinator.providers.recorded import RecordedProvider
+from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider, always
+from edge.agent.cloud import CloudOutcome
+from edge.agent.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers
+from edge.agent.evaluation.journal import Journal
+from edge.agent.evaluation.judged import WRONG, Bill, Judged, Verdict
+from edge.core.errors import ConfigError, StateError
+from edge.core.types import Message, TokenUsage
+from edge.rpc.client import CloudCall, CloudCompletion
+
+
+def call(content: str = "a private question", key: str = "k") -> CloudCall:
+    return CloudCall(key, "math", -1, "p", 1, (Message("user", content),), 64)
+
+
+class Cloud:
+    """Answers with the number of the call, or fails; counts."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.calls = 0
+        self._failures = failures
+
+    async def ask(self, call: CloudCall) -> CloudOutcome:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.calls <= self._failures:
+            return CloudOutcome(None, reason="away")
+        return CloudOutcome(CloudCompletion(call.call_key, f"answer {self.calls} ü\n", TokenUsage(3, 4), 11, False, "real model"))
+
+
+async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: Path) -> None:
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud())
+    first = [await recorder.ask(call(content)) for content in ("one", "two")]
+    replayed = ReplayedAnswers(tmp_path / "r.jsonl")
+    for content, outcome in zip(("one", "two"), first, strict=True):
+        again = (await replayed.ask(call(content, key="other"))).completion
+        assert outcome.completion is not None
+        assert again == replace(outcome.completion, call_key="other", model="default")
+
+
+async def test_a_missing_answer_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("")
+    assert await ReplayedAnswers(tmp_path / "r.jsonl").ask(call()) == CloudOutcome(None, reason=NOT_RECORDED)
+
+
+async def test_a_recording_holds_no_questions(tmp_path: Path) -> None:
+    await RecordingAnswers(tmp_path / "r.jsonl", Cloud()).ask(call())
+    assert "private question" not in (tmp_path / "r.jsonl").read_text()
+
+
+async def test_a_recording_goes_on_without_asking_again(tmp_path: Path) -> None:
+    cloud = Cloud()
+    first = await RecordingAnswers(tmp_path / "r.jsonl", cloud).ask(call())
+    later = RecordingAnswers(tmp_path / "r.jsonl", cloud)
+    assert first.completion is not None
+    again = (await later.ask(call())).completion
+    assert again is not None
+    assert (again.text, cloud.calls) == (first.completion.text, 1)
+
+
+async def test_two_items_with_the_same_question_make_one_call(tmp_path: Path) -> None:
+    cloud = Cloud()
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", cloud)
+    both = await asyncio.gather(recorder.ask(call(key="a")), recorder.ask(call(key="b")))
+    assert cloud.calls == 1
+    assert len({outcome.completion.text for outcome in both if outcome.completion}) == 1
+
+
+async def test_a_failure_is_not_recorded_and_asked_again(tmp_path: Path) -> None:
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(failures=1))
+    assert (await recorder.ask(call())).completion is None
+    assert (await recorder.ask(call())).completion is not None
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 1
+
+
+async def test_what_a_kill_cut_off_is_dropped_when_recording_goes_on_and_an_error_in_a_replay(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    recorder = RecordingAnswers(path, Cloud())
+    await recorder.ask(call("one"))
+    await recorder.ask(call("two"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"r\.jsonl:2: not a cassette line"):
+        ReplayedAnswers(path)
+    cloud = Cloud()
+    later = RecordingAnswers(path, cloud)
+    await later.ask(call("one"))
+    await later.ask(call("two"))
+    assert cloud.calls == 1
+    assert (await ReplayedAnswers(path).ask(call("two"))).completion is not None
+
+
+@pytest.mark.parametrize("content", ['{"report": 1}', "name,score\nx,1", '{\n"request": 1\n}\n'])
+def test_another_file_is_refused_and_left_as_it_was(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"mine:1: not a cassette line"):
+        RecordingAnswers(path, Cloud())
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense", "[]", "{}", '{"request": 5, "result": {"text": "", "usage": null, "upstream_id": "", "finish": ""}}',
+        '{"request": "x", "result": {"text": null, "usage": null, "upstream_id": "", "finish": ""}}',
+        '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": ""}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "r.jsonl").write_text(f"\n{line}\n")
+    with pytest.raises(ConfigError, match=r"r\.jsonl:2"):
+        ReplayedAnswers(tmp_path / "r.jsonl")
+
+
+def test_a_recording_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ReplayedAnswers(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RecordingAnswers(tmp_path / "none" / "r.jsonl", Cloud())
+
+
+async def test_a_coordinator_plays_what_a_device_recorded_under_the_alias(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    outcome = await RecordingAnswers(path, Cloud()).ask(call())
+    request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")
+    played = await RecordedProvider(path).complete(request)
+    assert outcome.completion is not None
+    assert (played.text, played.usage) == (outcome.completion.text, outcome.completion.usage)
+
+
+async def test_a_device_replays_what_a_coordinator_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    provider = RecordedProvider(path, ScriptedProvider(always(ScriptedAnswer("said", TokenUsage(1, 2)))))
+    await provider.complete(ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k"))
+    completion = (await ReplayedAnswers(path).ask(call())).completion
+    assert completion is not None
+    assert (completion.text, completion.usage, completion.charged_uusd) == ("said", TokenUsage(1, 2), 0)
+
+
+# --- the journal ----------------------------------------------------------------------------------------------------------
+
+DONE = Judged(True, True, WRONG, Verdict(True, True, None), Verdict(True), Verdict(False), 12, 0.25, Bill(1, 7, 9))
+FACTS = {"model": "abc", "temperature": 0.0, "adapter": None}
+
+
+def journal(tmp_path: Path, tag: str = "t", **changes: object) -> Journal:
+    return Journal(tmp_path / "j.jsonl", {**FACTS, **changes}, tag)
+
+
+def known(tmp_path: Path) -> dict[str, Judged]:
+    with closing(journal(tmp_path)) as opened:
+        return opened.known
+
+
+def filled(tmp_path: Path) -> Path:
+    first = journal(tmp_path, "first")
+    first.add("a", DONE)
+    first.add("b", replace(DONE, tokens=5))
+    first.close()
+    return first.path
+
+
+def test_a_journal_gives_back_what_was_judged_and_the_tag_it_began_with(tmp_path: Path) -> None:
+    filled(tmp_path)
+    again = journal(tmp_path, "second")
+    assert (again.known, again.tag) == ({"a": DONE, "b": replace(DONE, tokens=5)}, "first")
+    again.remove()
+    assert not again.path.exists()
+
+
+def test_items_whose_call_failed_are_not_kept(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    first.add("a", replace(DONE, failure="away"))
+    first.close()
+    assert known(tmp_path) == {}
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_line_that_a_kill_cut_off_is_judged_again(tmp_path: Path, cut: int) -> None:
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = journal(tmp_path)
+    assert list(again.known) == ["a"]
+    again.add("b", DONE)
+    again.close()
+    assert list(known(tmp_path)) == ["a", "b"]
+
+
+def test_the_journal_of_another_evaluation_is_refused_with_what_differs(tmp_path: Path) -> None:
+    before = filled(tmp_path).read_text()
+    with pytest.raises(StateError, match=r"another evaluation: temperature was 0\.0 and is 1\.0"):
+        journal(tmp_path, temperature=1.0)
+    assert (tmp_path / "j.jsonl").read_text() == before
+
+
+def test_a_damaged_line_of_a_journal_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + '{"item": "a"}\n' + lines[2])
+    with pytest.raises(StateError, match=r"j\.jsonl:2: not a line"):
+        journal(tmp_path)
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_another_file_is_no_journal_and_stays_as_it_was(tmp_path: Path) -> None:
+    for content in ("something else", "something\nelse\n"):
+        (tmp_path / "j.jsonl").write_text(content)
+        with pytest.raises(StateError, match=r"j\.jsonl:1"):
+            journal(tmp_path)
+        assert (tmp_path / "j.jsonl").read_text() == content
