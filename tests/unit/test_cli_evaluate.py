@@ -1,0 +1,173 @@
+"""`edge-agent eval` before and after the measuring: options that contradict one another, strata, and the report for a person."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.evaluation.budget import budget_line, cost_line
+from edge.agent.evaluation.plan import EvalPlan
+from edge.agent.evaluation.report import build_report
+from edge.bootstrap import eval_candidates
+from edge.cli.eval_table import report_lines
+from edge.cli.evaluate import EvalOptions, adapter_folders, check_options, plan_of
+from edge.cli.shell import run_command
+from edge.config.schema import AgentConfig, CoordinatorConfig
+from edge.core.errors import TaskFileError, UsageError
+from edge.rpc.client import BudgetSnapshot
+from edge.tasks.practice import FAMILIES
+from edge.tasks.registry import open_source
+from edge.tasks.strata import strata_of
+from tests.unit.test_agent_evaluate_scores import judged, measured
+
+HERE = Path("report")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        EvalOptions(limit=5, per_level=5),
+        EvalOptions(record=HERE, replay=HERE),
+        EvalOptions(no_cloud=True, cloud_all=True),
+        EvalOptions(no_cloud=True, replay=HERE),
+        EvalOptions(plot=Path("p.png")),
+        EvalOptions(plot=Path("p.txt"), cloud_all=True),
+        EvalOptions(json_out=Path("no/such/folder/r.json")),
+        EvalOptions(json_out=Path("/")),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused_at_once(options: EvalOptions) -> None:
+    with pytest.raises(UsageError):
+        check_options(options)
+
+
+def test_the_plan_takes_the_sources_of_the_configuration_where_none_are_named(tmp_path: Path) -> None:
+    config = AgentConfig(state_folder=str(tmp_path))
+    plan = plan_of(EvalOptions(), config)
+    assert (plan.sources, plan.limit, plan.cloud) == (tuple(phase.source for phase in config.phases), 200, "coordinator")
+    assert plan_of(EvalOptions(sources=("a", "b", "a")), config).sources == ("a", "b")
+
+
+def test_a_plot_of_a_replay_looks_for_every_answer(tmp_path: Path) -> None:
+    plan = plan_of(EvalOptions(replay=HERE, plot=Path("p.png")), AgentConfig(state_folder=str(tmp_path)))
+    assert (plan.cloud, plan.cloud_all) == ("replay", True)
+
+
+def test_with_the_cloud_switched_off_nobody_is_asked_but_a_replay_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
+    config = AgentConfig(state_folder=str(tmp_path))
+    assert plan_of(EvalOptions(), config).cloud == "none"
+    assert plan_of(EvalOptions(replay=HERE), config).cloud == "replay"
+    with pytest.raises(UsageError, match="EDGE_AGENT_NO_CLOUD"):
+        plan_of(EvalOptions(cloud_all=True), config)
+
+
+def test_the_latest_adapters_are_tried_newest_first(tmp_path: Path) -> None:
+    for step in (1, 12):
+        (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
+    folders = adapter_folders(EvalOptions(), AgentConfig(state_folder=str(tmp_path)))
+    assert [folder.parent.name for folder in folders] == ["step-000012", "step-000001"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (["--tasks", "practice:nonsense"], "unknown practice family", 2),
+        (["--tasks", "none.jsonl"], "no such task file", 1),
+        (["--replay", "none.jsonl"], "cassette none.jsonl cannot be read", 1),
+        (["--run", "nowhere"], "not a run folder", 2),
+        (["--adapter", "nowhere"], "no such adapter folder", 2),
+        (["--model", "nowhere"], "no such model file", 1),
+        (["--limit", "0"], "--limit", 2),
+        (["--temperature", "-1"], "--temperature", 2),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    words: list[str], told: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["eval", "--state", str(tmp_path / "state"), *words]) == code
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert told in errors[0]
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_source_without_test_items_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "train.jsonl"
+    source.write_text(json.dumps({"question": "1+1?", "answer": 2, "split": "train"}) + "\n")
+    for plan in (EvalPlan((str(source),)), EvalPlan((str(source),), per_level=3)):
+        with pytest.raises(TaskFileError, match="no test item"):
+            eval_candidates(plan)
+
+
+# --- strata ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_practice_family_has_as_many_items_of_every_level_and_keeps_its_mix(family: str) -> None:
+    strata = strata_of(open_source(f"practice:{family}"), 4)
+    assert [(one.level, len(one.items)) for one in strata] == [(level, 4) for level in FAMILIES[family].levels]
+    assert sum(one.weight for one in strata) == pytest.approx(1.0)
+    assert all(item.split == "test" and item.level == one.level for one in strata for item in one.items)
+
+
+def test_a_groups_items_have_the_groups_label_and_its_families_weigh_the_same() -> None:
+    candidates = eval_candidates(EvalPlan(("practice:group1",), per_level=3))
+    assert {one.item.task for one in candidates} == {"group1"}
+    weights = {name: sum(one.weight for one in candidates if one.item.family == name) for name in ("arith", "science")}
+    assert weights == {"arith": pytest.approx(1.0), "science": pytest.approx(1.0)}
+
+
+def test_a_files_levels_are_weighted_as_its_test_split_mixes_them(tmp_path: Path) -> None:
+    source = tmp_path / "t.jsonl"
+    levels = [1] * 6 + [2] * 2
+    lines = [{"question": f"{n}?", "answer": n, "split": "test", "level": level} for n, level in enumerate(levels)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    strata = strata_of(open_source(str(source)), 3)
+    assert [(one.level, one.weight, len(one.items)) for one in strata] == [(1, 0.75, 3), (2, 0.25, 2)]
+
+
+# --- what a person reads --------------------------------------------------------------------------------------------------
+
+
+def lines_of(items: list[Any], **facts: Any) -> list[str]:
+    return report_lines(build_report(measured(**facts), items))
+
+
+def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
+    items = [judged(n, asked=n % 3 == 0, cloud=True) for n in range(12)]
+    lines = lines_of(items)
+    kept, forced, joint, oracle = (
+        next(line for line in lines if line.startswith(word)) for word in ("kept", "forced", "joint", "oracle")
+    )
+    assert kept.endswith("of the 66.7 % kept")
+    assert "@ 0 % cloud" in forced
+    assert re.search(r"100\.0 % \[\d+\.\d, 100\.0\] @ 33\.3 % \[.*\] cloud", joint)
+    assert "@ 33.3 % cloud; the cloud is right on 100.0 % of the 12 items" in oracle
+    table = lines[next(n for n, line in enumerate(lines) if "joint [95 %] @ cloud" in line) + 1 :]
+    assert [line.split()[0] for line in table] == ["sums", "level", "level", "level"]
+    assert all(" of " in line and " @ " in line for line in table)
+
+
+def test_failures_missing_answers_and_the_price_of_knowing_all_are_told() -> None:
+    items = [judged(0, asked=True, failure="away"), judged(1, cloud=True)]
+    text = "\n".join(report_lines(build_report(measured(), items, missing_recordings=3)))
+    assert "1 items asked and got no answer, which counts as wrong: away" in text
+    assert "3 answers are not in the recording" in text
+    assert "to know all answers: 0 calls" in text
+    assert "nobody was asked" in "\n".join(lines_of([judged(0)], cloud="none"))
+    assert "nothing was asked or paid now" in "\n".join(lines_of([judged(0)], cloud="replay"))
+
+
+def test_what_asking_for_everything_costs_is_told_before() -> None:
+    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens")
+    priced = CoordinatorConfig.model_validate({"embedded": {"price_out_uusd_per_mtok": 2_000_000}})
+    assert cost_line(1000, priced).endswith("at most $1.02 for these")
+    budget = BudgetSnapshot(1, 0.5, 0.3, 12, 100, 900, None, 2_000, None)
+    assert budget_line("math", 400, budget) == "budget of math: calls 12 of 100; not enough for 400 calls"
+    free = BudgetSnapshot(1, 0.5, 0.3, 12, None, 900, None, 2_000, None)
+    assert budget_line("math", 400, free) == "budget of math: no limit"
