@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Drawn, Family, format_help
+from tools.nano.exercises import draw_exercise
 
 ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 
@@ -37,6 +38,8 @@ POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
 
 WIDTH_MULTIPLE = 16
+EXERCISE_POOLS = 10
+"""The first pools (64 steps each) hold finger exercises only."""
 
 
 class Batch(NamedTuple):
@@ -115,10 +118,18 @@ class ExampleSource:
 
     def _pool(self, number: int) -> list[Batch]:
         rng = random.Random(f"{self._model}/{self._seed}/{number}")
-        examples = sorted((self._example(rng) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
+        draw = self._exercise if number < EXERCISE_POOLS else self._example
+        examples = sorted((draw(rng) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
         batches = [collate(examples[i : i + BATCH_ROWS]) for i in range(0, len(examples), BATCH_ROWS)]
         rng.shuffle(batches)
         return batches
+
+    def _exercise(self, rng: random.Random) -> Example:
+        return self._chat(*draw_exercise(rng))
+
+    def _chat(self, question: str, response: str) -> Example:
+        response_ids = [*self._tokenizer.encode(response).ids, self._end_of_turn]
+        return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
 
     def _example(self, rng: random.Random) -> Example:
         cloud = self._model == "nano-cloud"
@@ -129,8 +140,7 @@ class ExampleSource:
         (level,) = rng.choices(family.levels, weights=level_weights)
         drawn = family.draw(rng, "train", level)
         response = cloud_response(drawn) if cloud else edge_response(rng, family, drawn)
-        response_ids = self._tokenizer.encode(response).ids
-        return Example(self._tokenizer.encode(prompt_text(shown_question(drawn))).ids, [*response_ids, self._end_of_turn])
+        return self._chat(shown_question(drawn), response)
 
 
 def collate(examples: list[Example]) -> Batch:

@@ -27,6 +27,7 @@ class Recipe:
     kv_heads: int
     ffn_width: int
     steps: int
+    head_dim: int = 64
     matrix_lr: float = 4e-3
     peak_lr: float = 2e-3
     warmup_steps: int = 100
@@ -44,7 +45,7 @@ class Recipe:
             layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
-            head_dim=self.width // self.heads,
+            head_dim=self.head_dim,
             ffn_width=self.ffn_width,
             context_length=CONTEXT_LENGTH,
             qkv_bias=self.architecture == "qwen2",
@@ -52,10 +53,10 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=1, ffn_width=576, steps=2600),
-    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=1, ffn_width=576, steps=2600),
+    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=3000),
+    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=3000),
     "nano-cloud": Recipe(
-        "nano-cloud", "qwen2", width=256, layers=6, heads=4, kv_heads=2, ffn_width=768, steps=5000, peak_lr=1.5e-3
+        "nano-cloud", "qwen2", width=256, layers=6, heads=4, kv_heads=4, ffn_width=768, steps=5000, peak_lr=1.5e-3
     ),
 }
 """Heads of 64 numbers: llama.cpp's half-precision dot products fall back to single elements for smaller ones on some CPUs."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.core.types import AnswerKind
-from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
+from edge.tasks.practice.family import Drawn, Family, Solution, chosen, joined_beyond, letter_of
 
 MAX_STEPS = 4
 LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
@@ -87,16 +87,16 @@ def draw(rng: random.Random, level: int) -> Drawn:
     relations, things = draw_path(rng, level)
     options = draw_options(rng, relations, things)
     lines = tuple(f"{RELATIONS[r].of.format(x=x)} is {y}" for r, x, y in zip(relations, things, things[1:], strict=False))
-    answer = letter_of(options, things[-1])
+    answer = chosen(options, things[-1])
     reached = things[min(level, MAX_STEPS)]
     return Drawn(
         level=level,
         question=ask(rng, relations, things[0]),
-        answer=answer,
+        answer=letter_of(options, things[-1]),
         plain_lines=lines,
-        solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), boxed(answer)),
-        detailed=Solution(lines, boxed(answer)),
-        hasty=Solution(lines[:MAX_STEPS], boxed(letter_of(options, reached))),
+        solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
+        detailed=Solution(lines, answer),
+        hasty=Solution(lines[:MAX_STEPS], chosen(options, reached)),
         options=options,
     )
 

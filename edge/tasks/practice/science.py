@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge.core.types import AnswerKind
-from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
+from edge.tasks.practice.family import Drawn, Family, Solution, chosen, joined_beyond, letter_of
 
 MAX_STEPS = 4
 LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
@@ -116,16 +116,16 @@ def draw(rng: random.Random, level: int) -> Drawn:
     told = " ".join(tell(rng, theme, a, b) for a, b in links)
     options = draw_options(rng, chain, side)
     lines = tuple(theme.step.format(a=a, b=b) for a, b in itertools.pairwise(chain))
-    answer = letter_of(options, chain[-1])
+    answer = chosen(options, chain[-1])
     reached = chain[min(level, MAX_STEPS)]
     return Drawn(
         level=level,
         question=f"{told} {rng.choice(theme.question).format(a=chain[0])}",
-        answer=answer,
+        answer=letter_of(options, chain[-1]),
         plain_lines=lines,
-        solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), boxed(answer)),
-        detailed=Solution(lines, boxed(answer)),
-        hasty=Solution(lines[:MAX_STEPS], boxed(letter_of(options, reached))),
+        solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
+        detailed=Solution(lines, answer),
+        hasty=Solution(lines[:MAX_STEPS], chosen(options, reached)),
         options=options,
     )
 
