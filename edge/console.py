@@ -132,7 +132,9 @@ class Progress:
 
 
 class PlainConsole:
-    """One line per step, at most one every two seconds, one inside a long step every ten, and whatever else a person should know."""
+    """One line per step, at most one every two seconds and one at the end of a phase, one inside a long step every ten, and whatever
+    else a person should know.
+    """
 
     def __init__(self, stream: TextIO, clock: Clock, progress: Progress) -> None:
         self._stream = stream
@@ -181,7 +183,7 @@ class PlainConsole:
         if isinstance(event, EvalProgress):
             return event.done == event.of
         view = self._progress.view()
-        return view is not None and view.step == view.planned
+        return view is not None and (view.step == view.planned or view.phase_step == view.phase_steps)
 
 
 class ProblemLines:

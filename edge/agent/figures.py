@@ -187,7 +187,8 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
     for axis in axes:
         _mark_phases(axis, spans)
         axis.grid(alpha=0.25)
-        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     _name_phases(axes[0], spans)
     axes[-1].set_xlabel("learning step")
@@ -200,9 +201,9 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
 
 
 def _mark_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
+    """Shades every other phase. The others are spanned too, in no colour, so that the panel shows all steps whatever is drawn in it."""
     for number, span in enumerate(spans):
-        if number % 2:
-            axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE, zorder=-2, linewidth=0)
+        axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE if number % 2 else "none", zorder=-2, linewidth=0)
         if number:
             axis.axvline(span.first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
 

@@ -70,12 +70,13 @@ class Gallery:
             await drawing
 
     async def _keep_drawing(self) -> None:
-        going_on = True
-        while going_on and not self._closing:
+        closing = False
+        while not closing:
             await self._due.wait()
             self._due.clear()
-            if self._undrawn and self._steps:
-                going_on = await self._drawn()
+            closing = self._closing  # as it was before drawing: what comes meanwhile is drawn once more
+            if self._undrawn and self._steps and not await self._drawn():
+                return
 
     async def _drawn(self) -> bool:
         """Draw everything; False when it failed, which is told."""

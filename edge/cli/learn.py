@@ -44,7 +44,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     """Learn through all phases; 0 when they are done, 130 when interrupted. The same command goes on where a run was cut."""
     if options.eval_every is not None and not options.eval_limit:
         raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
-    settings = _with_an_end(settings)
+    settings = with_an_end(settings)
     check_inputs(settings.config())
     folder = options.out or _default_folder(settings.config())
     resolved = replace(settings, state=settings.state or folder / "state").resolve()
@@ -58,7 +58,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     return INTERRUPTED if summary["reason"] == "stopped" else 0
 
 
-def _with_an_end(settings: Settings) -> Settings:
+def with_an_end(settings: Settings) -> Settings:
     """A run needs an end: phases of 150 steps where neither the command line nor the configuration says how long they are."""
     if settings.phase_steps is not None:
         return settings

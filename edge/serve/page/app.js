@@ -207,9 +207,11 @@ function showStatus(status) {
 
 // ---------------------------------------------------------------- curves
 
+// Means over the last steps of the same phase.
 function smoothed(values, width = 10) {
+  const begins = phases().flatMap(({ from, to }) => Array(to - from + 1).fill(from));
   return values.map((_, end) => {
-    const known = values.slice(Math.max(0, end - width + 1), end + 1).filter((value) => value !== null);
+    const known = values.slice(Math.max(begins[end] ?? 0, end - width + 1), end + 1).filter((value) => value !== null);
     return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   });
 }
