@@ -21,16 +21,19 @@ def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_
     run = tmp_path / "run"
     learn = ["learn", "--tasks", "practice:arith", "--out", str(run), "--seed", "3", "--target-rate", "0.2", *SMALL, *THREADS]
 
-    first = edge_agent(*learn, "--steps", "1")
+    first = edge_agent(*learn, "--steps", "1", "--eval-limit", "2")
     assert first.returncode == 0, first.stderr
     assert "step 1/1" in first.stderr
     assert f"run folder {run}" in first.stdout
 
-    second = edge_agent(*learn, "--steps", "2", "--json")
+    second = edge_agent(*learn, "--steps", "2", "--eval-limit", "2", "--json")
     assert second.returncode == 0, second.stderr
     events = [json.loads(line) for line in second.stdout.splitlines()]
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [2]
     assert events[-1]["kind"] == "run_finished"
+
+    looks = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(look["step"], look["adapter_version"], look["items"]) for look in looks] == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
 
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert (summary["steps"], summary["reason"]) == (2, "done")

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edge.agent.figures import running_mean
+from edge.agent.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
+from edge.agent.figures import running_mean, write_figures
 from edge.agent.runfolder import RunFolder, summary_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError
 from edge.core.events import FanOutSink
 from tests.unit.agent_world import World
+from tests.unit.test_console import step
 
 
 async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-def]
@@ -40,6 +44,7 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
         rows = list(csv.DictReader(file))
     assert [float(row["dual_after"]) for row in rows] == [step.dual_after for step in steps]
     assert set(rows[0]) >= {"step", "assist_rate", "target_rate", "kept_accuracy", "joint_accuracy", "rollout_s", "update_s"}
+    assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].families[0].assist_rate), "3")
     for name in ("rate_and_price.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert (folder / "adapter" / "learner.json").is_file()
@@ -55,6 +60,84 @@ async def test_the_summary_weighs_kept_accuracy_by_what_was_kept(tmp_path: Path)
     right = sum(round((step.kept_accuracy or 0) * step.coverage * step.responses) for step in last)
     assert summary["last"]["kept_accuracy"] == pytest.approx(right / kept)
     assert summary_of([], finished)["last"] == {}
+
+
+async def test_the_summary_tells_each_phase_and_each_family(tmp_path: Path) -> None:
+    _, summary, steps, _ = await finished_run(tmp_path, 4)
+    assert [(phase["task"], phase["first_step"], phase["last_step"]) for phase in summary["phases"]] == [
+        ("math", 1, 4),
+        ("code", 5, 6),
+    ]
+    families = summary["phases"][1]["last"]["families"]
+    assert list(families) == ["sums"]
+    assert families["sums"]["assist_rate"] == pytest.approx(steps[-1].assist_rate)
+    assert families["sums"]["kept_accuracy"] == pytest.approx(steps[-1].kept_accuracy)
+
+
+def test_a_familys_means_are_weighted_by_its_prompts_and_what_it_kept() -> None:
+    steps = [
+        replace(step(1), families=(FamilyScores("a", 1, 0.5, 1.0, 1.0), FamilyScores("b", 3, 1.0, None, 0.5))),
+        replace(step(2), families=(FamilyScores("a", 3, 0.0, 0.5, 0.5),)),
+        replace(step(3), families=()),
+    ]
+    finished = RunFinished("r", "done", 3, 3, 0, 0, 0, 1.0, 0.0)
+    summary = summary_of([*steps] * 1, finished)
+    assert summary["first"]["families"]["a"] == {"prompts": 1, "kept_accuracy": 1.0, "joint_accuracy": 1.0, "assist_rate": 0.5}
+    assert summary["first"]["families"]["b"]["kept_accuracy"] is None
+    whole = summary_of([step(1), step(2), step(3), *steps[:2], step(6)], finished)["last"]["families"]["a"]
+    assert whole == {"prompts": 3, "kept_accuracy": 0.5, "joint_accuracy": 0.5, "assist_rate": 0.0}
+
+
+def result(at: int, run_id: str = "r", source: str = "sums") -> HeldOutScored:
+    return HeldOutScored(run_id, at, source, "math", at, 10, 0.5, (0.2, 0.8), None, 0.0, 1.0, 3.0)
+
+
+def test_results_on_held_out_items_are_found_again_without_the_line_a_kill_cut_off(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path, "")) as folder:
+        for one in (result(3), result(0), result(0, "another")):
+            folder.emit(one)
+    with (tmp_path / "evals.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "held_out_sco')
+    with closing(RunFolder(tmp_path, "")) as folder:
+        assert folder.held_out("r") == [result(0), result(3)]
+        folder.emit(result(5))
+    with closing(RunFolder(tmp_path, "")) as folder:
+        assert folder.held_out("r") == [result(0), result(3), result(5)]
+
+
+def test_a_damaged_line_among_the_results_is_refused_with_its_number(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path, "")) as folder:
+        folder.emit(result(0))
+    with (tmp_path / "evals.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "held_out_scored"}\n')
+    with pytest.raises(StateError, match=r"evals\.jsonl:2: not a result on held-out items"):
+        RunFolder(tmp_path, "")
+
+
+def two_phases(names: tuple[str, ...]) -> list[StepFinished]:
+    scores = tuple(FamilyScores(name, 4, 0.2, 0.5, 0.7) for name in names)
+    first = [replace(step(number), families=scores) for number in (1, 2)]
+    return [*first, replace(step(3), phase=1, source="b", task="b", families=scores)]
+
+
+@pytest.mark.parametrize(
+    ("families", "held_out", "names"),
+    [
+        (("a",), [], ["rate_and_price.png", "accuracy.png"]),
+        (("a", "b"), [], ["rate_and_price.png", "accuracy.png", "families.png"]),
+        ((), [result(0), result(3, source="other")], ["rate_and_price.png", "accuracy.png", "forgetting.png"]),
+    ],
+)
+def test_figures_are_drawn_where_there_is_something_to_show(
+    tmp_path: Path, families: tuple[str, ...], held_out: list[HeldOutScored], names: list[str]
+) -> None:
+    assert [path.name for path in write_figures(tmp_path, two_phases(families), held_out)] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_steps_without_any_kept_answer_can_be_drawn(tmp_path: Path) -> None:
+    lonely = replace(step(1), kept_accuracy=None, joint_accuracy=None, families=(FamilyScores("a", 1, 1.0, None, None),) * 2)
+    assert len(write_figures(tmp_path, [lonely], [result(0)])) == 3
 
 
 def test_a_run_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main
+from edge.cli.learn import summary_lines, with_an_end
+from edge.cli.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -15,6 +17,7 @@ from edge.cli import main
         (["--tasks", "nowhere.jsonl"], 1, "no such task file"),
         (["--tasks", "practice:nonsense"], 2, "unknown practice family"),
         (["--tasks", "practice:arith", "--model", "nowhere.gguf"], 1, "no such model file"),
+        (["--tasks", "practice:arith", "--eval-every", "10"], 2, "--eval-every says when, but not how much is evaluated"),
     ],
 )
 def test_a_bad_task_source_or_model_ends_learn_before_anything_is_created(
@@ -31,3 +34,37 @@ def test_a_bad_task_source_or_model_ends_learn_before_anything_is_created(
     assert complaint in said
     assert "starting" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+def lengths(settings: Settings) -> list[tuple[str, int | None]]:
+    return [(phase.source, phase.steps) for phase in with_an_end(settings).config().phases]
+
+
+def test_learning_without_tasks_or_lengths_ends_150_steps_into_the_second_group() -> None:
+    assert lengths(Settings()) == [("practice:group1", 150), ("practice:group2", 150)]
+    assert lengths(Settings(phase_steps=4)) == [("practice:group1", 4), ("practice:group2", 4)]
+
+
+def test_tasks_are_phases_of_150_steps_unless_said_otherwise() -> None:
+    assert lengths(Settings(tasks=["practice:arith", "practice:facts"])) == [("practice:arith", 150), ("practice:facts", 150)]
+
+
+def test_an_end_does_not_replace_the_lengths_that_a_configuration_gives(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("phases:\n  - {source: 'practice:arith', steps: 7}\n  - {source: 'practice:facts'}\n", encoding="utf-8")
+    assert lengths(Settings(file=file)) == [("practice:arith", 7), ("practice:facts", 150)]
+
+
+def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None:
+    families = {"arith": {"kept_accuracy": 0.5}, "science": {"kept_accuracy": 0.25}}
+    means = {"kept_accuracy": 0.4, "coverage": 0.7, "joint_accuracy": 0.6, "assist_rate": 0.3, "target_rate": 0.3}
+    phase = {"task": "group1", "first_step": 1, "last_step": 30, "first_steps": 10, "last_steps": 10}
+    summary = {
+        "phases": [{**phase, "first": {**means, "families": {}}, "last": {**means, "families": families}}],
+        "forgetting": [{"task": "group1", "during_task_acc": 0.8, "post_switch_acc": 0.6, "forgetting_rate": 0.25}],
+        "cloud_calls": 3, "cloud_tokens": 20, "spend_uusd": 5, "seconds": 61.0,
+    }  # fmt: skip
+    lines = summary_lines(summary, Path("runs/x"))
+    assert lines[0] == "group1, steps 1 to 30: first 10 -> last 10"
+    assert lines[2:4] == ["    arith               - ->  50.0 %", "    science             - ->  25.0 %"]
+    assert "group1 held out, forced local: 80.0 % after its phase, 60.0 % after the switch, forgetting rate 25.0 %" in lines

@@ -11,6 +11,7 @@ from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
+from edge.dagrpo.hyperparameters import DEVICE
 
 
 def config_file(folder: Path, text: str) -> Path:
@@ -113,6 +114,15 @@ def test_a_set_on_a_missing_list_element_or_without_equals_is_refused(tmp_path: 
     assert problem(tmp_path, "", sets=["phases.3.steps=1"]).startswith("--set phases.3.steps: phases.3 does not exist")
     assert problem(tmp_path, "", sets=["phases"]).startswith("--set phases: expected key=value")
     assert problem(tmp_path, "", sets=["learning.groupsize=3"]).endswith("did you mean group_size?")
+
+
+def test_without_a_configuration_group_1_is_learned_for_150_steps_and_then_group_2_without_end() -> None:
+    config = resolve_agent_config(None).config
+    assert [(phase.source, phase.steps, phase.target_rate) for phase in config.phases] == [
+        ("practice:group1", 150, 0.3),
+        ("practice:group2", None, 0.3),
+    ]
+    assert config.learning.max_tokens == DEVICE.response_tokens == 288
 
 
 def test_only_the_last_phase_may_be_endless(tmp_path: Path) -> None:

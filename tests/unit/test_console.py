@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
 from edge.agent.events import (
     EvalProgress,
+    HeldOutScored,
     Notice,
     Offline,
     PhaseStarted,
@@ -100,6 +102,47 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     )
 
 
+def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -> None:
+    console, stream, clock = plain()
+    console.emit(PhaseStarted(0, "practice:group1", "group1", 0.3, 150, 1, phases=2))
+    clock.advance(5)
+    console.emit(step(1))
+    console.emit(PhaseStarted(1, "practice:group2", "group2", 0.3, None, 1, phases=2))
+    clock.advance(5)
+    console.emit(replace(step(151), phase=1, phase_step=1, task="group2"))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "phase 1 of 2: learning practice:group1 at a target rate of 30.0 %, for 150 steps"
+    assert lines[1].startswith("step 1 arith (phase 1/2, 1/150), kept")
+    assert lines[2] == "switching tasks: phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end"
+    assert lines[3].startswith("step 151 group2 (phase 2/2, 1), kept")
+
+
+def test_a_phase_that_goes_on_after_a_restart_is_no_switch() -> None:
+    console, stream, _ = plain()
+    console.emit(PhaseStarted(1, "practice:group2", "group2", 0.3, None, 12, phases=2))
+    assert (
+        stream.getvalue() == "phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end, from step 12 on\n"
+    )
+
+
+def test_the_last_step_of_a_phase_is_told_however_fast_it_was() -> None:
+    console, stream, clock = plain()
+    console.emit(PhaseStarted(0, "a", "a", 0.3, 3, 1, phases=2))
+    for number in (1, 2, 3, 4):
+        clock.advance(0.1)
+        console.emit(step(number))
+    assert [line.split(",")[0] for line in stream.getvalue().splitlines()[1:]] == ["step 3 arith (phase 1/2"]
+
+
+def test_the_live_block_tells_how_long_until_the_next_phase() -> None:
+    stream, progress = io.StringIO(), Progress()
+    with LiveConsole(stream, progress) as live:
+        live.emit(PhaseStarted(0, "practice:group1", "group1", 0.3, 150, 1, phases=2))
+        live.emit(step(1))
+    assert "1 of 2, step 1 of 150" in stream.getvalue()
+    assert "next phase in 4 min 58 s" in stream.getvalue()
+
+
 def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
     console, stream, clock = plain(max_steps=100)
     console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
@@ -139,11 +182,13 @@ def test_what_a_person_should_know_is_said_at_once() -> None:
     console.emit(Offline("connection refused", 0.0))
     console.emit(Notice("step skipped", 0.0))
     console.emit(EvalProgress(9, 9))
+    console.emit(HeldOutScored("r", 150, "practice:group1", "group1", 150, 200, 0.62, (0.55, 0.69), 0.8, 0.7, 0.3, 0.0))
     console.emit(RunFinished("r", "stopped", 3, 3, 1, 2, 3_000_000, 61.0, 0.0))
     assert stream.getvalue().splitlines() == [
         "offline: connection refused; answering and learning go on locally",
         "step skipped",
         "evaluated 9 of 9",
+        "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, kept 80.0 % right of the 70.0 % kept",
         "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, $3.00",
     ]
 

@@ -1,0 +1,101 @@
+"""Figures are drawn when they are due, on a thread, and never in the way of learning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edge.agent import gallery as gallery_module
+from edge.agent.events import HeldOutScored, PhaseStarted, StepFinished
+from edge.agent.gallery import STEPS_BETWEEN, Gallery
+from tests.unit.test_agent_retention import look
+from tests.unit.test_console import step
+
+
+class Drawn:
+    """Takes the place of drawing; `numbers` are (steps, results) of each time."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.numbers: list[tuple[int, int]] = []
+        self.failure = failure
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+
+    def __call__(self, folder: Path, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored]) -> list[Path]:
+        assert folder.is_dir()
+        self.numbers.append((len(steps), len(held_out)))
+        self._loop.call_soon_threadsafe(self._done.set)
+        if self.failure is not None:
+            raise self.failure
+        return []
+
+    async def once_more(self) -> None:
+        await asyncio.wait_for(self._done.wait(), 30)
+        self._done.clear()
+
+
+async def test_figures_are_drawn_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    draw = Drawn()
+    gallery = Gallery(tmp_path / "figures", said.append, draw)
+    async with gallery.open([]):
+        for number in range(1, STEPS_BETWEEN + 1):
+            gallery.emit(step(number))
+        await draw.once_more()
+        gallery.emit(step(STEPS_BETWEEN + 1))
+    assert draw.numbers == [(STEPS_BETWEEN, 0), (STEPS_BETWEEN + 1, 0)]
+    assert said == [f"figures in {tmp_path / 'figures'}, drawn again every {STEPS_BETWEEN} steps"]
+
+
+async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_drawn_at_once(tmp_path: Path) -> None:
+    draw = Drawn()
+    gallery = Gallery(tmp_path, lambda line: None, draw)
+    async with gallery.open([], at_the_end=False):
+        gallery.emit(PhaseStarted(0, "a", "a", 0.3, 1, 1))
+        gallery.emit(step(1))
+        gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
+        await draw.once_more()
+        gallery.emit(look(1, "a", 0.5))
+        await draw.once_more()
+        gallery.emit(step(2))
+    assert draw.numbers == [(1, 0), (1, 1)]
+
+
+async def test_what_the_run_did_before_is_shown_too_and_alone_is_no_reason_to_draw(tmp_path: Path) -> None:
+    draw = Drawn()
+    gallery = Gallery(tmp_path, lambda line: None, draw)
+    async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
+        pass
+    assert draw.numbers == []
+    gallery = Gallery(tmp_path, lambda line: None, draw)
+    async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
+        gallery.emit(step(3))
+    assert draw.numbers == [(3, 1)]
+
+
+async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Path) -> None:
+    said: list[str] = []
+    draw = Drawn(OSError("disk full"))
+    gallery = Gallery(tmp_path, said.append, draw)
+    async with gallery.open([]):
+        gallery.emit(step(1))
+        gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
+        await draw.once_more()
+        gallery.emit(step(2))
+    assert said == ["figures are no longer drawn: OSError: disk full"]
+    assert draw.numbers == [(1, 0)]
+
+
+async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gallery_module, "what_is_missing", lambda: "no figures: matplotlib is not installed")
+    said: list[str] = []
+    draw = Drawn()
+    gallery = Gallery(tmp_path / "figures", said.append, draw)
+    async with gallery.open([]):
+        for number in range(50):
+            gallery.emit(step(number))
+    assert (said, draw.numbers) == (["no figures: matplotlib is not installed"], [])
+    assert not (tmp_path / "figures").exists()

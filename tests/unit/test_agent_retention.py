@@ -1,0 +1,127 @@
+"""When held-out items are looked at, that nothing is looked at twice, and what forgetting comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.agent.events import HeldOutScored, StepFinished
+from edge.agent.retention import Forgetting, RetentionWatch, forgetting_of
+from edge.agent.spans import phase_spans
+from edge.config.schema import PhaseConfig
+from edge.core.clock import ManualClock
+from edge.core.events import MemorySink
+from tests.unit.agent_world import HELP, World, local_answer, number_in
+from tests.unit.test_console import step
+
+PHASES = (PhaseConfig(source="sums", steps=3), PhaseConfig(source="other", steps=2))
+
+
+async def watched_run(world: World, seen: list[HeldOutScored], every: int | None = None, max_steps: int | None = None):  # type: ignore[no-untyped-def]
+    """Learn with a watch; returns (step, source, adapter version) of each look, and the looks themselves."""
+    sink = MemorySink()
+    async with world.agent() as agent:
+        watch = RetentionWatch(agent, agent.held_out(4), seen, sink, ManualClock(), run_id=agent.run_id, every=every)
+        await agent.learn(max_steps, between_steps=watch.between_steps)
+    looks = [event for event in sink.events if isinstance(event, HeldOutScored)]
+    return [(look.step, look.source, look.adapter_version) for look in looks], looks
+
+
+async def test_every_source_is_looked_at_before_the_first_step_and_after_each_phase(tmp_path: Path) -> None:
+    keys, _ = await watched_run(World(tmp_path / "state", phases=PHASES), [])
+    assert keys == [(step, source, step) for step in (0, 3, 5) for source in ("sums", "other")]
+
+
+async def test_looks_every_so_many_steps_come_beside_the_phase_ends_and_not_twice_at_the_same_step(tmp_path: Path) -> None:
+    keys, _ = await watched_run(World(tmp_path / "state", phases=PHASES), [], every=3)
+    assert [step for step, source, _ in keys if source == "sums"] == [0, 3, 5]
+    keys, _ = await watched_run(World(tmp_path / "state2", phases=PHASES), [], every=2)
+    assert [step for step, source, _ in keys if source == "sums"] == [0, 2, 3, 4, 5]
+
+
+async def test_a_run_that_goes_on_looks_only_at_what_it_has_not_seen(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=PHASES)
+    _, first = await watched_run(world, [], max_steps=3)
+    assert [look.step for look in first] == [0, 0, 3, 3]
+    keys, second = await watched_run(world, first[:-1])
+    assert keys == [(3, "other", 3), (5, "sums", 5), (5, "other", 5)]
+    keys, _ = await watched_run(world, [*first, *second])
+    assert keys == []
+
+
+async def test_results_of_another_run_are_not_taken_for_this_one(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=PHASES)
+    _, first = await watched_run(world, [])
+    keys, _ = await watched_run(World(tmp_path / "fresh", phases=PHASES), first)
+    assert len(keys) == 6
+
+
+async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
+    def asks_unless_it_must_not(messages, sampling, seed):  # type: ignore[no-untyped-def]
+        assert sampling.temperature == 0.0
+        return local_answer(number_in(messages[-1].content) + 1) if sampling.suppress_help else HELP
+
+    world = World(tmp_path / "state", script=asks_unless_it_must_not, phases=PHASES)
+    async with world.agent() as agent:
+        watch = RetentionWatch(agent, agent.held_out(4), [], world.sink, ManualClock(), run_id=agent.run_id)
+        await watch.between_steps(None, 0, 0)
+    [look, _] = world.events(HeldOutScored)
+    assert (look.items, look.forced_local_accuracy, look.kept_accuracy, look.assist_rate) == (4, 1.0, None, 1.0)
+    assert look.forced_local_interval[0] < 1.0 == look.forced_local_interval[1]
+    assert world.client.calls == []
+
+
+def steps_of(*phases: tuple[str, int]) -> list[StepFinished]:
+    steps: list[StepFinished] = []
+    for phase, (source, count) in enumerate(phases):
+        for number in range(1, count + 1):
+            steps.append(replace(step(len(steps) + 1), phase=phase, phase_step=number, source=source, task=source))
+    return steps
+
+
+def look(at: int, source: str, forced: float, kept: float | None = 0.5) -> HeldOutScored:
+    return HeldOutScored("run", at, source, source, at, 10, forced, (0.0, 1.0), kept, 0.8, 0.2, 0.0)
+
+
+def test_forgetting_compares_the_end_of_the_phase_with_the_last_look_after_the_switch() -> None:
+    looks = [look(2, "a", 0.8, kept=0.9), look(3, "a", 0.7), look(4, "a", 0.6, kept=0.5), look(4, "b", 0.9), look(0, "a", 0.1)]
+    assert forgetting_of(steps_of(("a", 2), ("b", 2)), looks) == [
+        Forgetting(0, "a", "a", 2, 4, 0.8, 0.6, pytest.approx(0.25), 0.9, 0.5)
+    ]
+
+
+def test_a_source_that_is_learned_again_was_forgotten_until_then() -> None:
+    looks = [look(2, "a", 0.8), look(4, "a", 0.4), look(6, "a", 0.9), look(4, "b", 0.5), look(6, "b", 0.3)]
+    found = forgetting_of(steps_of(("a", 2), ("b", 2), ("a", 2)), looks)
+    assert [(entry.source, entry.post_step, entry.forgetting_rate) for entry in found] == [
+        ("a", 4, pytest.approx(0.5)),
+        ("b", 6, pytest.approx(0.4)),
+    ]
+
+
+def test_forgetting_is_unknown_without_a_later_look_and_undefined_from_nothing() -> None:
+    steps = steps_of(("a", 2), ("b", 2))
+    [unseen] = forgetting_of(steps, [look(2, "a", 0.8)])
+    assert (unseen.during_task_acc, unseen.post_switch_acc, unseen.forgetting_rate) == (0.8, None, None)
+    [nothing] = forgetting_of(steps, [look(2, "a", 0.0), look(4, "a", 0.0)])
+    assert (nothing.post_switch_acc, nothing.forgetting_rate) == (0.0, None)
+    assert forgetting_of(steps, [look(4, "a", 0.8)]) == []
+
+
+def test_one_phase_or_two_of_the_same_source_forget_nothing() -> None:
+    looks = [look(2, "a", 0.8), look(4, "a", 0.4)]
+    assert forgetting_of(steps_of(("a", 4)), looks) == []
+    assert forgetting_of(steps_of(("a", 2), ("a", 2)), looks) == []
+    assert forgetting_of([], looks) == []
+
+
+def test_a_plan_that_begins_anew_begins_new_spans() -> None:
+    again = [replace(one, step=one.step + 4) for one in steps_of(("c", 2))]
+    spans = phase_spans([*steps_of(("a", 2), ("b", 2)), *again])
+    assert [(span.name, span.first, span.last) for span in spans] == [
+        ("phase 1: a", 1, 2),
+        ("phase 2: b", 3, 4),
+        ("phase 1: c", 5, 6),
+    ]
