@@ -156,6 +156,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
 async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:
     """Measure a model or adapter on test splits. Raises UsageError, TaskFileError, AdapterError, StateError, ConfigError."""
     from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.cloud import ReplayedAnswers
     from edge.agent.evaluation.plan import EvalRun
     from edge.core.clock import SystemClock
     from edge.routing.self_offload import SelfOffload
@@ -170,6 +171,8 @@ async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> Eval
         stack.callback(math.close)
         roles = EvalRoles(backend, build_verifier(config), SelfOffload(), cloud, math)
         settings = _eval_settings(config, run_id, backend.model, plan)
+        if isinstance(cloud, ReplayedAnswers):
+            settings = cloud.asked_as(settings)
         return await EvalRun(plan, roles, settings, adapter, sink, clock).outcome(candidates)
 
 
@@ -248,7 +251,7 @@ async def _cloud_answers(
     if plan.replay is not None:
         return ReplayedAnswers(plan.replay), ""
     desk, run_id = await _eval_desk(config, sink, clock, plan, candidates, stack)
-    return (desk if plan.record is None else RecordingAnswers(plan.record, desk)), run_id
+    return (desk if plan.record is None else RecordingAnswers(plan.record, desk, cloud_prompt_form(config))), run_id
 
 
 async def _eval_desk(

@@ -51,7 +51,7 @@ class RecordedProvider:
             return known
         if self._source is None:
             raise ProviderError("the cassette holds no answer to this request", kind="not_recorded", executed=False)
-        return self._record(digest, await self._source.complete(request))
+        return self._record(request, await self._source.complete(request))
 
     async def stream(self, request: ProviderRequest) -> AsyncIterator[ProviderDelta]:
         """The same, word by word."""
@@ -68,10 +68,19 @@ class RecordedProvider:
     def _recorded(self, digest: str) -> ProviderResult | None:
         return None if self._results is None else self._results.get(digest)
 
-    def _record(self, digest: str, result: ProviderResult) -> ProviderResult:
+    def _record(self, request: ProviderRequest, result: ProviderResult) -> ProviderResult:
         assert self._results is not None
+        digest = request_digest(request)
         self._results[digest] = result
-        append_answer(self._cassette, digest, RecordedAnswer(result.text, result.usage, result.upstream_id, result.finish))
+        answer = RecordedAnswer(
+            result.text,
+            result.usage,
+            result.upstream_id,
+            result.finish,
+            model=request.model,
+            max_output_tokens=request.max_output_tokens,
+        )
+        append_answer(self._cassette, digest, answer)
         return result
 
 

@@ -2,12 +2,12 @@
 `recorded` provider write and play; knows nothing of who asks or answers.
 
     {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "",
-     "finish": "stop"}, "charged_uusd": 0, "cached": false}
+     "finish": "stop"}, "charged_uusd": 0, "cached": false, "model": "default", "max_output_tokens": 512, "prompt_form": "full"}
 
 `request` is a digest of messages, model, output limit and temperature, never the request itself; the keys after `result` may be missing and
-`usage` may be null.
-The device knows a cloud LLM by its alias only, so an evaluation digests the alias as the model: to play its file in a coordinator, give
-the upstream `model:` the alias's name.
+`usage` may be null. The device knows a cloud LLM by its alias only, so an evaluation digests the alias as the model: to play its file in a
+coordinator, give the upstream `model:` the alias's name. `model`, `max_output_tokens` and `prompt_form` say how to ask again, so that a
+replay finds its answers whatever is configured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _LINE_START = b'{"request": "'
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One answer. `usage` is None where the cloud LLM did not say; `charged_uusd` and `cached` are what the ledger said then."""
+    """One answer. `usage` is None where the cloud LLM did not say; `charged_uusd` and `cached` are what the ledger said then.
+
+    `model`, `max_output_tokens` and `prompt_form` are the request's, "" and 0 where the line does not tell.
+    """
 
     text: str
     usage: TokenUsage | None
@@ -36,6 +39,9 @@ class RecordedAnswer:
     finish: str = "stop"
     charged_uusd: int = 0
     cached: bool = False
+    model: str = ""
+    max_output_tokens: int = 0
+    prompt_form: str = ""
 
 
 def answer_digest(messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float) -> str:
@@ -57,8 +63,9 @@ def read_cassette(path: Path) -> dict[str, RecordedAnswer]:
 
 def append_answer(path: Path, digest: str, answer: RecordedAnswer) -> None:
     """Add one line and hand it to the disk, so that an answer that was paid for is not lost with the process."""
-    result = {name: value for name, value in asdict(answer).items() if name not in ("charged_uusd", "cached")}
-    line = {"request": digest, "result": result, "charged_uusd": answer.charged_uusd, "cached": answer.cached}
+    fields = asdict(answer)
+    result = {name: fields.pop(name) for name in ("text", "usage", "upstream_id", "finish")}
+    line = {"request": digest, "result": result, **fields}
     with path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
         stream.flush()
@@ -99,15 +106,16 @@ def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]
 
 
 def _answer_from(result: Mapping[str, Any], entry: Mapping[str, Any]) -> RecordedAnswer:
-    usage = None if result["usage"] is None else _usage(result["usage"])
-    charged = _count(entry.get("charged_uusd", 0))
     return RecordedAnswer(
-        _text(result["text"]),
-        usage,
-        _text(result["upstream_id"]),
-        _text(result["finish"]),
-        charged,
-        bool(entry.get("cached", False)),
+        text=_text(result["text"]),
+        usage=None if result["usage"] is None else _usage(result["usage"]),
+        upstream_id=_text(result["upstream_id"]),
+        finish=_text(result["finish"]),
+        charged_uusd=_count(entry.get("charged_uusd", 0)),
+        cached=bool(entry.get("cached", False)),
+        model=_text(entry.get("model", "")),
+        max_output_tokens=_count(entry.get("max_output_tokens", 0)),
+        prompt_form=_text(entry.get("prompt_form", "")),
     )
 
 

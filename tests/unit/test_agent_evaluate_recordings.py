@@ -16,6 +16,7 @@ from edge.agent.cloud import CloudOutcome
 from edge.agent.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers
 from edge.agent.evaluation.journal import Journal
 from edge.agent.evaluation.judged import WRONG, Bill, Judged, Verdict
+from edge.agent.rollout import RolloutSettings
 from edge.core.errors import ConfigError, StateError
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall, CloudCompletion
@@ -41,7 +42,7 @@ class Cloud:
 
 
 async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: Path) -> None:
-    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud())
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact")
     first = [await recorder.ask(call(content)) for content in ("one", "two")]
     replayed = ReplayedAnswers(tmp_path / "r.jsonl")
     for content, outcome in zip(("one", "two"), first, strict=True):
@@ -55,15 +56,24 @@ async def test_a_missing_answer_is_a_failure_that_says_so(tmp_path: Path) -> Non
     assert await ReplayedAnswers(tmp_path / "r.jsonl").ask(call()) == CloudOutcome(None, reason=NOT_RECORDED)
 
 
+async def test_a_replay_asks_as_the_recording_did_whatever_is_configured(tmp_path: Path) -> None:
+    settings = RolloutSettings("run", 0, 2, 1.0, 64, "compact", "full", 512)
+    await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(replace(call(), model_alias="other"))
+    asked = ReplayedAnswers(tmp_path / "r.jsonl").asked_as(settings)
+    assert (asked.model_alias, asked.max_output_tokens, asked.cloud_prompt_form) == ("other", 64, "compact")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert ReplayedAnswers(tmp_path / "empty.jsonl").asked_as(settings) == settings
+
+
 async def test_a_recording_holds_no_questions(tmp_path: Path) -> None:
-    await RecordingAnswers(tmp_path / "r.jsonl", Cloud()).ask(call())
+    await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(call())
     assert "private question" not in (tmp_path / "r.jsonl").read_text()
 
 
 async def test_a_recording_goes_on_without_asking_again(tmp_path: Path) -> None:
     cloud = Cloud()
-    first = await RecordingAnswers(tmp_path / "r.jsonl", cloud).ask(call())
-    later = RecordingAnswers(tmp_path / "r.jsonl", cloud)
+    first = await RecordingAnswers(tmp_path / "r.jsonl", cloud, "compact").ask(call())
+    later = RecordingAnswers(tmp_path / "r.jsonl", cloud, "compact")
     assert first.completion is not None
     again = (await later.ask(call())).completion
     assert again is not None
@@ -72,14 +82,14 @@ async def test_a_recording_goes_on_without_asking_again(tmp_path: Path) -> None:
 
 async def test_two_items_with_the_same_question_make_one_call(tmp_path: Path) -> None:
     cloud = Cloud()
-    recorder = RecordingAnswers(tmp_path / "r.jsonl", cloud)
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", cloud, "compact")
     both = await asyncio.gather(recorder.ask(call(key="a")), recorder.ask(call(key="b")))
     assert cloud.calls == 1
     assert len({outcome.completion.text for outcome in both if outcome.completion}) == 1
 
 
 async def test_a_failure_is_not_recorded_and_asked_again(tmp_path: Path) -> None:
-    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(failures=1))
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(failures=1), "compact")
     assert (await recorder.ask(call())).completion is None
     assert (await recorder.ask(call())).completion is not None
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 1
@@ -87,14 +97,14 @@ async def test_a_failure_is_not_recorded_and_asked_again(tmp_path: Path) -> None
 
 async def test_what_a_kill_cut_off_is_dropped_when_recording_goes_on_and_an_error_in_a_replay(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    recorder = RecordingAnswers(path, Cloud())
+    recorder = RecordingAnswers(path, Cloud(), "compact")
     await recorder.ask(call("one"))
     await recorder.ask(call("two"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match=r"r\.jsonl:2: not a cassette line"):
         ReplayedAnswers(path)
     cloud = Cloud()
-    later = RecordingAnswers(path, cloud)
+    later = RecordingAnswers(path, cloud, "compact")
     await later.ask(call("one"))
     await later.ask(call("two"))
     assert cloud.calls == 1
@@ -106,7 +116,7 @@ def test_another_file_is_refused_and_left_as_it_was(tmp_path: Path, content: str
     path = tmp_path / "mine"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"mine:1: not a cassette line"):
-        RecordingAnswers(path, Cloud())
+        RecordingAnswers(path, Cloud(), "compact")
     assert path.read_text() == content
 
 
@@ -128,12 +138,12 @@ def test_a_recording_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         ReplayedAnswers(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="cannot be written"):
-        RecordingAnswers(tmp_path / "none" / "r.jsonl", Cloud())
+        RecordingAnswers(tmp_path / "none" / "r.jsonl", Cloud(), "compact")
 
 
 async def test_a_coordinator_plays_what_a_device_recorded_under_the_alias(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    outcome = await RecordingAnswers(path, Cloud()).ask(call())
+    outcome = await RecordingAnswers(path, Cloud(), "compact").ask(call())
     request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")
     played = await RecordedProvider(path).complete(request)
     assert outcome.completion is not None
