@@ -14,14 +14,16 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.core.errors import ModelFileError
-from edge.dagrpo.answers import last_boxed
 from edge.dagrpo.format import check_format
+from edge.dagrpo.prompts import compact_question
 from edge.models.decoder import Decoder, DecoderSpec, load_decoder
 from edge.models.gguf_reader import GGUFModel, open_gguf, permute_rows, unpermute_rows
-from edge.tasks.practice import arith
+from edge.tasks.practice import FAMILIES
+from edge.tasks.practice.family import Family
 from tools.nano.data import prompt_text
-from tools.nano.evaluate import CLOUD_MAX_STEPS, Responder
+from tools.nano.evaluate import CLOUD_MAX_STEPS, Responder, is_right
 from tools.nano.export import write_gguf
+from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import tokenizer_from, train_tokenizer
 from tools.nano.train import initialise
 
@@ -107,7 +109,9 @@ def test_the_file_is_small_and_says_what_it_is(name: str, path: Path) -> None:
     assert path.stat().st_size <= SIZE_LIMITS[name]
     assert model.metadata("general.name") == name
     assert model.metadata("general.license") == "apache-2.0"
-    assert model.metadata("qwen2.context_length") == 1024
+    architecture = model.metadata("general.architecture")
+    assert architecture == RECIPES[name].architecture
+    assert model.metadata(f"{architecture}.context_length") == 1024
 
 
 def test_llama_cpp_and_tokenizers_give_the_same_ids(path: Path, llama: LlamaCpp) -> None:
@@ -146,17 +150,18 @@ def test_torch_and_llama_cpp_give_the_same_log_probabilities(path: Path, llama: 
     assert np.median(np.abs(ours[places, following] - theirs[places, following])) < 0.02
 
 
-def test_responses_keep_the_format(name: str, path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_responses_keep_the_format(name: str, path: Path, family: Family) -> None:
     tokenizer = tokenizer_of(open_gguf(path))
-    items = [arith.generate(seed, "test", level) for level in arith.LEVELS for seed in range(4)]
+    items = [family.generate(seed, "test", level) for level in family.levels for seed in range(4)]
     responder = Responder(load_decoder(path), tokenizer, seed=0)
-    responses = responder.respond([tokenizer.encode(prompt_text(item.question)).ids for item in items], 0.0, suppress_help=False)
-    limit = arith.MAX_STEPS if name == "nano-edge" else CLOUD_MAX_STEPS
+    prompts = [tokenizer.encode(prompt_text(compact_question(item))).ids for item in items]
+    responses = responder.respond(prompts, 0.0, suppress_help=False)
+    limit = CLOUD_MAX_STEPS if name == "nano-cloud" else family.max_steps
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in responses]
     assert sum(check_format(text, limit).ok for text in texts) >= 0.9 * len(texts)
     if name == "nano-cloud":
-        correct = sum(last_boxed(text) == item.answer for text, item in zip(texts, items, strict=True))
-        assert correct >= 0.85 * len(items)
+        assert sum(is_right(item, text) for text, item in zip(texts, items, strict=True)) >= 0.85 * len(items)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])

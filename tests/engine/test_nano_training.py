@@ -11,12 +11,23 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.dagrpo.format import check_format
-from tools.nano.data import CLOUD_LEVEL_WEIGHTS, EDGE_LEVEL_WEIGHTS, HELP_SHARES, ExampleSource
+from edge.tasks.practice import FAMILIES
+from tools.nano.data import (
+    CLOUD_FAMILY_WEIGHTS,
+    EDGE_FAMILY_WEIGHTS,
+    EXERCISE_POOLS,
+    POOL_BATCHES,
+    ExampleSource,
+    cloud_level_weights,
+    help_share,
+)
 from tools.nano.recipes import RECIPES, Recipe
 from tools.nano.tokenizer import train_tokenizer
 from tools.nano.train import TrainOptions, rate_share, train
 
-TINY = Recipe("nano-edge", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, warmup_steps=2)
+TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
+PRACTICE = EXERCISE_POOLS * POOL_BATCHES
+"""The first batch of practice questions."""
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +59,27 @@ def test_batches_follow_from_seed_and_cursor(tokenizer: Tokenizer) -> None:
 
 
 def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -> None:
-    for batch in islice(ExampleSource("nano-edge", tokenizer, seed=0).batches(0), 4):
+    for batch in islice(ExampleSource("nano-edge", tokenizer, seed=0).batches(PRACTICE), 4):
         for ids, wanted in zip(batch.ids_BT, batch.loss_BT, strict=True):
             response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
             assert response.endswith("<|im_end|>")
-            assert check_format(response.removesuffix("<|im_end|>"), 4).ok
+            assert check_format(response.removesuffix("<|im_end|>"), 6).ok
+
+
+def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: Tokenizer) -> None:
+    batch = next(ExampleSource("nano-edge", tokenizer, seed=0).batches(0))
+    for ids, wanted, mask in zip(batch.ids_BT, batch.loss_BT, batch.mask_BT, strict=True):
+        prompt = tokenizer.decode(ids[mask & ~wanted].tolist())
+        response = tokenizer.decode(ids[wanted].tolist()).replace("\\boxed", " ").replace("{", " ").replace("}", " ")
+        assert all(word in prompt for word in response.replace(",", " ").replace(".", " ").split())
 
 
 def test_shares_are_shares() -> None:
-    assert sum(EDGE_LEVEL_WEIGHTS.values()) == pytest.approx(1)
-    assert sum(CLOUD_LEVEL_WEIGHTS.values()) == pytest.approx(1)
-    assert all(0 < share < 0.3 for share in HELP_SHARES.values())
+    assert sum(EDGE_FAMILY_WEIGHTS.values()) == pytest.approx(1)
+    assert sum(CLOUD_FAMILY_WEIGHTS.values()) == pytest.approx(1)
+    for family in FAMILIES.values():
+        assert all(0 < help_share(family, level) < 0.3 for level in family.levels)
+        assert cloud_level_weights(family) == sorted(cloud_level_weights(family))
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
