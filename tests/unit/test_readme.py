@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from coordinator.config import CoordinatorConfig
+from edge.cli.app import app
 from edge.config.loader import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +32,16 @@ def test_the_coordinator_configuration_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_request_is_valid_json_and_names_the_bundled_model() -> None:
-    (shell,) = blocks("sh")
+    (shell,) = [block for block in blocks("sh") if "curl" in block]
     body = json.loads(re.search(r"-d '(\{.*\})'", shell, re.DOTALL).group(1))  # type: ignore[union-attr]
     assert body["model"] == "nano-edge" and body["messages"][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^edge-agent eval .*$", "\n".join(blocks("sh")), re.MULTILINE))
+def test_the_evaluations_use_options_that_exist(line: str) -> None:
+    command = typer.main.get_command(app)
+    known = {option for parameter in command.commands["eval"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert set(re.findall(r"--[a-z-]+", line.partition("#")[0])) <= known
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
