@@ -17,6 +17,8 @@ def main() -> None:
         run_train(arguments)
     elif arguments.command == "export":
         run_export(arguments)
+    elif arguments.command == "card":
+        run_card(arguments)
     elif arguments.command == "forget":
         run_forget(arguments)
     else:
@@ -47,6 +49,8 @@ def parse() -> argparse.Namespace:
     evaluate.add_argument("--threads", type=int, default=1)
     evaluate.add_argument("--weights", type=Path, help="score a weights file of a training run of MODEL instead")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+    tables = commands.add_parser("card", help="the model card's tables from reports of `edge-agent eval --json-out`")
+    tables.add_argument("reports", type=Path, nargs="+")
     forget = commands.add_parser("forget", help="fine-tune on one group, then on the other, and measure what is forgotten")
     forget.add_argument("model", help="a bundled model's name or the path of a GGUF file")
     forget.add_argument("--steps", type=int, default=100, help="fine-tuning steps on each group")
@@ -82,6 +86,13 @@ def run_export(arguments: argparse.Namespace) -> None:
     output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+
+
+def run_card(arguments: argparse.Namespace) -> None:
+    """Print the tables of a model card."""
+    from tools.nano.card import card
+
+    print(card(arguments.reports))
 
 
 def run_forget(arguments: argparse.Namespace) -> None:

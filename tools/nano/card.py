@@ -1,0 +1,43 @@
+"""The tables of the model cards, written from the reports of `edge-agent eval`. Knows Markdown; measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLUMNS = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
+
+
+def card(reports: Sequence[Path]) -> str:
+    """One table for each report, in the order given. Raises KeyError on a file that is not a report."""
+    return "\n".join(table(json.loads(path.read_text(encoding="utf-8"))) for path in reports)
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The scores of one report: all families, each family, each of its levels."""
+    head = f"| T = {report['temperature']:g}, n = {report['scores']['items']} | {' | '.join(COLUMNS)} |"
+    lines = [head, "|---" * (len(COLUMNS) + 1) + "|", row("**all families**", report["scores"])]
+    for family in report["families"]:
+        lines.append(row(f"**{family['family']}**, usual mix", family["scores"]))
+        lines += [row(f"{family['family']} {level['level']}", level["scores"]) for level in family["levels"]]
+    return "\n".join([*lines, ""])
+
+
+def row(name: str, scores: Mapping[str, Any]) -> str:
+    """One line of a table; shares in per cent, forced-local accuracy with its 95 % interval."""
+    low, high = scores["intervals"]["forced_local_accuracy"]
+    cells = [
+        percent(scores["format_ok"]),
+        percent(scores["assist_rate"]),
+        percent(scores["kept_accuracy"]),
+        f"{percent(scores['forced_local_accuracy'])} [{percent(low)}, {percent(high)}]",
+        f"{scores['mean_response_tokens']:.0f}",
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def percent(share: float | None) -> str:
+    """`84.5`, or a dash where nothing was counted."""
+    return "-" if share is None else f"{100 * share:.1f}"
