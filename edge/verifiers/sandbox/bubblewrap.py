@@ -6,9 +6,9 @@ and /proc is not mounted at all. The root is read-only, so that no file can be w
 
 from __future__ import annotations
 
-import json
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -21,6 +21,8 @@ from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
+_END_S = 10.0
+_CHILD = re.compile(rb'"child-pid": (\d+)')  # told by the first write; the rest of this JSON comes later
 
 
 class Bubblewrap:
@@ -114,21 +116,28 @@ class _Wrapped(OwnProcess):
 
     def pid(self) -> int:
         """Process 1 of the sandbox by its number out here; there is no other, since the filter refuses new ones."""
-        if self._inner == 0 and self._info is not None and select.select([self._info], [], [], 0)[0]:
-            with suppress(ValueError, KeyError, TypeError):
-                self._inner = int(json.loads(os.read(self._info, 4096))["child-pid"])
+        return self._told(0.0)
+
+    def _told(self, timeout_s: float) -> int:
+        """What bwrap tells as soon as it has made its child; 0 when it has not yet, or never did."""
+        if self._inner == 0 and self._info is not None and select.select([self._info], [], [], timeout_s)[0]:
+            found = _CHILD.search(os.read(self._info, 4096))
+            self._inner = int(found[1]) if found else 0
         return self._inner
 
     def kill(self) -> None:
-        """Kill process 1 inside; bwrap ends after it, when all of the namespace is gone."""
-        inner = self.pid()
+        """Kill process 1 inside; bwrap ends after it, when all of the namespace is gone.
+
+        bwrap itself must not go first: a child that it has made a moment ago does not yet end with it.
+        """
+        inner = self._told(_END_S) if self.process.poll() is None else 0
         if inner and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(inner, signal.SIGKILL)
         else:
             self.process.kill()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -6,6 +6,7 @@ process and the judge, which believes nothing but the values it gets.
 
 from __future__ import annotations
 
+import builtins
 import posix
 import sys
 
@@ -26,6 +27,7 @@ def main() -> None:
     write_all(notes, b"hello\n")
     request = decode(read_frame(0))
     set_limits(request["limits"])
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # what the missing `site` would have added
     if request["mode"] == "functions":
         posix.close(notes)
         _serve(request["source"])

@@ -25,7 +25,9 @@ def told(failed: object, when: str) -> str:
         return ""
     name, _, line = failed.partition(" ") if isinstance(failed, str) else ("", "", "")
     if name in ("SyntaxError", "IndentationError", "TabError"):
-        return f"syntax error line {line}" if line.isascii() and line.isdigit() and len(line) < 9 else "syntax error"
+        return (
+            f"syntax error line {line}" if line.isascii() and line.isdigit() and line != "0" and len(line) < 9 else "syntax error"
+        )
     if name == "MemoryError":
         return MEMORY
     return f"the program raised {name if exception_class(name) else 'an exception'} {when}"
