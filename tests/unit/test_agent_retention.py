@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 from edge.agent.events import HeldOutScored, StepFinished
 from edge.agent.retention import Forgetting, RetentionWatch, forgetting_of
 from edge.agent.spans import phase_spans
+from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
-from tests.unit.agent_world import HELP, World, local_answer, number_in
+from tests.unit.agent_world import HELP, World, local_answer, number_in, numbers
 from tests.unit.test_console import step
 
 PHASES = (PhaseConfig(source="sums", steps=3), PhaseConfig(source="other", steps=2))
@@ -56,6 +58,41 @@ async def test_results_of_another_run_are_not_taken_for_this_one(tmp_path: Path)
     _, first = await watched_run(world, [])
     keys, _ = await watched_run(World(tmp_path / "fresh", phases=PHASES), first)
     assert len(keys) == 6
+
+
+async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: Path) -> None:
+    watched, alone = World(tmp_path / "watched", phases=PHASES), World(tmp_path / "alone", phases=PHASES)
+    for world in (watched, alone):  # the scripted coordinator's keys and the rollouts' seeds hang on the run's id
+        with StateFolder(world.folder) as state:
+            state.set_meta("run_id", "0123456789abcdef")
+    await watched_run(watched, [], every=1)
+    async with alone.agent() as agent:
+        await agent.learn()
+    assert [numbers(event) for event in watched.events(StepFinished)] == [numbers(event) for event in alone.events(StepFinished)]
+    assert watched.client.calls == alone.client.calls
+
+
+async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_later(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=PHASES)
+    async with world.agent() as agent:
+
+        async def stopped_while_looking(plan: object, steps_done: int, adapter_version: int) -> None:
+            agent.request_stop()
+            await asyncio.Event().wait()
+
+        finished = await agent.learn(between_steps=stopped_while_looking)
+    assert (finished.reason, finished.steps_done) == ("stopped", 0)
+    keys, _ = await watched_run(world, [])
+    assert len(keys) == 6
+
+
+async def test_a_source_in_two_phases_is_looked_at_once_under_its_first_label(tmp_path: Path) -> None:
+    again = PhaseConfig(source="sums", steps=1, task="renamed")
+    async with World(tmp_path / "state", phases=(*PHASES, again)).agent() as agent:
+        assert [(one.source, one.task, len(one.items)) for one in agent.held_out(3)] == [
+            ("sums", "math", 3),
+            ("other", "code", 3),
+        ]
 
 
 async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
