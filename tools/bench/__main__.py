@@ -13,6 +13,7 @@ import sys
 PARTS = {
     "rollout": "rollout tokens/s of the llama.cpp backend by rows in flight",
     "update": "seconds and peak memory of one DA-GRPO update, prefix shared and plain",
+    "sandbox": "time per judged program, in the sandbox that this machine has",
 }
 
 

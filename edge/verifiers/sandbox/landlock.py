@@ -11,11 +11,10 @@ import platform
 import subprocess
 from pathlib import Path
 
+from edge.verifiers.sandbox.boot import confining
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
 from edge.verifiers.sandbox.interpreter import ENVIRONMENT, this_interpreter
 from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
-
-_SOURCE = Path(__file__).with_name("inside") / "confine.py"
 
 
 class Landlock:
@@ -54,11 +53,11 @@ class Landlock:
             "/etc/ld.so.cache",
         ]
         rights = f"{folders!r}, {files!r}, [{python.stdlib!r}], {program_filter(platform.machine(), own_pid=OWN_PID)!r}"
-        self._source, self._rights = _SOURCE.read_text(encoding="utf-8"), rights
+        self._rights = rights
 
     def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
         """Start the interpreter, which confines itself before it reads anything. Raises SandboxError."""
-        script = f"{self._source}\nconfine({os.getpid()}, {self._rights})\n{boot}"
+        script = f"{confining()}\nconfine({os.getpid()}, {self._rights})\n{boot}"
         try:
             process = subprocess.Popen(
                 self._interpreter.command(script),

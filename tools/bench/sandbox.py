@@ -1,0 +1,129 @@
+"""Time per judged program: `python -m tools.bench.sandbox [--sandbox NAME] [--data HumanEval.jsonl.gz]`.
+
+The programs are HumanEval's canonical solutions where the file is given or lies in ../shared/data, else made-up ones of the practice
+family `code`. Shown are the first verdict of a process (with the probe of the sandbox), the others, the same with as many at once as
+there are cores, verdicts remembered, and CPU time. Times of a machine that does other work mean little; CPU time means more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import resource
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from edge.core.clock import Clock, SystemClock
+from edge.core.types import AnswerKind
+from edge.dagrpo.answers import last_python_block
+from edge.verifiers.program import ProgramJudge, ProgramTests
+from edge.verifiers.sandbox.choice import choose_sandbox
+from edge.verifiers.sandbox.role import Limits
+
+HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
+_PRACTICE_PROGRAMS = 100
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one sandbox: the first verdict of the process, and the median and 95th percentile of the others, one at a time."""
+
+    sandbox: str
+    programs: int
+    passed: int
+    first_s: float
+    median_s: float
+    p95_s: float
+    slowest_s: float
+    cpu_s: float
+    at_once_s: float
+    remembered_s: float
+
+
+def programs_of(data: Path) -> list[ProgramTests]:
+    """HumanEval's solutions from the file, or practice programs where there is none."""
+    if not data.is_file():
+        return practice_programs()
+    with gzip.open(data, "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    return [
+        ProgramTests(record["prompt"] + record["canonical_solution"], f"{record['test']}\n\ncheck({record['entry_point']})\n")
+        for record in records
+    ]
+
+
+def practice_programs() -> list[ProgramTests]:
+    """Worked solutions of the practice family `code`."""
+    from edge.tasks.registry import open_source
+
+    items = islice(open_source("practice:code").train(0), _PRACTICE_PROGRAMS)
+    found = [(last_python_block(item.solution), item) for item in items if item.kind is AnswerKind.PROGRAM]
+    return [ProgramTests(code, item.answer, item.preamble) for code, item in found if code is not None]
+
+
+def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> Measured:
+    """All programs one after the other, then at once, then from memory."""
+    limits = Limits(wall_s=30.0)
+    start = clock.monotonic()
+    sandbox = choose_sandbox(name, unsafe=name == "none")
+    judge = ProgramJudge(lambda: sandbox, limits, clock=clock)
+    passed = int(judge.verdict(programs[0]).passed)
+    first_s, cpu, times = clock.monotonic() - start, cpu_seconds(), []
+    for program in programs[1:]:
+        start = clock.monotonic()
+        passed += judge.verdict(program).passed
+        times.append(clock.monotonic() - start)
+    cpu = (cpu_seconds() - cpu) / len(times)
+    at_once_s = batch_seconds(ProgramJudge(lambda: sandbox, limits, clock=clock), programs, clock)
+    remembered_s = batch_seconds(judge, programs, clock)
+    times.sort()
+    p95 = times[int(0.95 * (len(times) - 1))]
+    rounded = [round(value, 4) for value in (first_s, statistics.median(times), p95, times[-1], cpu, at_once_s, remembered_s)]
+    return Measured(sandbox.name, len(programs), passed, *rounded)
+
+
+def batch_seconds(judge: ProgramJudge, programs: Sequence[ProgramTests], clock: Clock) -> float:
+    """Seconds per program when many threads ask."""
+    start = clock.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(judge.verdict, programs))
+    return (clock.monotonic() - start) / len(programs)
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its ended children."""
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each sandbox and print a line for it."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.sandbox", description="Time per judged program.")
+    parser.add_argument("--sandbox", default="auto", help="names, comma separated (default: %(default)s)")
+    parser.add_argument("--data", type=Path, default=HUMANEVAL)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    given = parser.parse_args(arguments)
+    programs = programs_of(given.data)
+    if not given.json:
+        load = os.getloadavg()[0]
+        print(f"{len(programs)} programs of {given.data.name if given.data.is_file() else 'practice:code'}, load {load:.1f}")
+        print("sandbox       passed    first   median      p95  slowest   cpu s  at once  remembered")
+    for name in given.sandbox.split(","):
+        found = measure(name, programs, SystemClock())
+        if given.json:
+            print(json.dumps(asdict(found)))
+        else:
+            print(
+                f"{found.sandbox:<12} {found.passed:>3}/{found.programs:<3} {found.first_s:8.3f} {found.median_s:8.3f} {found.p95_s:8.3f}"
+                f" {found.slowest_s:8.3f} {found.cpu_s:7.3f} {found.at_once_s:8.3f} {found.remembered_s:11.5f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
