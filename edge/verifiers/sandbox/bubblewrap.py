@@ -120,7 +120,7 @@ class _Wrapped(OwnProcess):
 
     def _told(self, timeout_s: float) -> int:
         """What bwrap tells as soon as it has made its child; 0 when it has not yet, or never did."""
-        if self._inner == 0 and self._info is not None and select.select([self._info], [], [], timeout_s)[0]:
+        if self._inner == 0 and self._info is not None and _ready(self._info, timeout_s):
             found = _CHILD.search(os.read(self._info, 4096))
             self._inner = int(found[1]) if found else 0
         return self._inner
@@ -144,3 +144,10 @@ class _Wrapped(OwnProcess):
         if self._info is not None:
             os.close(self._info)
             self._info = None
+
+
+def _ready(fd: int, timeout_s: float) -> bool:
+    """Whether there is something to read, or the end."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))

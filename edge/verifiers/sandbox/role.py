@@ -88,7 +88,10 @@ class Confined(Protocol):
 
 
 class Sandbox(Protocol):
-    """Starts single-use Python interpreters in isolation. Safe to call from several threads."""
+    """Starts single-use Python interpreters in isolation. Safe to call from several threads.
+
+    The thread that starts one must live as long as it does: Linux ends it with that thread, so that nothing outlives a killed agent.
+    """
 
     name: str
     protection: Protection
