@@ -16,6 +16,7 @@ from edge.core.errors import UsageError
 from edge.verifiers.program import ProgramTests, ProgramVerdict, judge_program
 from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox.session import run_whole
 from tests.shared_data import shared_data
 
 _SURVIVORS_AT_MOST = 0.2
@@ -132,3 +133,22 @@ def test_nearly_all_mutants_are_caught_and_the_survivors_are_told(
     with capsys.disabled():
         print(f"\n{len(made)} mutants, {len(made) - len(survivors)} caught, survivors in: {sorted(set(survivors))}")
     assert len(made) > 400 and len(survivors) <= _SURVIVORS_AT_MOST * len(made)
+
+
+@pytest.mark.long
+def test_the_judge_agrees_with_running_program_and_tests_in_one_process(sandbox: Sandbox, problems: list[Problem]) -> None:
+    """Honest programs are judged alike both ways: solutions, mutants, and programs that return nothing."""
+    made = [
+        (program, problem.tests)
+        for problem in problems[::3]
+        for program in (problem.solution, emptied(problem), *mutants(problem))
+    ]
+    limits, clock = Limits(wall_s=3.0), SystemClock()
+
+    def passes_as_one(pair: tuple[str, str]) -> bool:
+        return run_whole(sandbox, "\n".join(pair), b"", limits, clock).reason == ""
+
+    with ThreadPoolExecutor(2) as pool:
+        as_one = list(pool.map(passes_as_one, made))
+    assert [verdict.passed for verdict in verdicts(sandbox, made, 3.0)] == as_one
+    assert any(as_one) and not all(as_one)
