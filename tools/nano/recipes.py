@@ -31,7 +31,7 @@ class Recipe:
     matrix_lr: float = 4e-3
     peak_lr: float = 2e-3
     warmup_steps: int = 100
-    decay_share: float = 0.3
+    decay_share: float = 0.5
     final_lr_share: float = 0.05
     weight_decay: float = 0.05
     grad_clip: float = 1.0
