@@ -97,13 +97,18 @@ def program_sandbox(config: AgentConfig) -> Sandbox:
 
 
 def build_verifier(config: AgentConfig) -> Verifier:
-    """What judges answers. The sandbox for programs is looked for when the first program comes."""
+    """What judges answers. The sandbox for programs is looked for when the first program comes.
+
+    Raises UsageError when equivalence is asked for and math-verify is not installed.
+    """
     from edge.verifiers.by_kind import VerifierByKind
+    from edge.verifiers.math_answer import MathAnswer
     from edge.verifiers.program import ProgramJudge, ProgramVerifier
     from edge.verifiers.sandbox.role import Limits
 
     limits = Limits(wall_s=config.programs.timeout_s, memory_mib=config.programs.memory_mib)
-    return VerifierByKind(programs=ProgramVerifier(ProgramJudge(lambda: program_sandbox(config), limits)))
+    programs = ProgramVerifier(ProgramJudge(lambda: program_sandbox(config), limits))
+    return VerifierByKind(math=MathAnswer(config.learning.answer_match), programs=programs)
 
 
 def local_prompt_form(config: AgentConfig) -> str:
@@ -121,8 +126,6 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     from edge.core.clock import SystemClock
     from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
-    from edge.verifiers.by_kind import VerifierByKind
-    from edge.verifiers.math_answer import MathAnswer
 
     clock = SystemClock()
     path = model_file(config.model.path)
@@ -140,7 +143,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
-            verifier=VerifierByKind(math=MathAnswer(learning.answer_match)),
+            verifier=build_verifier(config),
             policy=SelfOffload(),
             sink=sink,
             clock=clock,

@@ -1,0 +1,39 @@
+"""Learning and measuring judge by the configuration: the chosen sandbox, and the chosen match of mathematical answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.bootstrap import build_agent, build_verifier
+from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
+from edge.core.errors import UsageError
+from edge.core.events import FanOutSink
+from edge.core.types import AnswerKind, TaskItem
+
+PROGRAM = TaskItem("p", "code", "f", 1, "train", "q", "assert f() == 1", AnswerKind.PROGRAM, 6)
+FRACTION = TaskItem("m", "math", "f", 1, "train", "q", "0.5", AnswerKind.MATH, 4)
+
+
+ABSENT = ProgramsConfig(sandbox="bubblewrap" if sys.platform == "darwin" else "sandbox-exec")
+"""A sandbox that this platform cannot have."""
+
+
+def test_measuring_uses_the_configured_sandbox() -> None:
+    with pytest.raises(UsageError, match="sandbox"):
+        build_verifier(AgentConfig(programs=ABSENT)).is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
+
+
+def test_learning_uses_the_configured_sandbox(tmp_path: Path) -> None:
+    agent = build_agent(AgentConfig(state_folder=str(tmp_path), mode="local-only", programs=ABSENT), FanOutSink([]))
+    with pytest.raises(UsageError, match="sandbox"):
+        agent._parts.verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
+
+
+@pytest.mark.parametrize(("match", "right"), [("exact", False), ("equivalent", True)])
+def test_the_match_of_mathematical_answers_is_the_configured_one(match: str, right: bool) -> None:
+    pytest.importorskip("math_verify", reason="math-verify comes with the lab extra")
+    verifier = build_verifier(AgentConfig(learning=LearningConfig(answer_match=match)))  # type: ignore[arg-type]
+    assert verifier.is_correct(FRACTION, "\\boxed{\\frac{1}{2}}") is right
