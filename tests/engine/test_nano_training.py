@@ -70,8 +70,8 @@ def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: T
     batch = next(ExampleSource("nano-edge", tokenizer, seed=0).batches(0))
     for ids, wanted, mask in zip(batch.ids_BT, batch.loss_BT, batch.mask_BT, strict=True):
         prompt = tokenizer.decode(ids[mask & ~wanted].tolist())
-        response = tokenizer.decode(ids[wanted].tolist()).replace("\\boxed", " ").replace("{", " ").replace("}", " ")
-        assert all(word in prompt for word in response.replace(",", " ").replace(".", " ").split())
+        response = tokenizer.decode(ids[wanted].tolist())
+        assert all(word in prompt for word in response.replace(".", " ").split())
 
 
 def test_shares_are_shares() -> None:

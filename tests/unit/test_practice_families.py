@@ -13,12 +13,13 @@ from edge.dagrpo.answers import last_boxed, last_python_block
 from edge.dagrpo.format import check_format
 from edge.tasks.practice import FAMILIES, GROUPS, code, facts, group_stream, practice_item, practice_stream, science
 from edge.tasks.practice.family import Drawn, Family, format_help, split_of
+from edge.verifiers.by_kind import VerifierByKind
 
 KNOWN = {
     "science": (
-        "The crab eats the lynx. The fox hunts the shrimp. The trout eats the fox. The lynx eats the hawk. "
-        "Which animal is at the bottom of the food chain of the trout?",
-        ("hawk", "shrimp", "lynx", "trout"),
+        "The rod warms the kettle. Heat flows from the kettle to the wire. The tank warms the brick. The pan warms the tank. "
+        "The pan gets hot. Which thing gets warm last?",
+        ("wire", "brick", "kettle", "rod"),
         "B",
     ),
     "facts": ("Which town is the home town of the mayor of Elsby?", ("Lunde", "Ostrel", "Norby", "Gralin"), "B"),
@@ -98,7 +99,7 @@ def test_solutions_are_well_formed_right_and_within_the_step_limit(family: Famil
         assert not verdict.asks_help
         assert verdict.steps == min(item.level, family.max_steps)
         if family.kind is not AnswerKind.PROGRAM:
-            assert last_boxed(item.solution) == item.answer
+            assert VerifierByKind().is_correct(item, item.solution)
 
 
 def test_detailed_solutions_take_a_step_for_each_operation(family: Family) -> None:
@@ -123,7 +124,8 @@ def test_a_hasty_solution_is_wrong_beyond_the_step_limit(name: str) -> None:
             if family.kind is AnswerKind.PROGRAM:
                 assert not passes(last_python_block(drawn.hasty.text) or "", drawn.answer)
             else:
-                assert ord(last_boxed(drawn.hasty.text) or "?") - ord("A") in range(len(drawn.options))
+                assert last_boxed(drawn.hasty.text) in drawn.options
+                assert not VerifierByKind().is_correct(family.as_item(drawn, "train"), drawn.hasty.text)
 
 
 def test_a_help_response_is_a_valid_request(family: Family) -> None:

@@ -17,13 +17,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.answers import last_boxed, last_python_block
+from edge.dagrpo.answers import last_python_block
 from edge.dagrpo.format import FormatVerdict, check_format
 from edge.dagrpo.prompts import HELP_PHRASE, compact_question
 from edge.models.decoder import Decoder, load_decoder
 from edge.models.gguf_reader import open_gguf
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Family
+from edge.verifiers.choice_answer import ChoiceAnswer
+from edge.verifiers.math_answer import ExactMathAnswer
 from tools.nano.data import prompt_text
 from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import tokenizer_from
@@ -214,10 +216,10 @@ class Responder:
 
 
 def is_right(item: TaskItem, text: str) -> bool:
-    """The reference answer; for a program, the reference program word for word, which is stricter than passing its tests."""
+    """As the verifiers judge; for a program, the reference program word for word, which is stricter than passing its tests."""
     if item.kind is AnswerKind.PROGRAM:
         return last_python_block(text) == last_python_block(item.solution)
-    return last_boxed(text) == item.answer
+    return ChoiceAnswer().is_correct(item, text) if item.kind is AnswerKind.CHOICE else ExactMathAnswer().is_correct(item, text)
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:

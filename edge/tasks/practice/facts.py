@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.core.types import AnswerKind
-from edge.tasks.practice.family import Drawn, Family, Solution, chosen, joined_beyond, letter_of
+from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
 
 MAX_STEPS = 4
 LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
@@ -87,7 +87,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     relations, things = draw_path(rng, level)
     options = draw_options(rng, relations, things)
     lines = tuple(f"{RELATIONS[r].of.format(x=x)} is {y}" for r, x, y in zip(relations, things, things[1:], strict=False))
-    answer = chosen(options, things[-1])
+    answer = boxed(things[-1])
     reached = things[min(level, MAX_STEPS)]
     return Drawn(
         level=level,
@@ -96,7 +96,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
         plain_lines=lines,
         solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
         detailed=Solution(lines, answer),
-        hasty=Solution(lines[:MAX_STEPS], chosen(options, reached)),
+        hasty=Solution(lines[:MAX_STEPS], boxed(reached)),
         options=options,
     )
 

@@ -122,11 +122,6 @@ def letter_of(options: Sequence[str], option: str) -> str:
     return chr(ord("A") + options.index(option))
 
 
-def chosen(options: Sequence[str], option: str) -> str:
-    """The answer part of a choice: the option in words, and its letter boxed."""
-    return f"It is {option}, {boxed(letter_of(options, option))}"
-
-
 def format_help(lines: Sequence[str]) -> str:
     """A response that asks for help after its steps."""
     return f"{format_steps(lines)}{HELP_PHRASE}"

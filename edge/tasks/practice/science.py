@@ -4,6 +4,8 @@ Knows chains of links between things (this starts that, this eats that, heat flo
 lighter than that), their wording and their worked solutions; knows nothing of models.
 
 A question tells the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
+Worked solutions box the option's text (a letter would do as well, see edge.verifiers.choice_answer): a small decoder then needs no
+look-up of letters.
 The level is the number of links to follow; the step limit is 4, so at levels 5 and 6 one link a step does not reach the end. What
 is reached after four steps is always among the options then.
 """
@@ -16,14 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge.core.types import AnswerKind
-from edge.tasks.practice.family import Drawn, Family, Solution, chosen, joined_beyond, letter_of
+from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
 
 MAX_STEPS = 4
 LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
 OPTIONS = 4
 SIDE_CHAIN = 3
 """Things of the second chain, which has nothing to do with the answer."""
-TURNED_SHARE = 0.25
+TURNED_SHARE = 0.15
 """How often a link is told from its other end, in the themes that can."""
 
 
@@ -39,10 +41,7 @@ class Theme:
 
 
 MACHINES = Theme(
-    things=(
-        "lamp", "pump", "fan", "motor", "bell", "valve", "heater", "drill", "press", "belt", "crane", "lift", "siren", "mixer", "saw",
-        "gate", "relay", "timer", "sensor", "horn", "printer", "winch", "turbine", "buzzer",
-    ),
+    things=("lamp", "pump", "fan", "motor", "bell", "valve", "heater", "drill", "crane", "siren", "gate", "printer"),
     link=("The {a} starts the {b}.", "The {a} switches on the {b}."),
     turned=("The {b} is started by the {a}.",),
     question=(
@@ -50,12 +49,9 @@ MACHINES = Theme(
         "The {a} is turned on. Which machine is the last to start?",
     ),
     step="the {a} starts the {b}",
-)  # fmt: skip
+)
 ANIMALS = Theme(
-    things=(
-        "owl", "fox", "hawk", "snake", "frog", "beetle", "spider", "trout", "pike", "otter", "shrew", "mouse", "lizard", "wasp", "moth",
-        "worm", "snail", "crab", "heron", "weasel", "lynx", "toad", "cricket", "shrimp",
-    ),
+    things=("owl", "fox", "hawk", "snake", "frog", "beetle", "spider", "trout", "mouse", "lizard", "moth", "crab"),
     link=("The {a} eats the {b}.", "The {a} hunts the {b}."),
     turned=("The {b} is eaten by the {a}.",),
     question=(
@@ -63,12 +59,9 @@ ANIMALS = Theme(
         "Which animal is at the bottom of the food chain of the {a}?",
     ),
     step="the {a} eats the {b}",
-)  # fmt: skip
+)
 HEAT = Theme(
-    things=(
-        "rod", "plate", "pan", "stone", "wire", "coil", "brick", "pipe", "tile", "block", "spoon", "kettle", "bolt", "wall", "tank", "disc",
-        "ring", "bar", "cup", "sheet", "tray", "pot", "slab", "frame",
-    ),
+    things=("rod", "plate", "pan", "stone", "wire", "coil", "brick", "pipe", "spoon", "kettle", "tank", "cup"),
     link=("The {a} warms the {b}.", "Heat flows from the {a} to the {b}."),
     turned=("The {b} is warmed by the {a}.",),
     question=(
@@ -76,12 +69,9 @@ HEAT = Theme(
         "The {a} gets hot. Which thing gets warm last?",
     ),
     step="the {a} warms the {b}",
-)  # fmt: skip
+)
 KINDS = Theme(
-    things=(
-        "wug", "dax", "zorp", "blick", "fep", "toma", "rell", "nim", "gorp", "vint", "sork", "plim", "quab", "yerk", "hob", "jat", "lum",
-        "mip", "norg", "pell", "rask", "skiv", "tulp", "varn",
-    ),
+    things=("wug", "dax", "zorp", "blick", "fep", "toma", "rell", "nim", "gorp", "vint", "sork", "plim"),
     link=("Every {a} is a {b}.", "Each {a} is a kind of {b}."),
     turned=(),
     question=(
@@ -89,12 +79,9 @@ KINDS = Theme(
         "Mo is a {a}. What is the most general thing that Mo is?",
     ),
     step="every {a} is a {b}",
-)  # fmt: skip
+)
 WEIGHTS = Theme(
-    things=(
-        "cork", "coin", "book", "shoe", "lemon", "brush", "ball", "clock", "chair", "melon", "bottle", "candle", "drum", "flute", "glove",
-        "hat", "jar", "key", "ladder", "nail", "pillow", "rope", "shovel", "vase",
-    ),
+    things=("cork", "coin", "book", "shoe", "lemon", "brush", "ball", "clock", "chair", "bottle", "drum", "rope"),
     link=("The {a} is heavier than the {b}.", "The {a} weighs more than the {b}."),
     turned=("The {b} is lighter than the {a}.",),
     question=(
@@ -102,7 +89,7 @@ WEIGHTS = Theme(
         "Which is the lightest of the things that must weigh less than the {a}?",
     ),
     step="the {a} is heavier than the {b}",
-)  # fmt: skip
+)
 THEMES = (MACHINES, ANIMALS, HEAT, KINDS, WEIGHTS)
 
 
@@ -116,7 +103,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     told = " ".join(tell(rng, theme, a, b) for a, b in links)
     options = draw_options(rng, chain, side)
     lines = tuple(theme.step.format(a=a, b=b) for a, b in itertools.pairwise(chain))
-    answer = chosen(options, chain[-1])
+    answer = boxed(chain[-1])
     reached = chain[min(level, MAX_STEPS)]
     return Drawn(
         level=level,
@@ -125,7 +112,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
         plain_lines=lines,
         solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
         detailed=Solution(lines, answer),
-        hasty=Solution(lines[:MAX_STEPS], chosen(options, reached)),
+        hasty=Solution(lines[:MAX_STEPS], boxed(reached)),
         options=options,
     )
 
