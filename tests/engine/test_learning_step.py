@@ -70,6 +70,7 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
     assert any(step.tokens > 0 and step.mean_abs_logprob_diff < 0.2 for step in steps)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.yaml", "events.jsonl", "metrics.csv", "summary.json", "adapter", "rate_and_price.png", "accuracy.png",
+        "families.png",
     }  # fmt: skip
     assert summary["steps"] == 2
 

@@ -38,7 +38,7 @@ POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
 
 WIDTH_MULTIPLE = 16
-EXERCISE_POOLS = 14
+EXERCISE_POOLS = 21
 """The first pools (64 steps each) hold finger exercises only."""
 
 

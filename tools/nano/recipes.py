@@ -53,8 +53,8 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4200),
-    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4200),
+    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
+    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
     "nano-cloud": Recipe(
         "nano-cloud", "qwen2", width=256, layers=6, heads=4, kv_heads=4, ffn_width=768, steps=5000, peak_lr=1.5e-3
     ),
