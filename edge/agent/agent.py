@@ -43,6 +43,7 @@ StopReason = Literal["done", "max_steps", "stopped"]
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
 steps done, and the version of the adapter in use."""
+_HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
 _DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
 
 
@@ -190,6 +191,7 @@ class Agent:
             step = await self._prepared_step()
             self._tell_start()
             reason = await self._learn_until(step, max_steps, between_steps)
+            await self._hand_in()
             self._learning = "finished" if reason == "done" else "stopped"
         except BaseException:
             self._learning = "stopped"
@@ -388,6 +390,18 @@ class Agent:
             await self._unless_stopped(step.run(plan), may_cancel=lambda: step.interruptible)
             made += 1
         return "stopped"
+
+    async def _hand_in(self) -> None:
+        """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
+        for attempt in range(_HAND_IN_TRIES if self._parts.coordinator is not None else 1):
+            if attempt:
+                await self._unless_stopped(asyncio.sleep(_HAND_IN_PAUSE_S))
+            if not self._parts.state.outbox():
+                return
+            try:
+                await self._book.deliver()
+            except CoordinatorUnavailable:
+                continue
 
     async def _unless_stopped(self, work: Awaitable[object], may_cancel: Callable[[], bool] = lambda: True) -> None:
         """Await the work; when a stop is asked for, cancel it if it may be cancelled, else wait for its end."""

@@ -209,8 +209,8 @@ def composed_text(local: str, cloud: str | None) -> str:
 
 
 async def judge(verifier: Verifier, item: TaskItem, text: str) -> bool:
-    """The verifier's verdict; programs run on a thread so that serving goes on."""
-    if item.kind is AnswerKind.PROGRAM:
+    """The verifier's verdict; what runs or compares in a process of its own is awaited on a thread, so that serving goes on."""
+    if item.kind in (AnswerKind.PROGRAM, AnswerKind.MATH):
         return await asyncio.to_thread(verifier.is_correct, item, text)
     return verifier.is_correct(item, text)
 
