@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.dagrpo.format import check_format
-from edge.models.decoder import Decoder, DecoderSpec
+from edge.models.decoder import Architecture, Decoder, DecoderSpec
 from edge.tasks.practice import FAMILIES
 from tools.nano.data import (
     CLOUD_FAMILY_WEIGHTS,
@@ -95,10 +95,11 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
     assert all(later <= earlier for earlier, later in pairwise(shares[recipe.warmup_steps :]))
 
 
-def _random_decoder(seed: int, **sizes: int) -> Decoder:
+def _random_decoder(seed: int, architecture: Architecture = "qwen2", **sizes: int) -> Decoder:
     torch.manual_seed(seed)
     shape = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 2, "ffn_width": 48} | sizes
-    decoder = initialise(Decoder(DecoderSpec(architecture="qwen2", vocab_size=90, head_dim=16, **shape)))
+    bias = architecture == "qwen2"
+    decoder = initialise(Decoder(DecoderSpec(architecture=architecture, vocab_size=90, head_dim=16, qkv_bias=bias, **shape)))
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -123,6 +124,16 @@ def test_a_grown_decoder_computes_what_the_small_one_does_and_every_new_weight_c
         if name.endswith("k_proj.bias"):
             continue  # attention is all but invariant to what is added to every key
         assert moved[..., -1].any() and (parameter.dim() == 1 or moved[-1].any()), name
+
+
+def test_a_decoder_of_the_other_architecture_begins_with_the_same_weights_without_the_biases() -> None:
+    source, target = _random_decoder(1), _random_decoder(2, "llama")
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    ids = torch.randint(0, 90, (2, 11))
+    torch.testing.assert_close(grow_into(target, source)(ids), source(ids), atol=1e-4, rtol=1e-4)
 
 
 def test_a_decoder_grows_only_into_a_larger_one_of_its_kind() -> None:

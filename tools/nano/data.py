@@ -38,8 +38,8 @@ POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
 
 WIDTH_MULTIPLE = 16
-EXERCISE_POOLS: Mapping[ModelName, int] = {"nano-edge": 21, "nano-edge-llama": 21, "nano-cloud": 0}
-"""How many of the first pools (64 steps each) hold finger exercises only; nano-cloud grows out of a model that has done them."""
+EXERCISE_POOLS: Mapping[ModelName, int] = {"nano-edge": 21, "nano-edge-llama": 0, "nano-cloud": 0}
+"""How many of the first pools (64 steps each) hold finger exercises only; the others grow out of a model that has done them."""
 
 
 class Batch(NamedTuple):

@@ -1,4 +1,4 @@
-"""A larger decoder that computes what a smaller one does: the start of nano-cloud.
+"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama).
 
 Knows which weights read from the residual stream and which write into it; knows nothing of training. New parts read with random weights and
 write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's, Chen et al. 2016).
@@ -20,7 +20,10 @@ WRITERS = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight", "lm_head.
 
 @torch.no_grad()
 def grow_into(target: Decoder, source: Decoder) -> Decoder:
-    """Fill a freshly initialised `target` so that its logits are those of `source`. Raises ValueError where it is not larger throughout."""
+    """Fill a freshly initialised `target` so that its logits are those of `source`. Raises ValueError where it is smaller in anything.
+
+    Biases that the target's architecture does not have are dropped; what they did has to be learned again.
+    """
     check_larger(target, source)
     old = dict(source.named_parameters())
     shrink = math.sqrt(source.spec.width / target.spec.width)
@@ -34,7 +37,10 @@ def grow_into(target: Decoder, source: Decoder) -> Decoder:
 
 
 def check_larger(target: Decoder, source: Decoder) -> None:
-    """Raises ValueError unless `target` differs from `source` only by more of something; one key/value head for each head in both."""
+    """Raises ValueError unless `target` differs from `source` only by more of something or by its biases.
+
+    Both need one key/value head for each head.
+    """
     big, small = target.spec, source.spec
     grown = replace(
         small,
@@ -43,6 +49,8 @@ def check_larger(target: Decoder, source: Decoder) -> None:
         heads=big.heads,
         kv_heads=big.kv_heads,
         ffn_width=big.ffn_width,
+        architecture=big.architecture,
+        qkv_bias=big.qkv_bias,
         norm_eps=big.norm_eps,  # a GGUF file holds it in single precision
     )
     sizes = zip(sizes_of(target), sizes_of(source), strict=True)

@@ -55,7 +55,20 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
-    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
+    "nano-edge-llama": Recipe(
+        "nano-edge-llama",
+        "llama",
+        width=192,
+        layers=5,
+        heads=3,
+        kv_heads=3,
+        ffn_width=576,
+        steps=400,
+        matrix_lr=1.5e-3,
+        peak_lr=1e-3,
+        decay_share=0.7,
+        grown_from="nano-edge",
+    ),
     "nano-cloud": Recipe(
         "nano-cloud",
         "qwen2",
