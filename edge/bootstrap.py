@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
     from edge.core.clock import Clock
-    from edge.core.types import TaskItem
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.rpc.client import CoordinatorClient
@@ -180,12 +179,17 @@ async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> Eval
 
 
 def eval_candidates(plan: EvalPlan) -> list[Candidate]:
-    """The test items of all sources, weighted. Raises UsageError or TaskFileError for a source without any."""
-    from edge.agent.evaluate import candidates_of
+    """The test items of all sources, weighted, each once: the plan's where it has them.
+
+    Raises UsageError or TaskFileError for a source without any.
+    """
+    from edge.agent.evaluate import candidates_of, counted_once
     from edge.tasks.registry import open_source
     from edge.tasks.strata import strata_of
 
-    weighted: list[tuple[TaskItem, float]] = []
+    if plan.candidates is not None:
+        return list(plan.candidates)
+    by_source: list[list[Candidate]] = []
     for name in plan.sources:
         source = open_source(name)
         if plan.per_level is None:
@@ -195,8 +199,8 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
             found = [(item, stratum.weight / len(stratum.items)) for stratum in strata for item in stratum.items]
         if not found:
             raise TaskFileError(f"{name}: no test item", hint='give the items to be measured "split": "test"')
-        weighted += found
-    return candidates_of(weighted, plan.max_steps)
+        by_source.append(candidates_of(found, plan.max_steps))
+    return counted_once(by_source)
 
 
 def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from edge.agent.cloud import CloudOutcome
@@ -31,7 +32,7 @@ from edge.verifiers.verifier import Verifier
 
 __all__ = [
     "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "build_report", "candidates_of",
-    "with_seconds",
+    "counted_once", "with_seconds",
 ]  # fmt: skip
 
 _ITEMS_AT_ONCE = 256
@@ -169,12 +170,23 @@ def candidates_of(items: Iterable[tuple[TaskItem, float]], max_steps: int | None
     return list(found.values())
 
 
+def counted_once(sources: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """The candidates of several sources in order. One that an earlier source has is dropped, and the earlier one counts it."""
+    found: dict[str, Candidate] = {}
+    for candidate in chain.from_iterable(sources):
+        before = found.get(candidate.key)
+        found[candidate.key] = candidate if before is None else replace(before, repeats=before.repeats + 1)
+    return list(found.values())
+
+
 def _mentions_help(response: LocalResponse) -> bool:
     return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
 
 
 def _bill(completion: CloudCompletion | None) -> Bill:
     """A cached answer was billed before."""
-    if completion is None or completion.cached:
+    if completion is None:
         return Bill()
+    if completion.cached:
+        return Bill(1, cached=1)
     return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)
