@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,12 +17,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edge.verifiers.program import ProgramVerdict
+from edge.verifiers.sandbox import guard
 from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
 from tests.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
+
+if TYPE_CHECKING:
+    import psutil
 
 SECRET = "swordfish-58731"
 TESTS = f"assert f(3) == {SECRET!r}\nassert f(4) == 99120\n"
@@ -1005,10 +1011,18 @@ def reached(_):
 
 
 def children() -> set[int]:
-    """Processes below this one, zombies included."""
+    """Processes below this one, zombies included; but the guard, which stays as long as we do."""
     import psutil
 
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    return {child.pid for child in psutil.Process().children(recursive=True) if not _is_guard(child)}
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline() == ["/bin/sh", "-c", guard._WAIT]
+    return False
 
 
 def descriptors() -> int:
@@ -1076,6 +1090,54 @@ def test_a_killed_agent_leaves_no_program_behind(sandbox: Sandbox, tmp_path: Pat
         agent.kill()
         agent.wait()
         agent.stdout.close()  # type: ignore[union-attr]
+
+
+CROWD = """
+import sys, threading
+from edge.verifiers.sandbox import boot
+from edge.verifiers.sandbox.choice import SANDBOXES
+from tests.sandboxes import judged, LIMITS
+sandbox = SANDBOXES.load(sys.argv[1])()
+boot.LOADER = f"# {sys.argv[2]}\\n{boot.LOADER}"
+programs = ["while True: pass", "def f(x): return x", "import time; time.sleep(1000)", "import os; os.closerange(0, 64)\\nwhile True: pass"]
+tests = ["assert f(1) == 1", '{"inputs": ["1"], "outputs": ["1"]}']
+print("ready", flush=True)
+for number in range(20):
+    threading.Thread(target=judged, args=(sandbox, programs[number % 4], tests[number % 3 % 2]), kwargs={"limits": LIMITS}).start()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15, 0.3, 0.6, 0.9])
+def test_an_agent_killed_while_sandboxes_start_leaves_none_of_them(sandbox: Sandbox, delay_s: float) -> None:
+    """Processes half made are the ones that nobody has told yet to end with their parent."""
+    if sandbox.name == "container":
+        pytest.skip("a container runs on until its CPU time is used up")
+    mark = f"crowd-{secrets.token_hex(8)}"
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWD, sandbox.name, mark], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == b"ready\n"
+            threading.Event().wait(delay_s)
+        finally:
+            agent.kill()
+    waited = threading.Event()
+    for _ in range(100):
+        if not (left := _marked(mark)):
+            return
+        waited.wait(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"{len(left)} processes are left")
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes with this mark in their command line."""
+    import psutil
+
+    return [found.pid for found in psutil.process_iter(["cmdline"]) if mark in " ".join(found.info["cmdline"] or ())]
 
 
 def _is_program(process: object) -> bool:
