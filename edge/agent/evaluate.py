@@ -31,8 +31,8 @@ from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
 __all__ = [
-    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "build_report", "candidates_of",
-    "counted_once", "with_seconds",
+    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "bill_of", "build_report",
+    "candidates_of", "counted_once", "with_seconds",
 ]  # fmt: skip
 
 _ITEMS_AT_ONCE = 256
@@ -109,7 +109,7 @@ class Evaluation:
             cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
             tokens=len(response.token_ids),
             help_log_odds=response.help_log_odds,
-            bill=_bill(outcome.completion if outcome else None),
+            bill=bill_of(outcome.completion if outcome else None),
             failure=outcome.reason if outcome and outcome.completion is None else "",
         )
 
@@ -183,8 +183,8 @@ def _mentions_help(response: LocalResponse) -> bool:
     return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
 
 
-def _bill(completion: CloudCompletion | None) -> Bill:
-    """A cached answer was billed before."""
+def bill_of(completion: CloudCompletion | None) -> Bill:
+    """What one answer cost; a cached one was billed before."""
     if completion is None:
         return Bill()
     if completion.cached:
