@@ -55,15 +55,17 @@ def bundled_models() -> Path:
 
 def model_file(name: str) -> Path:
     """The GGUF file that a model name or path stands for. Raises ModelFileError."""
+    from edge.tasks.names import shown
+
     files = bundled_models()
-    bundled = files / f"{name}.gguf"
-    if bundled.is_file():
-        return bundled
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
+    try:
+        found = next((path for path in (files / f"{name}.gguf", Path(name).expanduser()) if path.is_file()), None)
+    except (OSError, RuntimeError, ValueError):  # a name that no file can have, or nobody's home
+        found = None
+    if found is not None:
+        return found
     known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
-    raise ModelFileError(f"{name}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+    raise ModelFileError(f"{shown(name)}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
 
 
 def check_inputs(config: AgentConfig) -> None:
