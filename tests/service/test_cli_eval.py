@@ -85,7 +85,13 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path: Path, number: 
 
 def _interrupt(words: Sequence[str], partial: Path, number: int, code: int) -> str:
     """Send the signal when at least three items are judged; what was said on stderr."""
-    process = subprocess.Popen(command([*SMALL, *words]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command([*SMALL, *words]),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a script starts in the background
+    )
     try:
         while not (partial.exists() and len(partial.read_bytes().splitlines()) > 3):
             with suppress(subprocess.TimeoutExpired):
