@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge.core.types import TaskItem
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
+    from edge.models.decoder import Decoder
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
     from edge.training.learner import Learner
@@ -314,13 +315,12 @@ async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker) ->
 
 def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
     from edge.inference.adapters import write_gguf_adapter
-    from edge.models.decoder import load_decoder
     from edge.training.settings import LearnerSettings, LoraSpec
     from edge.training.torch_learner import TorchLearner
 
     learning, adapter = config.learning, config.adapter
     return TorchLearner(
-        load_decoder(path),
+        _open_decoder(config, path),
         worker,
         lambda peft_folder, out: write_gguf_adapter(peft_folder, path, out),
         seed=learning.seed,
@@ -334,6 +334,17 @@ def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Lea
             threads=learning.torch_threads,
         ),
     )
+
+
+def _open_decoder(config: AgentConfig, path: Path) -> Decoder:
+    """The decoder of the file that serves, its weights in memory or left in the file. Raises ModelFileError."""
+    from edge.models.decoder import load_decoder
+    from edge.models.gguf_reader import open_gguf
+    from edge.models.streamed import open_streamed
+    from edge.models.weights import available_memory, choose_weights
+
+    chosen = choose_weights(config.engine.weights, open_gguf(path).parameters, available_memory())
+    return load_decoder(path) if chosen == "resident" else open_streamed(path)
 
 
 def coordinator_address(config: AgentConfig, folder: Path) -> str:

@@ -41,11 +41,16 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """The inference engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128)."""
+    """The inference engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128).
+
+    `weights`: how learning holds the model's weights, as floats in memory (`resident`) or in the file that serves, dequantised matrix by
+    matrix (`streamed`); `auto` streams all but small models.
+    """
 
     backend: str = "llamacpp"
     threads: int = Field(0, ge=0)
     max_rows: int = Field(0, ge=0)
+    weights: Literal["auto", "resident", "streamed"] = "auto"
 
 
 class AdapterConfig(Section):

@@ -26,7 +26,9 @@ from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport
 from edge.training.loss import (
     NO_TOKENS,
+    DenseProjection,
     MismatchSums,
+    Projection,
     TokenScores,
     importance_weights,
     mismatch_sums,
@@ -70,6 +72,7 @@ class TorchLearner:
         self._seed = seed
         self._module = decoder
         self._decoder: CausalDecoder = decoder  # type: ignore[assignment]
+        self._projection = projection_of(self._decoder.lm_head)
         lora.inject_lora(decoder, self._spec, seed)
         self._parameters = lora.lora_parameters(decoder)
         self._optimiser = self._fresh_optimiser()
@@ -135,8 +138,7 @@ class TorchLearner:
         return objective
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
-        weight_VD = self._decoder.lm_head.weight.detach()
-        return token_scores(hidden_ND, weight_VD, targets.ids_N, self._settings.vocab_chunk_elements)
+        return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements)
 
     def _importance(self, scores: TokenScores, targets: Targets) -> Tensor:
         if self._settings.importance == "none":
@@ -220,8 +222,8 @@ class TorchLearner:
         with torch.no_grad(), self._engine():
             hidden_ND = plain_hidden(self._decoder, [row])
             targets = torch.tensor(row.token_ids, device=hidden_ND.device)
-            weight_VD = self._decoder.lm_head.weight
-            return tuple(token_scores(hidden_ND, weight_VD, targets, self._settings.vocab_chunk_elements).logprobs_N.tolist())
+            scores = token_scores(hidden_ND, self._projection, targets, self._settings.vocab_chunk_elements)
+            return tuple(scores.logprobs_N.tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
 
@@ -290,6 +292,12 @@ class _Tally:
         """Count one micro-batch."""
         self.loss += loss
         self.sums += sums
+
+
+def projection_of(head: nn.Linear) -> Projection:
+    """The output projection: rows of the file where the layer leaves its weights there, else its weight in memory."""
+    stored: Projection | None = getattr(head, "stored", None)
+    return DenseProjection(head.weight.detach()) if stored is None else stored
 
 
 def worth_sharing(rows: Sequence[Row]) -> bool:
