@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
     from edge.core.clock import Clock
-    from edge.core.types import TaskItem
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.models.decoder import Decoder
@@ -57,15 +56,17 @@ def bundled_models() -> Path:
 
 def model_file(name: str) -> Path:
     """The GGUF file that a model name or path stands for. Raises ModelFileError."""
+    from edge.tasks.names import shown
+
     files = bundled_models()
-    bundled = files / f"{name}.gguf"
-    if bundled.is_file():
-        return bundled
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
+    try:
+        found = next((path for path in (files / f"{name}.gguf", Path(name).expanduser()) if path.is_file()), None)
+    except (OSError, RuntimeError, ValueError):  # a name that no file can have, or nobody's home
+        found = None
+    if found is not None:
+        return found
     known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
-    raise ModelFileError(f"{name}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+    raise ModelFileError(f"{shown(name)}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
 
 
 def check_inputs(config: AgentConfig) -> None:
@@ -181,12 +182,17 @@ async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> Eval
 
 
 def eval_candidates(plan: EvalPlan) -> list[Candidate]:
-    """The test items of all sources, weighted. Raises UsageError or TaskFileError for a source without any."""
-    from edge.agent.evaluate import candidates_of
+    """The test items of all sources, weighted, each once: the plan's where it has them.
+
+    Raises UsageError or TaskFileError for a source without any.
+    """
+    from edge.agent.evaluate import candidates_of, counted_once
     from edge.tasks.registry import open_source
     from edge.tasks.strata import strata_of
 
-    weighted: list[tuple[TaskItem, float]] = []
+    if plan.candidates is not None:
+        return list(plan.candidates)
+    by_source: list[list[Candidate]] = []
     for name in plan.sources:
         source = open_source(name)
         if plan.per_level is None:
@@ -196,8 +202,8 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
             found = [(item, stratum.weight / len(stratum.items)) for stratum in strata for item in stratum.items]
         if not found:
             raise TaskFileError(f"{name}: no test item", hint='give the items to be measured "split": "test"')
-        weighted += found
-    return candidates_of(weighted, plan.max_steps)
+        by_source.append(candidates_of(found, plan.max_steps))
+    return counted_once(by_source)
 
 
 def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:

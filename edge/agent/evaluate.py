@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from edge.agent.cloud import CloudOutcome
@@ -30,8 +31,8 @@ from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
 __all__ = [
-    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "build_report", "candidates_of",
-    "with_seconds",
+    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "bill_of", "build_report",
+    "candidates_of", "counted_once", "with_seconds",
 ]  # fmt: skip
 
 _ITEMS_AT_ONCE = 256
@@ -108,7 +109,7 @@ class Evaluation:
             cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
             tokens=len(response.token_ids),
             help_log_odds=response.help_log_odds,
-            bill=_bill(outcome.completion if outcome else None),
+            bill=bill_of(outcome.completion if outcome else None),
             failure=outcome.reason if outcome and outcome.completion is None else "",
         )
 
@@ -169,12 +170,23 @@ def candidates_of(items: Iterable[tuple[TaskItem, float]], max_steps: int | None
     return list(found.values())
 
 
+def counted_once(sources: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """The candidates of several sources in order. One that an earlier source has is dropped, and the earlier one counts it."""
+    found: dict[str, Candidate] = {}
+    for candidate in chain.from_iterable(sources):
+        before = found.get(candidate.key)
+        found[candidate.key] = candidate if before is None else replace(before, repeats=before.repeats + 1)
+    return list(found.values())
+
+
 def _mentions_help(response: LocalResponse) -> bool:
     return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
 
 
-def _bill(completion: CloudCompletion | None) -> Bill:
-    """A cached answer was billed before."""
-    if completion is None or completion.cached:
+def bill_of(completion: CloudCompletion | None) -> Bill:
+    """What one answer cost; a cached one was billed before."""
+    if completion is None:
         return Bill()
+    if completion.cached:
+        return Bill(1, cached=1)
     return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)

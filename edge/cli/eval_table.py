@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from edge.cli.saying import visible
 from edge.console import dollars, duration, percent
 
 if TYPE_CHECKING:
     from edge.agent.evaluation.report import EvalReport
-    from edge.agent.evaluation.scores import Accuracies, Interval, Scores
+    from edge.agent.evaluation.scores import Accuracies, Interval, MathScores, Scores
 
 
 def report_lines(report: EvalReport) -> list[str]:
@@ -24,7 +25,7 @@ def _heading(report: EvalReport) -> Iterator[str]:
     measured, scores = report.measured, report.scores
     adapter = f"adapter {measured.adapter_version}" if measured.adapter else "the bare model"
     yield (
-        f"{scores.items} items of {', '.join(measured.sources)}, {measured.model}, {adapter}, T = {measured.temperature:g}, "
+        f"{scores.items} items of {visible(', '.join(measured.sources))}, {measured.model}, {adapter}, T = {measured.temperature:g}, "
         f"{duration(report.seconds)}"
     )
     if measured.per_level is not None:
@@ -53,13 +54,21 @@ def _cloud(report: EvalReport) -> Iterator[str]:
         yield "cloud          nobody was asked"
         return
     replayed = " (replayed: nothing was asked or paid now)" if report.measured.cloud == "replay" else ""
-    yield f"cloud          {scores.cloud_calls} calls, {scores.cloud_tokens} tokens, {dollars(scores.spend_uusd)}{replayed}"
+    yield f"cloud          {_calls(scores.cloud_calls, scores.cloud_cached)}, {_price(scores.cloud_tokens, scores.spend_uusd)}{replayed}"
     if report.measured.cloud_all:
-        yield f"  and to know all answers: {extra.calls} calls, {extra.tokens} tokens, {dollars(extra.spend_uusd)}"
+        yield f"  and to know all answers: {_calls(extra.calls, extra.cached)}, {_price(extra.tokens, extra.spend_uusd)}"
     if report.missing_recordings:
         yield f"  {report.missing_recordings} answers are not in the recording"
     if scores.cloud_failures:
         yield f"  {scores.cloud_failures} items asked and got no answer, which counts as wrong: {report.first_failure}"
+
+
+def _calls(calls: int, cached: int) -> str:
+    return f"{calls} calls" + (f" ({cached} from the cache)" if cached else "")
+
+
+def _price(tokens: int, spend_uusd: int) -> str:
+    return f"{tokens} tokens, {dollars(spend_uusd)}"
 
 
 def _math(scores: Scores) -> Iterator[str]:
@@ -68,21 +77,22 @@ def _math(scores: Scores) -> Iterator[str]:
     yield f"mathematics    {scores.math.items} items, read as the exact string | by equivalence"
     exact, equivalent = scores.math.exact, scores.math.equivalent
     for name in ("kept", "forced_local", "joint"):
-        yield f"  {name.replace('_', ' '):<12} {_reading(exact, name)} | {_reading(equivalent, name)}{_condition(scores, name)}"
+        yield f"  {name.replace('_', ' '):<12} {_reading(exact, name)} | {_reading(equivalent, name)}{_condition(scores.math, name)}"
 
 
 def _reading(accuracies: Accuracies, name: str) -> str:
     return f"{percent(getattr(accuracies, name)):>8}"
 
 
-def _condition(scores: Scores, name: str) -> str:
+def _condition(scores: MathScores, name: str) -> str:
     rates = {"kept": f"of the {percent(scores.coverage)} kept", "forced_local": "@ 0 % cloud"}
     return "  " + rates.get(name, f"@ {percent(scores.assist_rate)} cloud")
 
 
 def _table(report: EvalReport) -> Iterator[str]:
     lines = [
-        (family.family, family.scores, [(level.level, level.scores) for level in family.levels]) for family in report.families
+        (visible(family.family), family.scores, [(level.level, level.scores) for level in family.levels])
+        for family in report.families
     ]
     if len(lines) == 1 and len(lines[0][2]) < 2:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from edge.cli.shell import INTERRUPTED
 from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
+from edge.rpc.cassette import read_cassette
+from edge.tasks.names import shown
 
 if TYPE_CHECKING:
     from edge.agent.evaluation.plan import EvalOutcome
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
 _DEFAULT_LIMIT = 200
+_LONGEST_NAME = 200
+"""Bytes; the usual limit is 255, and unfinished files have longer names than what they become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def evaluate(settings: Settings, options: EvalOptions) -> int:
     if options.run_folder is not None:
         settings = _of_run(settings, options.run_folder)
     config = settings.config()
-    plan = plan_of(options, config)
+    plan = with_inputs(plan_of(options, config), config)
     try:
         with open_console(SystemClock(), quiet=options.json) as console:
             console.say(f"evaluating {', '.join(plan.sources)} with {plan.adapters[0] if plan.adapters else 'the bare model'}")
@@ -79,10 +84,22 @@ def check_options(options: EvalOptions) -> None:
     if options.plot and not (options.cloud_all or options.replay):
         raise UsageError("--plot needs the cloud's answer to every item", hint="add --cloud-all, or replay a complete recording")
     for name, file in (("--plot", options.plot), ("--json-out", options.json_out), ("--record", options.record)):
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise UsageError(f"{name} {file}: no file can be written there", hint="name a file in an existing folder")
+        if file is not None and not _may_be_written(file):
+            raise UsageError(f"{name} {shown(str(file))}: no file can be written there", hint="name a file in an existing folder")
     if options.plot and options.plot.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--plot {options.plot}: not a picture's name", hint="let it end in .png, .pdf or .svg")
+
+
+def _may_be_written(file: Path) -> bool:
+    return not _is_folder(file) and _is_folder(file.absolute().parent) and len(os.fsencode(file.name)) <= _LONGEST_NAME
+
+
+def _is_folder(path: Path) -> bool:
+    """False also for a name that no file system takes, and for what may not be looked at."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def plan_of(options: EvalOptions, config: AgentConfig) -> EvalPlan:
@@ -107,6 +124,17 @@ def plan_of(options: EvalOptions, config: AgentConfig) -> EvalPlan:
     )
 
 
+def with_inputs(plan: EvalPlan, config: AgentConfig) -> EvalPlan:
+    """The plan with its items, when model file and recording are there too, so that nothing is begun that cannot be done.
+
+    Raises UsageError, TaskFileError, ModelFileError, ConfigError.
+    """
+    bootstrap.model_file(config.model.path)
+    if plan.replay is not None:
+        read_cassette(plan.replay)
+    return replace(plan, candidates=tuple(bootstrap.eval_candidates(plan)))
+
+
 def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ...]:
     """The adapters that are meant, the first usable one counts; () for the bare model. Raises UsageError for a folder that is none."""
     if options.adapter == "none":
@@ -119,16 +147,16 @@ def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ..
 
 
 def _existing(folder: Path, complaint: str) -> Path:
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: {complaint}", hint="give a run folder, an adapter folder, or --adapter none")
+    if not _is_folder(folder):
+        raise UsageError(f"{shown(str(folder))}: {complaint}", hint="give a run folder, an adapter folder, or --adapter none")
     return folder
 
 
 def _of_run(settings: Settings, run_folder: Path) -> Settings:
     """The run's own configuration and state where the command line names no other."""
     file = run_folder / "config.yaml"
-    if not run_folder.is_dir() or not file.is_file():
-        raise UsageError(f"{run_folder} is not a run folder", hint="give the folder that edge-agent learn left")
+    if not _is_folder(run_folder) or not file.is_file():
+        raise UsageError(f"{shown(str(run_folder))} is not a run folder", hint="give the folder that edge-agent learn left")
     return replace(settings, file=settings.file or file)
 
 

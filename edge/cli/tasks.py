@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.saying import print_json, print_line
+from edge.cli.saying import print_json, print_line, visible
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
@@ -77,6 +77,7 @@ def show(settings: Settings, name: str, *, as_json: bool) -> int:
 def sample(name: str, options: SampleOptions) -> int:
     """Some items; with --json as lines of a task file."""
     from edge.tasks import descriptions
+    from edge.tasks.names import shown
     from edge.tasks.registry import open_source
 
     if options.split not in ("train", "test"):
@@ -91,7 +92,7 @@ def sample(name: str, options: SampleOptions) -> int:
             _show_example(console, item, "compact", with_prompt=False)
     if len(items) < options.count:
         of_level = "" if options.level is None else f" of level {options.level}"
-        print_line(f"{name} has only {len(items)} {options.split} items{of_level}")
+        print_line(f"{visible(shown(name))} has only {len(items)} {options.split} items{of_level}")
     return 0
 
 
@@ -153,7 +154,7 @@ def _source_table(sources: list[SourceAbout]) -> Any:
 def _plain_text(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)
+    return Text(visible(text))
 
 
 def _about_lines(source: SourceAbout) -> Iterator[str]:
@@ -187,10 +188,10 @@ def _lettered(item: TaskItem) -> list[str]:
 
 
 def _block(console: Console, title: str, text: str) -> None:
-    text = text.strip("\n")
+    text = visible(text).strip("\n")
     shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
     _plain(console, f"{title}:")
-    _plain(console, "\n".join(f"    {line}" for line in shown.splitlines()))
+    _plain(console, "\n".join(f"    {line}" for line in shown.split("\n")))
 
 
 def _plain(console: Console, text: str) -> None:

@@ -11,15 +11,15 @@ One object a line:
 | kind | "math", "choice", "program" or "feedback" | "math" |
 | options | list of texts | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
-| level | whole number >= 0 | 0 |
-| max_steps | whole number >= 1 | the task label's limit, else 4 |
+| level | whole number from 0 to 1000 | 0 |
+| max_steps | whole number from 1 to 1000 | the task label's limit, else 4 |
 | split | "train" or "test" | by a hash of the question: one in ten is "test" |
 | solution | text | ""; a worked solution in the response format |
 | family | text | "jsonl"; what a report groups by |
 | id | text | from the question's hash |
 
 Blank lines are skipped; unknown keys are refused, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
-this schema.
+this schema. A byte order mark at the beginning is passed over.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +35,9 @@ from typing import Any, cast
 from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
+from edge.tasks.choices import named_option, stands_twice
 from edge.tasks.listed import ListedItems
+from edge.tasks.names import shown
 from edge.tasks.record import Record, parsed_json
 
 _KEYS = {
@@ -44,6 +47,7 @@ _KEYS = {
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
 _MOST_OPTIONS = 10
+_MOST_STEPS = _MOST_LEVELS = 1000
 
 
 class JsonLinesSource:
@@ -72,7 +76,7 @@ class JsonLinesSource:
 def read_items(path: Path) -> list[TaskItem]:
     """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{path}: cannot be read ({error})", hint="give the path of a UTF-8 JSON Lines file") from error
     items = [_item(_record(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
@@ -107,7 +111,9 @@ def _refuse_repeated_ids(items: Sequence[TaskItem], path: Path) -> None:
     seen: set[str] = set()
     for item in items:
         if item.id in seen:
-            raise TaskFileError(f"{path}: id {item.id!r} occurs twice", hint="remove the repeated question or give it its own id")
+            raise TaskFileError(
+                f"{path}: id {shown(item.id)!r} occurs twice", hint="remove the repeated question or give it its own id"
+            )
         seen.add(item.id)
 
 
@@ -115,7 +121,7 @@ def _record(line: str, where: str) -> Record:
     record = Record.of(parsed_json(line, where), where)
     unknown = sorted(set(record.fields) - _KEYS)
     if unknown:
-        raise TaskFileError(f"{where}: unknown key {unknown[0]!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
+        raise TaskFileError(f"{where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
     return record
 
 
@@ -129,12 +135,12 @@ def _item(record: Record) -> TaskItem:
         id=record.text("id", default=f"jsonl/{digest[:16]}"),
         task=task,
         family=record.text("family", default="jsonl"),
-        level=record.whole("level", default=0),
+        level=record.whole("level", default=0, least=0, most=_MOST_LEVELS),
         split=cast(Split, record.one_of("split", ["train", "test"], hashed_split)),
         question=question,
         answer=_answer(record, kind),
         kind=kind,
-        max_steps=record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1),
+        max_steps=record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1, most=_MOST_STEPS),
         options=_options(record, kind),
         solution=record.optional_text("solution"),
         preamble=_preamble(record, kind),
@@ -149,9 +155,25 @@ def _answer(record: Record, kind: AnswerKind) -> str:
     value = record.fields.get("answer")
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise record.bad("answer", "must be a non-empty text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise record.bad("answer", f"must be a number, not {value}; where this word is the answer, write it as a text in quotes")
+    if kind is AnswerKind.CHOICE:
+        _check_choice(record, str(value))
     if kind is AnswerKind.PROGRAM:
         _check_tests(record, "answer", str(value))
     return str(value)
+
+
+def _check_choice(record: Record, answer: str) -> None:
+    """Raises TaskFileError unless the answer names one option that stands there once."""
+    options = _options(record, AnswerKind.CHOICE)
+    named = named_option(answer, options)
+    if named is not None and stands_twice(named, options):
+        raise record.bad("options", f"has {shown(options[named])!r} twice, so that nobody can answer with it: change one of them")
+    if named is None:
+        last = chr(ord("A") + len(options) - 1)
+        known = f"give a letter from A to {last}, an index from 0 to {len(options) - 1}, or the text of one option"
+        raise record.bad("answer", f"names none of the {len(options)} options, or more than one ({shown(answer)!r}): {known}")
 
 
 def _tests(record: Record, kind: AnswerKind) -> str:

@@ -12,6 +12,7 @@ from edge.core.errors import TaskFileError, UsageError
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
+from edge.tasks.names import shown
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.practice_source import PracticeSource
 from edge.tasks.source import TaskSource
@@ -31,7 +32,7 @@ def open_source(name: str) -> TaskSource:
 
 def _practice(family: str) -> PracticeSource:
     if family not in FAMILIES and family not in GROUPS:
-        raise UsageError(f"unknown practice family {family!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
+        raise UsageError(f"unknown practice family {shown(family)!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
     return PracticeSource(family)
 
 
@@ -39,7 +40,7 @@ def _known_on_hub(hub_id: str) -> DataSet:
     found = by_hub_id(hub_id)
     if not found:
         known = ", ".join(dict.fromkeys(one.hub for one in DATA_SETS.values()))
-        raise UsageError(f"hf:{hub_id}: not a data set this program knows the schema of", hint=f"known: {known}")
+        raise UsageError(f"hf:{shown(hub_id)}: not a data set this program knows the schema of", hint=f"known: {known}")
     if len(found) > 1:
         raise UsageError(f"hf:{hub_id} has several parts", hint=f"say which: {', '.join(one.name for one in found)}")
     return found[0]
@@ -48,12 +49,28 @@ def _known_on_hub(hub_id: str) -> DataSet:
 def _place(path: str) -> Path:
     if not path:
         raise UsageError("no path after the colon", hint="write NAME:PATH, or NAME alone for the hub")
-    return Path(path).expanduser()
+    return _expanded(path)
 
 
 def _task_file(name: str) -> JsonLinesSource:
-    path = Path(name).expanduser()
-    if not path.is_file():
+    path = _expanded(name)
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        raise TaskFileError(
+            f"{shown(name)}: cannot be a task file ({error.strerror})", hint="give the path of a .jsonl file that you may read"
+        ) from error
+    if is_folder:
+        hint = f"give a .jsonl file in it, or NAME:FOLDER for a data set ({', '.join(DATA_SETS)})"
+        raise TaskFileError(f"{shown(name)}: is a folder, not a task file", hint=hint)
+    if not is_file:
         known = ", ".join([*(f"practice:{family}" for family in FAMILIES), *DATA_SETS])
-        raise TaskFileError(f"{name}: no such task file", hint=f"give a .jsonl file, or one of {known}")
+        raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl file, or one of {known}")
     return JsonLinesSource(path)
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # ~NAME of nobody on this machine
+        raise UsageError(f"{shown(path)}: no such user's folder", hint="write the path without ~") from error

@@ -28,8 +28,8 @@ from tools.nano.tokenizer import tokenizer_from, train_tokenizer
 from tools.nano.train import initialise
 
 MODELS = Path(str(resources.files("edge.models") / "files"))
-NAMES = ("nano-edge", "nano-cloud")
-SIZE_LIMITS = {"nano-edge": 4e6, "nano-cloud": 10e6}
+NAMES = ("nano-edge", "nano-edge-llama", "nano-cloud")
+SIZE_LIMITS = {"nano-edge": 4e6, "nano-edge-llama": 4e6, "nano-cloud": 10e6}
 TEXTS = (
     prompt_text("Maya has 14 marbles. She's found 23 more!\n\nWhat is ((14 + 23) * 3) - 8?"),
     "<think>\nStep 1: 14 + 23 = 37\n</think>\n<answer>\\boxed{37}</answer><|im_end|>",

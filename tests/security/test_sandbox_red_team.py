@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,12 +17,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edge.verifiers.program import ProgramVerdict
-from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox import guard
+from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
 from tests.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
+
+if TYPE_CHECKING:
+    import psutil
 
 SECRET = "swordfish-58731"
 TESTS = f"assert f(3) == {SECRET!r}\nassert f(4) == 99120\n"
@@ -251,6 +257,114 @@ runner = sys.modules['edge.verifiers.sandbox.inside.program']
 runner._answer = lambda *a: b'L' * 1_000_000
 """
     cheat(sandbox, code)
+
+
+# What the program itself holds, taken up in every way that /proc and sockets offer; the judge's request would hold the tests.
+STEAL = """
+import fcntl, os, re, socket, sys
+found, ends = [], []
+for fd in set(range(12)) - {0, 3}:  # but what the judge sends us
+    for way in (f'/proc/self/fd/{fd}', f'/dev/fd/{fd}', f'/proc/thread-self/fd/{fd}'):
+        for mode in (os.O_RDONLY, os.O_RDWR):
+            try: ends.append(os.open(way, mode | os.O_NONBLOCK))
+            except OSError: pass
+    try: ends.append(os.dup(fd))
+    except OSError: pass
+for fd in ends:
+    try: fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+    except OSError: pass
+    for take in (lambda: os.read(fd, 1 << 20), lambda: socket.socket(fileno=os.dup(fd)).recv(1 << 20, socket.MSG_PEEK)):
+        try: found.append(take())
+        except (OSError, ValueError): pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are opened once more through procfs")
+def test_what_is_on_its_way_to_others_cannot_be_taken_back(sandbox: Sandbox) -> None:
+    code = (
+        STEAL
+        + """
+import select, stat
+def reached(_):
+    opened = [fd for fd in range(64) if is_pipe(fd)]
+    return [part for part in found if part] + opened
+def is_pipe(fd):
+    try: return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError: return False
+"""
+    )
+    probe(sandbox, code)
+
+
+class SlowJudge:
+    """A sandbox whose first process, the judge, comes up a second late: whatever is sent meanwhile lies in its channel."""
+
+    same_python = True
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.name, self.protection = sandbox.name, sandbox.protection
+        self._started = 0
+
+    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+        self._started += 1
+        late = "import time; time.sleep(1)\n" if self._started == 1 else ""
+        return self._sandbox.start(late + boot, streams, limits)
+
+
+def test_a_request_that_the_judge_has_not_read_yet_cannot_be_exchanged(sandbox: Sandbox) -> None:
+    """The program would read the tests on their way, and hand the judge others with the same nonce."""
+    code = (
+        STEAL
+        + """
+wire = sys.modules['edge.verifiers.sandbox.inside.wire']
+def f(x): return 0
+for data in found:
+    for at in re.finditer(rb'[0-9a-f]{8}(?=M)', data):
+        request = wire.decode(data[at.end():])
+        request['tests'] = 'assert f(0) == 0'
+        for fd in range(12):
+            try: os.write(fd, data[:at.start()] + wire.framed(wire.encode(request)))
+            except OSError: pass
+"""
+    )
+    cheat(SlowJudge(sandbox), code)
+
+
+def test_the_programs_text_waits_for_the_judge(sandbox: Sandbox) -> None:
+    code = "import time\nbegun = time.time()\ndef f(x): return begun"
+    with subprocess.Popen([sys.executable, "-c", "import time; print(time.time())"], stdout=subprocess.PIPE, text=True) as clock:
+        before = float(clock.communicate()[0])
+    verdict = judged(SlowJudge(sandbox), code, f"assert f(0) > {before + 0.9}\n")
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are opened once more through procfs")
+@pytest.mark.parametrize("fd", [1, 2])
+def test_taking_back_what_was_written_does_not_hold_up_the_caller(sandbox: Sandbox, fd: int) -> None:
+    code = f"""
+import fcntl, os, time
+try: back = os.open('/proc/self/fd/{fd}', os.O_RDONLY | os.O_NONBLOCK)
+except OSError: back = {fd}
+fcntl.fcntl({fd}, fcntl.F_SETFL, 0)
+end = time.time() + 1.5
+while time.time() < end:
+    os.write({fd}, b'x')
+    try: os.read(back, 65536)
+    except OSError: pass
+time.sleep(1000)
+"""
+    done: list[ProgramVerdict] = []
+    caller = threading.Thread(target=lambda: done.append(judged(sandbox, code, CASES, limits=Limits(wall_s=2.0))), daemon=True)
+    caller.start()
+    caller.join(60.0)
+    assert [verdict.reason for verdict in done] == ["time limit in case 1"]
+
+
+def test_a_program_that_reads_nothing_does_not_hold_up_the_caller(sandbox: Sandbox) -> None:
+    large = json.dumps({"inputs": ["x" * 3_000_000], "outputs": ["9"]})
+    assert judged(sandbox, "print(9)", large).passed
+    assert cheat(sandbox, "while True: pass", large, limits=BRIEF).reason.startswith("time limit")
 
 
 def test_a_value_that_cannot_cross_is_no_pass(sandbox: Sandbox) -> None:
@@ -695,6 +809,86 @@ def test_local_sockets_cannot_be_reached(sandbox: Sandbox, tmp_path: Path) -> No
         )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="these are calls and addresses of Linux")
+def test_no_message_reaches_a_socket_of_this_machine_by_its_name(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = """
+import socket
+def reached(places):
+    found = []
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_RAW, socket.SOCK_STREAM):
+        for flags in (0, socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC):
+            try: one, other = socket.socketpair(socket.AF_UNIX, kind | flags)
+            except OSError: continue
+            if kind != socket.SOCK_STREAM: found.append(kind)
+            for place in places:
+                for send in (lambda: one.sendto(b'x', place), lambda: one.sendmsg([b'x'], [], 0, place), lambda: one.connect(place)):
+                    try: send(); found.append((kind, place))
+                    except PermissionError: pass
+                    except OSError as error: found.append((kind, place, error.errno))
+    return found
+"""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for place in (str(tmp_path / "datagrams"), "\0edge-agent-red-team-datagrams"):
+            servers.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
+            servers[-1].bind(place)
+        probe(
+            sandbox,
+            code,
+            [
+                server.getsockname() if isinstance(server.getsockname(), str) else server.getsockname().decode()
+                for server in servers
+            ],
+        )
+        for server in servers:
+            server.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                server.recv(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these are calls of Linux")
+def test_sockets_carry_plain_bytes_and_tell_nothing_of_their_other_end(sandbox: Sandbox) -> None:
+    code = """
+import array, socket
+def reached(_):
+    one, other = socket.socketpair()
+    mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3)
+    tries = {
+        'descriptor': lambda: one.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))]),
+        'receive': lambda: (one.send(b'x'), other.recvmsg(1, 64)),
+        'out of band': lambda: one.send(b'x', socket.MSG_OOB),
+        'receive out of band': lambda: other.recv(1, socket.MSG_OOB),
+        'filter': lambda: one.setsockopt(socket.SOL_SOCKET, 26, b'x' * 16),
+        **{name: lambda name=name: mine.getsockopt(socket.SOL_SOCKET, name, 64) for name in (17, 31, 59, 77)},
+    }
+    found = []
+    for name, attempt in tries.items():
+        try: attempt(); found.append(name)
+        except PermissionError: pass
+        except OSError as error: found.append((name, error.errno))
+    mine.detach()
+    return found
+"""
+    probe(sandbox, code)
+
+
+def test_honest_programs_with_an_event_loop_work(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, socket
+async def double(x):
+    await asyncio.sleep(0.01)
+    return 2 * await asyncio.to_thread(lambda: x)
+def f(x): return asyncio.run(double(x))
+def g():
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b'abc')
+        return other.recv(3)
+"""
+    verdict = judged(sandbox, code, "assert f(4) == 8\nassert g() == b'abc'\n")
+    assert verdict.passed, verdict.reason
+
+
 # ---- other processes ----
 
 
@@ -817,10 +1011,18 @@ def reached(_):
 
 
 def children() -> set[int]:
-    """Processes below this one, zombies included."""
+    """Processes below this one, zombies included; but the guard, which stays as long as we do."""
     import psutil
 
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    return {child.pid for child in psutil.Process().children(recursive=True) if not _is_guard(child)}
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline() == ["/bin/sh", "-c", guard._WAIT]
+    return False
 
 
 def descriptors() -> int:
@@ -888,6 +1090,54 @@ def test_a_killed_agent_leaves_no_program_behind(sandbox: Sandbox, tmp_path: Pat
         agent.kill()
         agent.wait()
         agent.stdout.close()  # type: ignore[union-attr]
+
+
+CROWD = """
+import sys, threading
+from edge.verifiers.sandbox import boot
+from edge.verifiers.sandbox.choice import SANDBOXES
+from tests.sandboxes import judged, LIMITS
+sandbox = SANDBOXES.load(sys.argv[1])()
+boot.LOADER = f"# {sys.argv[2]}\\n{boot.LOADER}"
+programs = ["while True: pass", "def f(x): return x", "import time; time.sleep(1000)", "import os; os.closerange(0, 64)\\nwhile True: pass"]
+tests = ["assert f(1) == 1", '{"inputs": ["1"], "outputs": ["1"]}']
+print("ready", flush=True)
+for number in range(20):
+    threading.Thread(target=judged, args=(sandbox, programs[number % 4], tests[number % 3 % 2]), kwargs={"limits": LIMITS}).start()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15, 0.3, 0.6, 0.9])
+def test_an_agent_killed_while_sandboxes_start_leaves_none_of_them(sandbox: Sandbox, delay_s: float) -> None:
+    """Processes half made are the ones that nobody has told yet to end with their parent."""
+    if sandbox.name == "container":
+        pytest.skip("a container runs on until its CPU time is used up")
+    mark = f"crowd-{secrets.token_hex(8)}"
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWD, sandbox.name, mark], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == b"ready\n"
+            threading.Event().wait(delay_s)
+        finally:
+            agent.kill()
+    waited = threading.Event()
+    for _ in range(100):
+        if not (left := _marked(mark)):
+            return
+        waited.wait(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"{len(left)} processes are left")
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes with this mark in their command line."""
+    import psutil
+
+    return [found.pid for found in psutil.process_iter(["cmdline"]) if mark in " ".join(found.info["cmdline"] or ())]
 
 
 def _is_program(process: object) -> bool:

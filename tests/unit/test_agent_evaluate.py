@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from edge.agent.cloud import CloudDesk
-from edge.agent.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of
+from edge.agent.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
+from edge.agent.evaluation.judged import Candidate
 from edge.agent.evaluation.scores import Scores, score
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.core.types import Message, Sampling, TaskItem
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
+from edge.rpc.client import CloudCall, CloudCompletion
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict
 from tests.unit.agent_world import HELP, Sums, World, item, local_answer, number_in
 
@@ -78,6 +80,24 @@ async def test_the_cloud_is_asked_once_for_each_item_that_asks(tmp_path: Path) -
     asked = [call.messages[0].content for call in examination.client.calls]
     assert sorted(asked) == sorted(one.item.question for one in judged if one.judged.asked)
     assert len({call.call_key for call in examination.client.calls}) == 6
+
+
+async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: Path) -> None:
+    examination = Examination(tmp_path, failures=1)
+    complete = examination.client.complete
+
+    async def from_the_cache(call: CloudCall, deadline_s: float) -> CloudCompletion:
+        completion = await complete(call, deadline_s)
+        return replace(completion, cached=number_in(call.messages[0].content) != 1)
+
+    examination.client.complete = from_the_cache  # type: ignore[method-assign]
+    scores = score(await examination.judged(Sums().test(9)))
+    assert (scores.cloud_calls, scores.cloud_cached, scores.cloud_failures) == (
+        5,
+        scores.cloud_answers - scores.spend_uusd // 100,
+        1,
+    )
+    assert scores.cloud_cached >= 4
 
 
 async def test_without_a_cloud_the_joint_accuracy_is_not_known(tmp_path: Path) -> None:
@@ -190,6 +210,17 @@ def test_a_repeated_question_is_one_candidate_with_both_weights() -> None:
     one, other = item(1), item(2)
     candidates = candidates_of([(one, 0.5), (other, 1.0), (one, 0.25)])
     assert [(candidate.item, candidate.weight) for candidate in candidates] == [(one, 0.75), (other, 1.0)]
+
+
+def test_an_item_of_several_sources_counts_once_with_the_weight_of_the_first() -> None:
+    first = [Candidate(item(1), 0.5), Candidate(item(2))]
+    second = [Candidate(replace(item(1), task="group")), Candidate(item(3), 2.0)]
+    candidates = counted_once([first, second, first])
+    assert [(one.item, one.weight, one.repeats) for one in candidates] == [
+        (item(1), 0.5, 2),
+        (item(2), 1.0, 1),
+        (item(3), 2.0, 0),
+    ]
 
 
 def test_the_key_tells_items_apart_by_what_is_asked() -> None:

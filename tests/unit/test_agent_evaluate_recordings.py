@@ -13,12 +13,14 @@ from coordinator.providers.provider import ProviderRequest
 from coordinator.providers.recorded import RecordedProvider
 from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider, always
 from edge.agent.cloud import CloudOutcome
-from edge.agent.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers
+from edge.agent.evaluate import bill_of
+from edge.agent.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.agent.evaluation.journal import Journal
 from edge.agent.evaluation.judged import WRONG, Bill, Judged, Verdict
 from edge.agent.rollout import RolloutSettings
 from edge.core.errors import ConfigError, StateError
 from edge.core.types import Message, TokenUsage
+from edge.rpc.cassette import RecordedAnswer, append_answer
 from edge.rpc.client import CloudCall, CloudCompletion
 
 
@@ -49,6 +51,12 @@ async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: P
         again = (await replayed.ask(call(content, key="other"))).completion
         assert outcome.completion is not None
         assert again == replace(outcome.completion, call_key="other", model="default")
+
+
+async def test_a_cached_answer_is_a_call_that_costs_nothing_also_in_a_replay(tmp_path: Path) -> None:
+    append_answer(tmp_path / "r.jsonl", digest_of(call()), RecordedAnswer("4", TokenUsage(3, 4), charged_uusd=0, cached=True))
+    outcome = await ReplayedAnswers(tmp_path / "r.jsonl").ask(call())
+    assert bill_of(outcome.completion) == Bill(1, 0, 0, cached=1)
 
 
 async def test_a_missing_answer_is_a_failure_that_says_so(tmp_path: Path) -> None:

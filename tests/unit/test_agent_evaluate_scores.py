@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from edge.agent.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedI
 from edge.agent.evaluation.report import Measured, build_report
 from edge.agent.evaluation.scores import score
 from edge.core.errors import EdgeError
+from edge.core.types import AnswerKind
 from edge.dagrpo.metrics import effective_trials, wilson_interval, wilson_interval_of_share
 from tests.unit.agent_world import item
 
@@ -36,6 +38,10 @@ def measured(**changes: Any) -> Measured:
         "max_tokens": 64, "max_steps": None, "per_level": None, "cloud": "coordinator", "cloud_all": True,
     }  # fmt: skip
     return Measured(**{**facts, **changes})
+
+
+def of_kind(one: JudgedItem, kind: AnswerKind) -> JudgedItem:
+    return replace(one, candidate=replace(one.candidate, item=replace(one.item, kind=kind)))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
@@ -86,8 +92,23 @@ def test_the_report_is_json_by_family_and_level_with_what_was_measured() -> None
     assert [(family["family"], [level["level"] for level in family["levels"]]) for family in body["families"]] == [
         ("sums", [1, 2, 3])
     ]
-    assert (body["scores"]["cloud_calls"], body["extra"]) == (3, {"calls": 3, "tokens": 90, "spend_uusd": 21})
+    assert (body["scores"]["cloud_calls"], body["extra"]) == (3, {"calls": 3, "tokens": 90, "spend_uusd": 21, "cached": 0})
     assert sum(level["scores"]["items"] for level in body["families"][0]["levels"]) == 6
+
+
+def test_mathematics_comes_with_the_rates_of_its_own_items() -> None:
+    sums = [judged(n, asked=n == 0, cloud=True) for n in range(4)]
+    choices = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
+    body = build_report(measured(), [*sums, *choices]).to_json()
+    math = body["scores"]["math"]
+    assert (math["items"], math["assist_rate"], math["coverage"]) == (4, 0.25, 0.75)
+    assert body["scores"]["assist_rate"] == 5 / 8
+
+
+def test_items_of_several_sources_are_told_as_repeated() -> None:
+    one = judged(0)
+    twice = replace(one, candidate=replace(one.candidate, repeats=1))
+    assert build_report(measured(), [twice, judged(1)]).to_json()["repeated"] == 1
 
 
 def test_what_was_judged_survives_json() -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.agent.evaluate import EvalRoles
 from edge.agent.evaluation.budget import budget_line, cost_line
-from edge.agent.evaluation.plan import EvalPlan
+from edge.agent.evaluation.judged import Bill, Candidate, Verdict
+from edge.agent.evaluation.plan import EvalPlan, EvalRun
 from edge.agent.evaluation.report import build_report
+from edge.agent.events import Notice
 from edge.bootstrap import eval_candidates
 from edge.cli.eval_table import report_lines
-from edge.cli.evaluate import EvalOptions, adapter_folders, check_options, plan_of
+from edge.cli.evaluate import EvalOptions, adapter_folders, check_options, plan_of, with_inputs
 from edge.cli.shell import run_command
 from edge.config.schema import AgentConfig, CoordinatorConfig
+from edge.core.clock import SystemClock
 from edge.core.errors import TaskFileError, UsageError
+from edge.core.events import Event
+from edge.core.types import AnswerKind
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import BudgetSnapshot
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.tasks.strata import strata_of
-from tests.unit.test_agent_evaluate_scores import judged, measured
+from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import World
+from tests.unit.test_agent_evaluate_scores import judged, measured, of_kind
 
 HERE = Path("report")
 
@@ -79,7 +90,12 @@ def test_the_latest_adapters_are_tried_newest_first(tmp_path: Path) -> None:
         (["--tasks", "practice:nonsense"], "unknown practice family", 2),
         (["--tasks", "none.jsonl"], "no such task file", 1),
         (["--replay", "none.jsonl"], "cassette none.jsonl cannot be read", 1),
+        (["--tasks", "x" * 5000], "(5000 characters): cannot be a task file", 1),
+        (["--tasks", "."], "is a folder", 1),
         (["--run", "nowhere"], "not a run folder", 2),
+        (["--run", "x" * 5000], "(5000 characters) is not a run folder", 2),
+        (["--adapter", "x" * 5000], "(5000 characters): no such adapter folder", 2),
+        (["--json-out", "x" * 5000], "(5000 characters): no file can be written there", 2),
         (["--adapter", "nowhere"], "no such adapter folder", 2),
         (["--model", "nowhere"], "no such model file", 1),
         (["--limit", "0"], "--limit", 2),
@@ -90,10 +106,28 @@ def test_what_is_wrong_is_told_in_one_line(
     words: list[str], told: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["eval", "--state", str(tmp_path / "state"), *words]) == code
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert told in errors[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, "nothing is said to begin before all is read"
+    assert lines[0].startswith("error: ") and told in lines[0]
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"question": "a", "split": "test", "answer": ' + "7" * 5000 + "}", "a number of more than 4300 digits"),
+        ('{"question": "a\\ud800b", "split": "test", "answer": 1}', "half a character"),
+        ('{"question": "a", "split": "train", "answer": 1}', "no test item"),
+    ],
+)
+def test_a_task_file_that_cannot_be_measured_is_told_before_anything_begins(
+    line: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "t.jsonl"
+    source.write_text(line + "\n")
+    assert run_command(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and told in lines[0] and str(source) in lines[0]
 
 
 def test_a_source_without_test_items_is_told(tmp_path: Path) -> None:
@@ -120,6 +154,35 @@ def test_a_groups_items_have_the_groups_label_and_its_families_weigh_the_same() 
     assert {one.item.task for one in candidates} == {"group1"}
     weights = {name: sum(one.weight for one in candidates if one.item.family == name) for name in ("arith", "science")}
     assert weights == {"arith": pytest.approx(1.0), "science": pytest.approx(1.0)}
+
+
+def test_items_that_two_sources_share_are_measured_once() -> None:
+    for mix in ({"per_level": 3}, {"limit": 20}):
+        group = eval_candidates(EvalPlan(("practice:group1",), **mix))
+        both = eval_candidates(EvalPlan(("practice:group1", "practice:arith"), **mix))
+        shared = {one.key for one in group} & {one.key for one in eval_candidates(EvalPlan(("practice:arith",), **mix))}
+        assert sum(one.repeats for one in both) == len(shared)
+        assert [replace(one, repeats=0) for one in both[: len(group)]] == group, "weights stay those of the first source"
+        assert len({one.key for one in both}) == len(both)
+    assert shared
+
+
+async def test_what_was_repeated_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    config = AgentConfig(state_folder=str(tmp_path))
+    plan = with_inputs(plan_of(EvalOptions(sources=("practice:arith", "practice:group1"), per_level=2), config), config)
+    assert plan.candidates is not None and eval_candidates(plan) == list(plan.candidates)
+    roles = EvalRoles(ScriptedBackend(lambda *_: "no"), ExactMathAnswer(), SelfOffload(), None)
+    settings = World(tmp_path / "state").rollout_settings("run")
+
+    class Sink:
+        def emit(self, event: Event) -> None:
+            lines.append(event.text if isinstance(event, Notice) else "")
+
+    run = EvalRun(plan, roles, settings, None, Sink(), SystemClock())
+    outcome = await run.outcome([one for one in plan.candidates if one.item.kind is AnswerKind.MATH])
+    assert lines[0] == "14 items that an earlier source has too are dropped: each is judged and counted once"
+    assert outcome.report.repeated == 14
 
 
 def test_a_files_levels_are_weighted_as_its_test_split_mixes_them(tmp_path: Path) -> None:
@@ -161,6 +224,33 @@ def test_failures_missing_answers_and_the_price_of_knowing_all_are_told() -> Non
     assert "to know all answers: 0 calls" in text
     assert "nobody was asked" in "\n".join(lines_of([judged(0)], cloud="none"))
     assert "nothing was asked or paid now" in "\n".join(lines_of([judged(0)], cloud="replay"))
+
+
+def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> None:
+    both = Verdict(True, True, True)
+    sums = [judged(n, asked=n == 0, cloud=True) for n in range(4)]
+    sums = [replace(one, judged=replace(one.judged, own=both, forced=both, joint=both)) for one in sums]
+    others = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
+    lines = lines_of([*sums, *others])
+    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics    4 items"))
+    assert [line.split("|")[1].split("%", 1)[1].strip() for line in lines[start + 1 : start + 4]] == [
+        "of the 75.0 % kept",
+        "@ 0 % cloud",
+        "@ 25.0 % cloud",
+    ]
+
+
+def test_cached_answers_are_calls_that_are_told_apart() -> None:
+    items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
+    lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
+    assert "cloud          2 calls (1 from the cache), 30 tokens, $0.000007" in lines
+    assert "  and to know all answers: 1 calls (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
+
+
+def test_a_family_cannot_steer_the_terminal() -> None:
+    one = judged(0)
+    item = replace(one.item, family="\x1b[2Jsums")
+    assert any("\\x1b[2Jsums" in line for line in lines_of([judged(1), replace(one, candidate=Candidate(item))]))
 
 
 def test_what_asking_for_everything_costs_is_told_before() -> None:

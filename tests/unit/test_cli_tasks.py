@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,39 @@ def test_a_task_file_shows_its_own_families_and_labels(tmp_path: Path, capsys: p
     assert (shown["kind"], shown["labels"], shown["levels"], shown["judged_as"]) == ("file", ["sums"], {"jsonl": [2]}, ["math"])
 
 
+def test_control_characters_are_shown_and_not_sent_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    line = {
+        "question": "a\x1b[2J\x9b1m\x07\u202eb\r\n\tc\rd\x0be",
+        "answer": "1\x08",
+        "family": "f\x1b[0m",
+        "task": "t\x00",
+        "solution": "s\x7f",
+    }
+    path.write_text(json.dumps({**line, "split": "test"}) + "\n", encoding="utf-8")
+    for words in (["show", str(path)], ["sample", str(path), "--split", "test"]):
+        code, out, _ = run(capsys, *words)
+        assert code == 0
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
+        assert r"a\x1b[2J\x9b1m\x07\u202eb" in out and r"c\x0dd\x0be" in out and r"1\x08" in out and r"s\x7f" in out
+        assert r"f\x1b[0m" in out
+    again = tmp_path / "again.jsonl"
+    again.write_text(run(capsys, "sample", str(path), "--split", "test", "--json")[1], encoding="utf-8")
+    assert read_items(again) == read_items(path)
+
+
+@pytest.mark.parametrize("words", [["show"], ["sample"], ["show", "--json"]])
+@pytest.mark.parametrize("text", ['"' + "a\\ud800b" + '"', "7" * 5000])
+def test_a_bad_task_file_is_one_line_with_its_place(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "ok", "answer": 1}\n{"question": "q", "answer": ' + text + "}\n")
+    code, out, err = run(capsys, words[0], str(path), *words[1:])
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {path}:2: ") and "; " in err and len(err) < 300
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("name", ["practice:arith", "practice:science", "practice:code", "practice:group2"])
 def test_a_sample_can_be_fed_back_as_a_task_file(
@@ -129,6 +163,8 @@ def test_too_few_items_are_given_and_told(tmp_path: Path, capsys: pytest.Capture
     [
         (["show", "practice:nothing"], 2, "unknown practice family"),
         (["show", "nothing"], 1, "no such task file"),
+        (["show", "x" * 5000], 1, "(5000 characters): cannot be a task file"),
+        (["show", "."], 1, "is a folder, not a task file"),
         (["sample", "practice:arith", "--level", "99"], 2, "no item of level 99; levels: 1, 2"),
         (["sample", "practice:arith", "--split", "dev"], 2, "train or test"),
         (["sample", "practice:arith", "--n", "0"], 2, "--n"),

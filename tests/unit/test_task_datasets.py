@@ -393,6 +393,8 @@ def test_real_items_survive_a_task_file(tmp_path: Path) -> None:
     from edge.tasks.jsonl import as_record, read_items
 
     names = [f"{name}:{shared_data(place)}" for name, place in (("mmlu", "mmlu_stem"), ("humaneval", "humaneval"))]
-    items = list(itertools.chain.from_iterable(map(all_items, names)))
+    everything = list(itertools.chain.from_iterable(map(all_items, names)))
+    items = [item for item in everything if item.options[:2] != ("687", "687")]
+    assert len(items) == len(everything) - 1, "one published item has its right option twice, which a task file refuses"
     path = write_jsonl(tmp_path / "tasks.jsonl", [as_record(item) for item in items])
     assert read_items(path) == items

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.core.errors import TaskFileError, UsageError
+from edge.core.errors import EdgeError, TaskFileError, UsageError
 from edge.core.types import AnswerKind
+from edge.tasks.choices import named_option
+from edge.tasks.descriptions import examples
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
 from edge.tasks.practice import FAMILIES, practice_item
 from edge.tasks.registry import open_source
+from edge.verifiers.choice_answer import chosen_option
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -42,12 +45,26 @@ def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
         ({"question": " ", "answer": 1}, '"question" must be'),
         ({"question": "a"}, '"answer" must be'),
         ({"question": "a", "answer": True}, '"answer" must be'),
-        ({"question": "a", "answer": 1, "max_steps": 0}, '"max_steps" must be'),
-        ({"question": "a", "answer": 1, "level": -1}, '"level" must be'),
+        ('{"question": "a", "answer": ' + "7" * 5000 + "}", "a number of more than 4300 digits"),
+        ('{"question": "a\\ud800b", "answer": 1}', "half a character (\\ud800 without"),
+        ('{"question": "a", "answer": 1, "\\udc01": 1}', "half a character (\\udc01 without"),
+        ('{"question": "a", "answer": NaN}', "must be a number, not nan"),
+        ('{"question": "a", "answer": -Infinity}', "must be a number, not -inf"),
+        ('{"question": "a", "answer": 1e999}', "must be a number, not inf"),
+        ({"question": "a", "answer": 1, "max_steps": 0}, '"max_steps" must be a whole number from 1 to 1000'),
+        ({"question": "a", "answer": 1, "max_steps": 1001}, '"max_steps" must be a whole number from 1 to 1000'),
+        ({"question": "a", "answer": 1, "level": -1}, '"level" must be a whole number from 0 to 1000'),
+        ({"question": "a", "answer": 1, "level": 10**30}, '"level" must be a whole number from 0 to 1000'),
         ({"question": "a", "answer": 1, "split": "dev"}, '"split" must be one of'),
         ({"question": "a", "answer": "A", "kind": "choice"}, '"options"'),
         ({"question": "a", "answer": "A", "kind": "choice", "options": list("abcdefghijk")}, '"options" with 2 to 10'),
         ({"question": "a", "answer": "A", "kind": "choice", "options": "xy"}, '"options" must be a list'),
+        ({"question": "a", "answer": "Z", "kind": "choice", "options": ["x", "y"]}, '"answer" names none of the 2 options'),
+        ({"question": "a", "answer": 7, "kind": "choice", "options": ["x", "y"]}, "a letter from A to B, an index from 0 to 1"),
+        ({"question": "a", "answer": -1, "kind": "choice", "options": ["x", "y"]}, '"answer" names none'),
+        ({"question": "a", "answer": "z" * 999, "kind": "choice", "options": ["x", "y"]}, "... (999 characters)"),
+        ({"question": "a", "answer": "A", "kind": "choice", "options": ["x", "x"]}, "\"options\" has 'x' twice"),
+        ({"question": "a", "answer": "x", "kind": "choice", "options": ["x", "y", "x "]}, "or more than one ('x')"),
         ({"question": "a", "kind": "program"}, '"answer" must be'),
         ({"question": "a", "kind": "program", "answer": "assert ("}, '"answer" must be Python'),
         ({"question": "a", "kind": "program", "tests": []}, '"tests" must be'),
@@ -63,6 +80,60 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
     with pytest.raises(TaskFileError, match=r"tasks\.jsonl:2: ") as caught:
         open_source(str(path))
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "a",
+        "B",
+        "(b)",
+        "C.",
+        "D",
+        "D) 1",
+        "A) 1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "-1",
+        "one",
+        "One.",
+        "\\text{one}",
+        "$10$",
+        "",
+        "m",
+        "M",
+        "mm",
+    ],
+)
+@pytest.mark.parametrize("options", [["1", "one", "10"], ["m", "M"], ["x", "x"], ["mm", "MM", "mm"], ["2", "1", "0"]])
+def test_an_answer_names_the_option_that_the_verifier_reads_from_it(answer: str, options: list[str]) -> None:
+    assert named_option(answer, options) == chosen_option(answer, tuple(options))
+
+
+def test_a_byte_order_mark_at_the_beginning_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "1+1?", "answer": 2}\n', encoding="utf-8-sig")
+    assert [item.question for item in read_items(path)] == ["1+1?"]
+    path.write_text('{"question": "1+1?", "answer": "#### 2"}\n', encoding="utf-8-sig")
+    source = open_source(f"gsm8k:{path}")
+    assert [item.answer for item in examples(source)] == ["2"]
+
+
+def test_a_path_that_cannot_be_a_task_file_is_told_shortly_and_why(tmp_path: Path) -> None:
+    for name, complaint in (
+        (str(tmp_path), "is a folder, not a task file"),
+        ("x" * 5000, "(5000 characters): cannot be a task file"),
+        (f"gsm8k:{'x' * 5000}", "(5000 characters): cannot be read"),
+        ("~nobody-of-this-name/t.jsonl", "no such user's folder"),
+        (f"practice:{'x' * 5000}", "unknown practice family"),
+        (f"hf:{'x' * 5000}", "not a data set"),
+    ):
+        with pytest.raises(EdgeError) as caught:
+            open_source(name)
+        assert complaint in str(caught.value) and caught.value.hint and len(str(caught.value)) < 300
 
 
 def test_programs_bring_their_tests_in_any_form(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ SYSTEM_TEXT = "Think in steps."
 """The compact system text; the chat template inside the GGUF file always writes it and drops any other system message."""
 
 EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.32, "science": 0.22, "code": 0.22, "facts": 0.24}
-CLOUD_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.34, "science": 0.20, "code": 0.26, "facts": 0.20}
+CLOUD_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.36, "science": 0.24, "code": 0.27, "facts": 0.13}
 CLOUD_LEVEL_SLOPE = 1.8
 """nano-cloud sees the hardest level of a family this many times as often as the easiest."""
 HELP_SHARES: tuple[float, float] = (0.04, 0.16)
@@ -38,8 +38,8 @@ POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
 
 WIDTH_MULTIPLE = 16
-EXERCISE_POOLS = 21
-"""The first pools (64 steps each) hold finger exercises only."""
+EXERCISE_POOLS: Mapping[ModelName, int] = {"nano-edge": 21, "nano-edge-llama": 0, "nano-cloud": 0}
+"""How many of the first pools (64 steps each) hold finger exercises only; the others grow out of a model that has done them."""
 
 
 class Batch(NamedTuple):
@@ -118,7 +118,7 @@ class ExampleSource:
 
     def _pool(self, number: int) -> list[Batch]:
         rng = random.Random(f"{self._model}/{self._seed}/{number}")
-        draw = self._exercise if number < EXERCISE_POOLS else self._example
+        draw = self._exercise if number < EXERCISE_POOLS[self._model] else self._example
         examples = sorted((draw(rng) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
         batches = [collate(examples[i : i + BATCH_ROWS]) for i in range(0, len(examples), BATCH_ROWS)]
         rng.shuffle(batches)

@@ -13,7 +13,7 @@ CONTEXT_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Shape, optimiser and schedule.
+    """Shape, optimiser and schedule; `grown_from` is the bundled model whose weights it starts with (None: from nothing).
 
     `matrix_lr` is the peak rate of Muon, `peak_lr` that of AdamW. Both rise over `warmup_steps`, hold, and fall over the last
     `decay_share` of `steps`. One step is one batch of 32 chats.
@@ -35,6 +35,7 @@ class Recipe:
     final_lr_share: float = 0.05
     weight_decay: float = 0.05
     grad_clip: float = 1.0
+    grown_from: ModelName | None = None
 
     def spec(self, vocab_size: int) -> DecoderSpec:
         """The decoder's shape; the vocabulary is as large as the tokenizer's training made it."""
@@ -54,9 +55,33 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
-    "nano-edge-llama": Recipe("nano-edge-llama", "llama", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
+    "nano-edge-llama": Recipe(
+        "nano-edge-llama",
+        "llama",
+        width=192,
+        layers=5,
+        heads=3,
+        kv_heads=3,
+        ffn_width=576,
+        steps=400,
+        matrix_lr=1.5e-3,
+        peak_lr=1e-3,
+        decay_share=0.7,
+        grown_from="nano-edge",
+    ),
     "nano-cloud": Recipe(
-        "nano-cloud", "qwen2", width=256, layers=6, heads=4, kv_heads=4, ffn_width=768, steps=5000, peak_lr=1.5e-3
+        "nano-cloud",
+        "qwen2",
+        width=256,
+        layers=6,
+        heads=4,
+        kv_heads=4,
+        ffn_width=768,
+        steps=1600,
+        matrix_lr=3e-3,
+        peak_lr=1.5e-3,
+        decay_share=0.6,
+        grown_from="nano-edge",
     ),
 }
 """Heads of 64 numbers: llama.cpp's half-precision dot products fall back to single elements for smaller ones on some CPUs."""

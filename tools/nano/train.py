@@ -1,4 +1,4 @@
-"""Training of the bundled models from nothing.
+"""Training of the bundled models, from nothing or from a smaller one of them.
 
 Knows the optimiser, the schedule and checkpoints; knows nothing of what is in a batch. A run can be stopped at any moment and goes
 on from its last checkpoint with the same batches it would have seen.
@@ -20,12 +20,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.core.clock import SystemClock
-from edge.models.decoder import Decoder
+from edge.models.decoder import Decoder, load_decoder
 from tools.nano.data import Batch, ExampleSource
+from tools.nano.grow import grow_into
 from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import train_tokenizer
 
 Optimisers = tuple[torch.optim.Optimizer, ...]
+BUNDLED = Path(__file__).resolve().parents[2] / "edge" / "models" / "files"
 CHECKPOINT_EVERY_S = 120.0
 REPORT_EVERY_STEPS = 20
 
@@ -58,7 +60,7 @@ def train(recipe: Recipe, options: TrainOptions) -> Path:
     torch.manual_seed(options.seed)
     options.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = run_tokenizer(options)
-    decoder = initialise(Decoder(recipe.spec(tokenizer.get_vocab_size())))
+    decoder = started(recipe, tokenizer.get_vocab_size())
     optimisers = build_optimisers(decoder, recipe)
     progress = load_checkpoint(options.folder, decoder, optimisers)
     batches = ExampleSource(recipe.name, tokenizer, options.seed).batches(progress.step)
@@ -75,6 +77,14 @@ def run_tokenizer(options: TrainOptions) -> Tokenizer:
     if not path.exists():
         train_tokenizer(options.seed).save(str(path))
     return Tokenizer.from_file(str(path))
+
+
+def started(recipe: Recipe, vocab_size: int) -> Decoder:
+    """The decoder before its first step. Raises ModelFileError or ValueError when the model it grows from is missing or does not fit."""
+    decoder = initialise(Decoder(recipe.spec(vocab_size)))
+    if recipe.grown_from is None:
+        return decoder
+    return grow_into(decoder, load_decoder(BUNDLED / f"{recipe.grown_from}.gguf"))
 
 
 def initialise(decoder: Decoder) -> Decoder:

@@ -17,10 +17,11 @@ from edge.core.types import TaskItem
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An item to judge. Its weight in sums counts only beside the others'."""
+    """An item to judge. Its weight in sums counts only beside the others'. `repeats`: how many further sources hold it."""
 
     item: TaskItem
     weight: float = 1.0
+    repeats: int = 0
 
     @property
     def key(self) -> str:
@@ -44,14 +45,23 @@ WRONG = Verdict(False, False, False)
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What cloud answers cost: billed calls, their tokens, and micro-USD. Cached answers are no calls."""
+    """What cloud answers cost: calls (items that were answered), billed tokens, and micro-USD.
+
+    `cached` of the calls were answered out of the coordinator's cache, which costs nothing.
+    """
 
     calls: int = 0
     tokens: int = 0
     spend_uusd: int = 0
+    cached: int = 0
 
     def __add__(self, other: Bill) -> Bill:
-        return Bill(self.calls + other.calls, self.tokens + other.tokens, self.spend_uusd + other.spend_uusd)
+        return Bill(
+            self.calls + other.calls,
+            self.tokens + other.tokens,
+            self.spend_uusd + other.spend_uusd,
+            self.cached + other.cached,
+        )
 
 
 @dataclass(frozen=True, slots=True)

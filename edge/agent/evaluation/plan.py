@@ -28,7 +28,7 @@ class EvalPlan:
 
     `adapters` are tried in order, the first usable one is measured ((): the bare model). `max_tokens` None: as in learning; `max_steps`
     None: each item's own. `record`: a file that receives every cloud answer; `replay`: a file that gives them. `journal`: where judged
-    items are kept until the report is there.
+    items are kept until the report is there. `candidates` are the sources' items where somebody has read them, else None.
     """
 
     sources: tuple[str, ...]
@@ -43,6 +43,7 @@ class EvalPlan:
     record: Path | None = None
     replay: Path | None = None
     journal: Path | None = None
+    candidates: tuple[Candidate, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class EvalRun:
 
     async def outcome(self, candidates: Sequence[Candidate]) -> EvalOutcome:
         """Judge all candidates and sum up. Raises StateError for a journal that cannot be used."""
+        if repeated := sum(candidate.repeats for candidate in candidates):
+            text = f"{repeated} items that an earlier source has too are dropped: each is judged and counted once"
+            self.sink.emit(Notice(text, self.clock.now()))
         began, tag = self.clock.monotonic(), f"{int(self.clock.now() * 1000)}"
         with ExitStack() as stack:
             journal = None

@@ -4,9 +4,12 @@ The JSON object (`edge-agent eval --json`; `schema` 1; fields are only ever adde
 
 - what was measured: `schema`, `sources`, `tasks`, `model`, `model_sha256`, `adapter` (folder or null), `adapter_version`, `temperature`,
   `seed`, `max_tokens`, `max_steps` (null: each item's own), `per_level` (null: the sources' own mix of levels), `seconds`;
+- `repeated`: how many items were dropped because an earlier source had them;
 - `cloud`: "coordinator", "replay" or "none"; `cloud_all`: whether every item was asked; `with_cloud`: whether anything could be asked;
-  `extra`: what asking the items that had not asked for it cost (`calls`, `tokens`, `spend_uusd`); `missing_recordings`;
-- `scores`: all items together (edge.agent.evaluation.scores.Scores), with `intervals` and `math`;
+  `extra`: what asking the items that had not asked for it cost (`calls`, `tokens`, `spend_uusd`; `cached` of the calls cost
+  nothing); `missing_recordings`;
+- `scores`: all items together (edge.agent.evaluation.scores.Scores), with `intervals` and `math` (the mathematical
+  items alone, with their own `assist_rate` and `coverage`);
 - `families`: a list of {`family`, `scores`, `levels`: [{`level`, `scores`}]}.
 
 Shares lie in [0, 1] and are null where nothing was counted. Money is micro-USD; a replay repeats what was charged at its recording.
@@ -72,6 +75,7 @@ class EvalReport:
     missing_recordings: int = 0
     first_failure: str = ""
     seconds: float = 0.0
+    repeated: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that the module describes."""
@@ -90,6 +94,7 @@ def build_report(measured: Measured, judged: Sequence[JudgedItem], missing_recor
         families=tuple(_family(name, [one for one in judged if one.item.family == name]) for name in families),
         extra=total_bill(one for one in judged if not one.judged.asked),
         missing_recordings=missing_recordings,
+        repeated=sum(one.candidate.repeats for one in judged),
         first_failure=next((one.judged.failure for one in judged if one.judged.failure), ""),
     )
 

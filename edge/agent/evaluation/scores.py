@@ -29,9 +29,11 @@ class Accuracies:
 
 @dataclass(frozen=True, slots=True)
 class MathScores:
-    """Mathematics only, read both ways: the exact string, which is the paper's, and equivalence."""
+    """Mathematics only, read both ways: the exact string, which is the paper's, and equivalence. The rates are of these items."""
 
     items: int
+    assist_rate: float
+    coverage: float
     exact: Accuracies
     equivalent: Accuracies
 
@@ -53,8 +55,9 @@ class Scores:
     """Shares in [0, 1] over `items`; None where nothing was counted.
 
     `cloud_accuracy` is measured on the `cloud_answers` items where an answer of the cloud is known, and `oracle_bound` follows from it:
-    the best joint accuracy at this assist rate. `cloud_failures`: asked, but refused, failed or not recorded. `cloud_calls`,
-    `cloud_tokens` and `spend_uusd` (micro-USD) are of the items that asked. `too_long`: questions that do not fit into the context.
+    the best joint accuracy at this assist rate. Of the items that asked, `cloud_calls` got an answer, `cloud_cached` of them out of a
+    cache, and `cloud_failures` got none: refused, failed or not recorded. `cloud_tokens` and `spend_uusd` (micro-USD) are what those
+    answers cost; a cached one costs nothing. `too_long`: questions that do not fit into the context.
     """
 
     items: int
@@ -71,6 +74,7 @@ class Scores:
     cloud_failures: int
     too_long: int
     cloud_calls: int
+    cloud_cached: int
     cloud_tokens: int
     spend_uusd: int
     intervals: Intervals
@@ -110,6 +114,7 @@ def score(judged: Sequence[JudgedItem]) -> Scores:
         cloud_failures=sum(one.judged.asked and bool(one.judged.failure) for one in judged),
         too_long=sum(one.judged.too_long for one in judged),
         cloud_calls=bill.calls,
+        cloud_cached=bill.cached,
         cloud_tokens=bill.tokens,
         spend_uusd=bill.spend_uusd,
         intervals=Intervals(
@@ -152,8 +157,13 @@ def knows_joint(judged: Sequence[JudgedItem]) -> bool:
 def _math(judged: Sequence[JudgedItem]) -> MathScores | None:
     if not judged:
         return None
+    asks = _share_of_some(judged, lambda one: one.asked).value
     return MathScores(
-        len(judged), _accuracies(judged, lambda verdict: verdict.exact), _accuracies(judged, lambda verdict: verdict.equivalent)
+        items=len(judged),
+        assist_rate=asks,
+        coverage=1.0 - asks,
+        exact=_accuracies(judged, lambda verdict: verdict.exact),
+        equivalent=_accuracies(judged, lambda verdict: verdict.equivalent),
     )
 
 

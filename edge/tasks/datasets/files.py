@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from edge.core.errors import TaskFileError
+from edge.tasks.names import shown
 from edge.tasks.record import Record, parsed_json
 
 FileSplit = Literal["train", "test", "unused", "unknown"]
@@ -27,6 +28,7 @@ _WORDS: dict[str, FileSplit] = {
 }
 _WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])", re.IGNORECASE)
 _ROWS_AT_ONCE = 256
+_WANTED = "give the data set's folder, or one of its files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,16 @@ def data_files(place: Path, subfolders: Sequence[str] = ()) -> list[DataFile]:
     Where the folder has one of `subfolders`, only the first such one is looked at. A split is the word train, test, validation, valid,
     val or dev in the file's name, else in the nearest folder's below `place`.
     """
-    if place.is_file():
+    try:
+        is_file, is_folder = place.is_file(), place.is_dir()
+    except OSError as error:
+        raise TaskFileError(f"{shown(str(place))}: cannot be read ({error.strerror})", hint=_WANTED) from error
+    if is_file:
         if not place.name.endswith(_SUFFIXES):
             raise TaskFileError(f"{place}: not a data file", hint=f"known endings: {', '.join(_SUFFIXES)}")
         return [DataFile(place, _split_of(place.name))]
-    if not place.is_dir():
-        raise TaskFileError(f"{place}: no such file or folder", hint="give the data set's folder, or one of its files")
+    if not is_folder:
+        raise TaskFileError(f"{shown(str(place))}: no such file or folder", hint=_WANTED)
     folder = next((place / name for name in subfolders if (place / name).is_dir()), place)
     paths = sorted(path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file())
     files = [DataFile(path, _split_below(path, folder)) for path in paths if path.name != "dataset_infos.json"]
@@ -83,7 +89,8 @@ def _split_of(name: str) -> FileSplit:
 
 
 def _opened(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    """As text; a byte order mark at the beginning is passed over."""
+    return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig")
 
 
 def _line_records(path: Path) -> Iterator[Record]:

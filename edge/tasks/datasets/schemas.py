@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.dagrpo.answers import last_boxed
-from edge.tasks.record import Record
+from edge.tasks.record import Record, lone_surrogate
 
 MOST_TESTS_CHARS = 65_536
 """Tests of one TACO problem beyond this length are dropped: some problems carry megabytes of them."""
@@ -181,8 +181,10 @@ def _taco_tests(record: Record) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise record.bad("input_output", "must be JSON") from error
+        if lone_surrogate(value) is not None:
+            raise Unusable("half a character in the tests")
     if not isinstance(value, Mapping) or not all(isinstance(value.get(key), list) for key in ("inputs", "outputs")):
         raise record.bad("input_output", "must have the lists inputs and outputs")
     if len(value["inputs"]) != len(value["outputs"]):

@@ -2,6 +2,8 @@
 
 bwrap itself is started with an all but empty environment, because `--clearenv` alone leaves the caller's readable in /proc/1/environ;
 and /proc is not mounted at all. The root is read-only, so that no file can be written beside the limited scratch folder.
+
+When this process is killed, `--die-with-parent` ends bwrap and the program; until bwrap has come so far, the guard of its group does.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 import subprocess
 from contextlib import suppress
 
+from edge.verifiers.sandbox.guard import Guard
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
 from edge.verifiers.sandbox.interpreter import ENVIRONMENT, Interpreter, this_interpreter
 from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
@@ -50,6 +53,7 @@ class Bubblewrap:
             raise SandboxError("bubblewrap is not installed (no command bwrap)", hint="install the package bubblewrap")
         self._command = found
         self._interpreter = this_interpreter()
+        self._guard = Guard()
         machine = platform.machine()
         self._filter = program_filter(machine) if known_machine(machine) else None
 
@@ -70,6 +74,7 @@ class Bubblewrap:
                 env=ENVIRONMENT,
                 pass_fds=handed,
                 cwd="/",
+                process_group=self._guard.group(),
             )
         except OSError as error:
             os.close(info)

@@ -1,22 +1,25 @@
-"""One program in its sandbox, fed and watched until there is an outcome. Knows pipes, deadlines and limits; knows nothing of scores.
+"""One program in its sandbox, fed and watched until there is an outcome. Knows channels, deadlines and limits; knows nothing of scores.
 
-Two kinds of session. In `run_functions` the program and the judge each have a sandbox and talk over two pipes of their own:
+Two kinds of session. In `run_functions` the program and the judge each have a sandbox and talk over two channels of their own:
 
     we ──tests──▶ judge ──calls──▶ program            the program's stdout is the judge's stdin, and the other way round;
-    we ◀─verdict─ judge ◀─replies─ program            the verdict has a pipe that only the judge holds
+    we ◀─verdict─ judge ◀─replies─ program            the verdict has a channel that only the judge holds
 
-Both pipes first carry what we send ourselves: the tests have left our hands in full before the program's text goes out, so the program
-cannot have written before or between them. In `run_whole` the program reads one input and writes one output, and no judge is needed:
-the expected output never leaves this process.
+Both channels first carry what we send ourselves, and the program's text goes out only after the judge has said that it holds the tests:
+until then nothing that a model wrote runs, so it can neither write before or between the tests nor look for them on their way. In
+`run_whole` the program reads one input and writes one output, and no judge is needed: the expected output never leaves this process.
+
+A channel is a pair of sockets closed in one direction and not a pipe: whoever holds an end of a pipe can open it once more the other
+way round by /proc/self/fd, and take back what is on its way. No call of ours on a channel waits, whatever the other side does to it.
 
 Whatever happens, both processes are dead and reaped and every descriptor is closed when a session returns.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -32,7 +35,7 @@ HELLO = b"hello\n"
 START_S = 30.0
 """How long an interpreter may take to come up; not the program's time."""
 _LOOK_S = 0.05
-_CHUNK = select.PIPE_BUF  # so much can be written without waiting once a pipe is ready
+_CHUNK = 1 << 16
 _VERDICT_BYTES = 1 << 16
 
 
@@ -58,19 +61,20 @@ def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limit
     program_text = _message({"mode": "functions", "source": source, "limits": limits.rlimits()})
     judge_text = _message({**tests, "nonce": nonce, "limits": limits.rlimits()})
     with ExitStack() as stack:
-        to_judge, to_program, verdict, notes = (stack.enter_context(_Pipe()) for _ in range(4))
+        to_judge, to_program, verdict, notes = (stack.enter_context(Channel()) for _ in range(4))
         watch = Watch(clock, limits)
-        judge = watch.started(stack, sandbox, boot.LOADER, Streams(to_judge.out, to_program.into, verdict.into))
-        program = watch.started(stack, sandbox, boot.LOADER, Streams(to_program.out, to_judge.into, notes.into))
+        judge = watch.started(stack, sandbox, boot.LOADER, _streams(to_judge, to_program, verdict))
+        program = watch.started(stack, sandbox, boot.LOADER, _streams(to_program, to_judge, notes))
+        for channel in (verdict, notes):
+            channel.close_into()
+        for channel in (to_judge, to_program):
+            channel.close_out()
+        drains = Drain(verdict, _VERDICT_BYTES), Drain(notes, len(HELLO))
         feeds = [
-            Feed(to_judge, boot.judge_block(compiled=sandbox.same_python) + judge_text),
-            Feed(to_program, boot.program_block(compiled=sandbox.same_python) + program_text),
+            Feed(to_program, boot.program_block(compiled=sandbox.same_python)),
+            Feed(to_judge, boot.judge_block(compiled=sandbox.same_python) + judge_text, last=True),
+            Feed(to_program, program_text, last=True, after=drains[0]),
         ]
-        for pipe in (verdict, notes):
-            pipe.close_into()
-        for pipe in (to_judge, to_program):
-            pipe.close_out()
-        drains = Drain(verdict.out, _VERDICT_BYTES), Drain(notes.out, len(HELLO))
         reason = watch.pump(feeds, drains, lambda: drains[0].closed or _frame(drains[0]) is not None, (judge, program))
         return Outcome(reason) if reason else _outcome(_frame(drains[0]), nonce)
 
@@ -79,18 +83,25 @@ def run_whole(sandbox: Sandbox, source: str, given: bytes, limits: Limits, clock
     """Run a program as a script on one standard input. Raises SandboxError, Unencodable."""
     text = _message({"mode": "whole", "source": source, "limits": limits.rlimits()})
     with ExitStack() as stack:
-        stdin, stdout, notes = (stack.enter_context(_Pipe()) for _ in range(3))
+        stdin, stdout, notes = (stack.enter_context(Channel()) for _ in range(3))
         watch = Watch(clock, limits)
-        program = watch.started(stack, sandbox, boot.LOADER, Streams(stdin.out, stdout.into, notes.into))
-        for pipe in (stdout, notes):
-            pipe.close_into()
+        program = watch.started(stack, sandbox, boot.LOADER, _streams(stdin, stdout, notes))
+        for channel in (stdout, notes):
+            channel.close_into()
         stdin.close_out()
-        feeds = [Feed(stdin, boot.program_block(compiled=sandbox.same_python) + text + given)]
-        output, told = Drain(stdout.out, limits.output_bytes), Drain(notes.out, 256)
+        output, told = Drain(stdout, limits.output_bytes), Drain(notes, 256)
+        feeds = [
+            Feed(stdin, boot.program_block(compiled=sandbox.same_python)),
+            Feed(stdin, text + given, last=True, after=told),
+        ]
         reason = watch.pump(feeds, (told, output), lambda: output.closed, (program,))
         if not reason:
             reason = reasons.OUTPUT if output.full else _ending(program, bytes(told.data), watch)
         return WholeRun(bytes(output.data), reason)
+
+
+def _streams(stdin: Channel, stdout: Channel, stderr: Channel) -> Streams:
+    return Streams(stdin.out.fileno(), stdout.into.fileno(), stderr.into.fileno())
 
 
 def _message(content: Mapping[str, Any]) -> bytes:
@@ -132,36 +143,55 @@ def _ending(program: Confined, notes: bytes, watch: Watch) -> str:
 
 
 class Feed:
-    """Bytes on their way into a pipe; our end is closed behind them."""
+    """Bytes on their way into a channel; behind the `last` ones our end is closed. None goes before the hello of `after`."""
 
-    def __init__(self, pipe: _Pipe, data: bytes) -> None:
-        self._pipe = pipe
+    def __init__(self, channel: Channel, data: bytes, *, last: bool = False, after: Drain | None = None) -> None:
+        self._channel = channel
         self._left = memoryview(data)
+        self._last = last
+        self._after = after
+
+    @property
+    def may_go(self) -> bool:
+        """Whether what it waits for has come."""
+        return self._after is None or self._after.greeted
 
     @property
     def fd(self) -> int:
         """Where to write."""
-        return self._pipe.into
+        return self._channel.into.fileno()
 
     def write(self) -> bool:
         """Write as much as goes without waiting; True when all is written or nobody reads any more."""
         try:
-            self._left = self._left[os.write(self.fd, self._left[:_CHUNK]) :]
-        except BrokenPipeError:
+            self._left = self._left[self._channel.into.send(self._left[:_CHUNK], socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
             self._left = self._left[:0]
-        if not self._left:
-            self._pipe.close_into()
+        if not self._left and self._last:
+            self._channel.close_into()
         return not self._left
 
 
 class Drain:
-    """Bytes that come out of a pipe, up to a limit."""
+    """Bytes that come out of a channel, up to a limit."""
 
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd = fd
+    def __init__(self, channel: Channel, limit: int) -> None:
         self.data = bytearray()
         self.ended = False
+        self._channel = channel
         self._limit = limit
+
+    @property
+    def fd(self) -> int:
+        """Where to read."""
+        return self._channel.out.fileno()
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the hello has come."""
+        return self.data.startswith(HELLO)
 
     @property
     def full(self) -> bool:
@@ -174,8 +204,13 @@ class Drain:
         return self.ended or self.full
 
     def read(self) -> None:
-        """Read what is there."""
-        part = os.read(self.fd, 1 << 16)
+        """Read what is there, if anything still is."""
+        try:
+            part = self._channel.out.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            part = b""
         self.data += part
         self.ended = not part
 
@@ -187,6 +222,7 @@ class Watch:
         self._clock = clock
         self._limits = limits
         self._deadline = clock.monotonic() + START_S
+        self._next_look = 0.0
         self._running = False
 
     def started(self, stack: ExitStack, sandbox: Sandbox, loader: str, streams: Streams) -> Confined:
@@ -206,19 +242,27 @@ class Watch:
         """
         waiting, hellos = list(feeds), drains[: len(confined)]
         while not done():
-            moved = _move(waiting, drains, min(_LOOK_S, max(self.left_s(), 0.0)))
+            _move(waiting, drains, min(_LOOK_S, max(self.left_s(), 0.0)))
             self._see_running(hellos, confined)
             if self.left_s() <= 0.0:
                 return reasons.TIME
-            if not moved and (excess := next(filter(None, (process.excess(self._limits) for process in confined)), "")):
+            if excess := self._excess(confined):
                 return excess
         return ""
+
+    def _excess(self, confined: Sequence[Confined]) -> str:
+        """What a process uses beyond its limits; looked at now and then, however much there is to move."""
+        now = self._clock.monotonic()
+        if now < self._next_look:
+            return ""
+        self._next_look = now + _LOOK_S
+        return next(filter(None, (process.excess(self._limits) for process in confined)), "")
 
     def _see_running(self, hellos: Sequence[Drain], confined: Sequence[Confined]) -> None:
         """The program's own time begins when every interpreter is up."""
         if self._running:
             return
-        silent = [hello for hello in hellos if not hello.data.startswith(HELLO)]
+        silent = [hello for hello in hellos if not hello.greeted]
         if not silent:
             self._running = True
             self._deadline = self._clock.monotonic() + self._limits.wall_s
@@ -227,57 +271,41 @@ class Watch:
             raise SandboxError(f"the sandbox does not start its interpreter (status {status})", hint="see: edge-agent doctor")
 
 
-def _move(waiting: list[Feed], drains: Sequence[Drain], timeout_s: float) -> bool:
-    """Wait for a pipe to be ready and move bytes; whether any were."""
+def _move(waiting: list[Feed], drains: Sequence[Drain], timeout_s: float) -> None:
+    """Wait for a channel to be ready and move bytes."""
     readers = {drain.fd: drain for drain in drains if not drain.closed}
+    writer = waiting[0] if waiting and waiting[0].may_go else None
     poll = select.poll()
     for fd in readers:
         poll.register(fd, select.POLLIN)
-    if waiting:
-        poll.register(waiting[0].fd, select.POLLOUT)
-    ready = poll.poll(1000 * timeout_s)
-    for fd, _ in ready:
+    if writer is not None:
+        poll.register(writer.fd, select.POLLOUT)
+    for fd, _ in poll.poll(1000 * timeout_s):
         if fd in readers:
             readers[fd].read()
-        elif waiting and fd == waiting[0].fd and waiting[0].write():
+        elif writer is not None and writer.write():
             waiting.pop(0)
-    return bool(ready)
 
 
-class _Pipe:
-    """A pipe whose ends are closed at the latest with the session."""
+class Channel:
+    """A way for bytes in one direction that cannot be turned round; its ends are closed at the latest with the session."""
 
     def __init__(self) -> None:
-        self._ends: list[int | None] = [*os.pipe()]
-
-    @property
-    def out(self) -> int:
-        """The end to read from."""
-        assert self._ends[0] is not None
-        return self._ends[0]
-
-    @property
-    def into(self) -> int:
-        """The end to write to."""
-        assert self._ends[1] is not None
-        return self._ends[1]
+        self.into, self.out = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.out.shutdown(socket.SHUT_WR)
+        self.into.shutdown(socket.SHUT_RD)
 
     def close_out(self) -> None:
         """Close our reading end."""
-        self._close(0)
+        self.out.close()
 
     def close_into(self) -> None:
         """Close our writing end."""
-        self._close(1)
+        self.into.close()
 
-    def __enter__(self) -> _Pipe:
+    def __enter__(self) -> Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close_out()
         self.close_into()
-
-    def _close(self, index: int) -> None:
-        fd, self._ends[index] = self._ends[index], None
-        if fd is not None:
-            os.close(fd)

@@ -3,7 +3,9 @@
 It refuses (EPERM) what a program that computes never does: looking into or steering other processes, new processes, namespaces,
 mounts, keys, sockets, shared memory outside the memory limit, kernel modules, clocks, and signals through descriptors. A system call
 newer than the ones known here does not exist (ENOSYS), and neither does clone3, so that the C library falls back to clone, whose
-flags can be read. Threads and private socket pairs are allowed. Another processor mode (32 bit) ends the process.
+flags can be read. Threads are allowed, and so are private pairs of stream sockets: with asyncio they are part of honest programs. A
+datagram socket could send to any Unix socket of this machine by its name, so there are none; no message may name a receiver or carry
+descriptors, and what sockets tell of their other end and can be set to is refused. Another processor mode (32 bit) ends the process.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ _OTHER_PROCESSES = {
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "kcmp": (312, 272),
     "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438),
@@ -115,6 +118,11 @@ _NETWORK = {
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "recvmsg": (47, 212),
+    "recvmmsg": (299, 243),
+    "setsockopt": (54, 208),
 }
 _REFUSED = {**_OTHER_PROCESSES, **_NEW_PROCESSES, **_SYSTEM, **_MEMORY_BESIDE_THE_LIMIT, **_NETWORK}
 # Where no namespace and no own user stands behind the filter (landlock): what acts on files by owner and on processes by user.
@@ -145,16 +153,18 @@ _FILES_BY_OWNER = {
 _BY_PROCESS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240)}
 _TKILL, _PRLIMIT = (200, 130), (302, 261)
 _CLONE, _CLONE3, _SOCKETPAIR, _IOCTL, _FCNTL, _PRCTL = (56, 220), (435, 435), (53, 199), (16, 29), (72, 25), (157, 167)
+_SENDTO, _RECVFROM, _GETSOCKOPT = (44, 206), (45, 207), (55, 209)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
 _NEWEST_KNOWN = 451
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE, _UNKNOWN, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-_CLONE_THREAD, _AF_UNIX = 0x10000, 1
+_CLONE_THREAD, _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES, _MSG_OOB = 0x10000, 1, 1, 0xF, 1
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal of whoever started us
 _SIGNAL_OWNERS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: signals to others through a descriptor
 _OUTLIVE_PARENT = (1,)  # PR_SET_PDEATHSIG: a sandbox ends with the process that started it
+_OTHER_END = (17, 31, 59, 77)  # SO_PEERCRED, SO_PEERSEC, SO_PEERGROUPS, SO_PEERPIDFD
 _FCNTL_SIGNALS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 
 
@@ -174,7 +184,16 @@ def program_filter(machine: str, *, own_pid: int | None = None) -> bytes:
         code += _refuse(numbers[column])
     code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _UNKNOWN)]
     code += _only_if(_CLONE[column], 0, [(_ANY_BIT, 0, 1, _CLONE_THREAD)])
-    code += _only_if(_SOCKETPAIR[column], 0, [(_EQUAL, 0, 1, _AF_UNIX)])
+    code += _only_if(
+        _SOCKETPAIR[column],
+        0,
+        [(_EQUAL, 0, 4, _AF_UNIX), _argument(1), (_AND, 0, 0, _SOCK_TYPES), (_EQUAL, 0, 1, _SOCK_STREAM)],
+    )
+    # No out-of-band bytes, which the kernel has often got wrong; no address, in either half of the pointer.
+    nobody = [(_ANY_BIT, 5, 0, _MSG_OOB), _argument(4), (_EQUAL, 0, 3, 0), _argument(4, high=True), (_EQUAL, 0, 1, 0)]
+    code += _only_if(_SENDTO[column], 3, nobody)
+    code += _only_if(_RECVFROM[column], 3, [(_ANY_BIT, 1, 0, _MSG_OOB)])
+    code += _unless(_GETSOCKOPT[column], 2, _OTHER_END)
     code += _unless(_IOCTL[column], 1, (*_TERMINAL_INPUT, *_SIGNAL_OWNERS))
     code += _unless(_FCNTL[column], 1, _FCNTL_SIGNALS)
     code += _unless(_PRCTL[column], 0, _OUTLIVE_PARENT)
@@ -191,6 +210,11 @@ def _packed(code: Iterable[tuple[int, int, int, int]]) -> Iterator[bytes]:
         yield operation.to_bytes(2, "little") + bytes((then, otherwise)) + value.to_bytes(4, "little")
 
 
+def _argument(number: int, *, high: bool = False) -> tuple[int, int, int, int]:
+    """Load one half of an argument (both processors are little-endian)."""
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * number + 4 * high)
+
+
 def _refuse(number: int | None) -> list[tuple[int, int, int, int]]:
     return [] if number is None else [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
 
@@ -201,15 +225,14 @@ def _only_if(number: int | None, argument: int, test: list[tuple[int, int, int, 
     The last step of `test` jumps over nothing when it holds and over one instruction when not.
     """
     assert number is not None
-    load = (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument)
-    body = [load, *test, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    body = [_argument(argument), *test, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     return [(_EQUAL, 0, len(body), number), *body]
 
 
 def _unless(number: int | None, argument: int, refused: Iterable[int]) -> list[tuple[int, int, int, int]]:
     """Refuse the call where its argument (low 32 bits) is one of `refused`."""
     assert number is not None
-    body = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument)]
+    body = [_argument(argument)]
     for value in refused:
         body += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
     body.append((_RETURN, 0, 0, _ALLOW))

@@ -192,7 +192,10 @@ def read_exactly(fd: int, size: int) -> bytes:
     """`size` bytes, not one more. Raises Ended at the end of the stream."""
     parts = []
     while size:
-        part = posix.read(fd, min(size, 1 << 16))
+        try:
+            part = posix.read(fd, min(size, 1 << 16))
+        except ConnectionResetError:
+            part = b""
         if not part:
             raise Ended
         parts.append(part)
@@ -206,7 +209,7 @@ def write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[posix.write(fd, view) :]
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             raise Ended from None
 
 

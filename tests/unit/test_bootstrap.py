@@ -1,4 +1,4 @@
-"""Learning and measuring judge by the configuration: the chosen sandbox, and the chosen match of mathematical answers."""
+"""Learning and measuring judge by the configuration; names of models are looked up without surprises."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.bootstrap import build_agent, build_verifier
+from edge.bootstrap import build_agent, build_verifier, model_file
 from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
-from edge.core.errors import UsageError
+from edge.core.errors import ModelFileError, UsageError
 from edge.core.events import FanOutSink
 from edge.core.types import AnswerKind, TaskItem
 
@@ -37,3 +37,10 @@ def test_the_match_of_mathematical_answers_is_the_configured_one(match: str, rig
     pytest.importorskip("math_verify", reason="math-verify comes with the lab extra")
     verifier = build_verifier(AgentConfig(learning=LearningConfig(answer_match=match)))  # type: ignore[arg-type]
     assert verifier.is_correct(FRACTION, "\\boxed{\\frac{1}{2}}") is right
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name/x.gguf", "x\0y"])
+def test_a_model_name_that_no_file_can_have_is_refused_in_one_short_line(name: str) -> None:
+    with pytest.raises(ModelFileError, match="no such model file") as refusal:
+        model_file(name)
+    assert len(str(refusal.value)) < 200
