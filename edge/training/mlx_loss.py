@@ -44,7 +44,8 @@ def token_scores(
 
 def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
     normaliser_N = mx.logsumexp(logits_NV, axis=-1)
-    chosen_N = mx.take_along_axis(logits_NV, ids_N[:, None], axis=-1)[:, 0]
+    columns_N1 = mx.stop_gradient(ids_N)[:, None]  # a checkpoint differentiates by all of its arguments
+    chosen_N = mx.take_along_axis(logits_NV, columns_N1, axis=-1)[:, 0]
     probs_NV = mx.exp(logits_NV - normaliser_N[:, None])
     return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
 
