@@ -2,7 +2,7 @@
 
 The counterpart of torch_learner.py on the very quantised weights that the MLX backend serves: gradients flow through them to the adapter
 and to nothing else. Its files are the torch learner's own (peft folder, state file with the same names), so a run can go on with
-either; files go through torch, computing does not. Micro-batches hold whole rows: prompts are not shared between responses.
+either; files go through torch, computing does not.
 
 The decoder and the converter to GGUF come through the constructor. All work runs as jobs of slices on the shared engine worker.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,30 +31,21 @@ from edge.training.learner import LearnerReport
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.mlx_loss import FlatTargets, importance_of, mismatch_sums, policy_loss, token_scores
+from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
 from edge.training.settings import LearnerSettings, LoraSpec
 
 AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
 Arrays = dict[str, mx.array]
+HiddenOf = Callable[[HiddenStates, Sequence[Row]], mx.array]
 
 STATE_FILE = "learner.safetensors"
 GGUF_FILE = "adapter.gguf"
 _ADAPTER, _OPTIMISER = "adapter/", "optimiser/"
 
 
-class TrainableDecoder(Protocol):
+class TrainableDecoder(HiddenStates, Protocol):
     """What the learner needs of a model (edge.models.mlx_decoder.MlxDecoder)."""
-
-    module: nn.Module
-
-    @property
-    def shape(self) -> Any:
-        """Its shape, with `vocab_size`."""
-        ...
-
-    def hidden_states(self, ids_BT: mx.array) -> mx.array:
-        """Hidden states [B, T, D] of right-padded rows, plain causal attention."""
-        ...
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., V] in float32."""
@@ -77,8 +67,8 @@ class TrainableDecoder(Protocol):
 class MlxLearner:
     """Trains a LoRA adapter on an MLX decoder of its own; see edge/training/learner.py for the contract.
 
-    A fresh adapter, drawn from `seed`, is added to the decoder in place. Of the settings, `precision`, `prefix_sharing` and `threads`
-    mean nothing here: the decoder's type is the precision, rows are computed whole, and MLX chooses its threads.
+    A fresh adapter, drawn from `seed`, is added to the decoder in place. Of the settings, `precision` and `threads` mean
+    nothing here: the decoder's type is the precision, and MLX chooses its threads.
     """
 
     def __init__(
@@ -137,9 +127,10 @@ class MlxLearner:
         if not rows:
             return self._report(groups, tally, 0.0, skipped="no group with an advantage")
         gradient: Arrays = {}
-        for chunk in plain_chunks(rows, self._settings.tokens_per_slice):
+        shared = self._settings.prefix_sharing != "plain"
+        for chunk in (chunks_by_prompt if shared else plain_chunks)(rows, self._settings.tokens_per_slice):
             started = self._clock.monotonic()
-            gradient = self._add_gradient(gradient, chunk, tally)
+            gradient = self._add_gradient(gradient, chunk, tally, shared_hidden if shared else plain_hidden)
             tally.seconds += self._clock.monotonic() - started
             yield
         started = self._clock.monotonic()
@@ -147,15 +138,14 @@ class MlxLearner:
         tally.seconds += self._clock.monotonic() - started
         return self._report(groups, tally, grad_norm, skipped)
 
-    def _add_gradient(self, sofar: Arrays, chunk: Sequence[Row], tally: _Tally) -> Arrays:
+    def _add_gradient(self, sofar: Arrays, chunk: Sequence[Row], tally: _Tally, hidden_of: HiddenOf) -> Arrays:
         """`sofar` and the gradient of the chunk's loss, computed before this returns."""
-        ids_RT, places_N = _padded(chunk)
         targets = flat_targets(chunk)
         before = self._decoder.lora()
 
         def objective(adapter: Arrays) -> tuple[mx.array, mx.array, mx.array]:
             self._decoder.set_lora(adapter)
-            logprobs_N, entropy_N = self._scores(ids_RT, places_N, targets.ids_N)
+            logprobs_N, entropy_N = self._scores(hidden_of(self._decoder, chunk), targets.ids_N)
             cap, kind = self._settings.importance_cap, self._settings.importance
             weights_N = importance_of(kind, logprobs_N, targets, len(chunk), cap)
             return policy_loss(logprobs_N, targets.coefficients_N, weights_N), logprobs_N, entropy_N
@@ -169,10 +159,8 @@ class MlxLearner:
         tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets.behaviour_N, self._settings.importance_cap))
         return total
 
-    def _scores(self, ids_RT: mx.array, places_N: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
-        """log π of the tokens and the entropy at them [N]; `places_N` are those of the hidden states before them, rows laid end to end."""
-        states_RTD = self._decoder.hidden_states(ids_RT)
-        hidden_ND = states_RTD.reshape(-1, states_RTD.shape[-1])[places_N]
+    def _scores(self, hidden_ND: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
+        """log π of the tokens and the entropy at them [N], from the hidden states that predict them."""
         vocab_size, elements = self._decoder.shape.vocab_size, self._settings.vocab_chunk_elements
         return token_scores(self._decoder.logits, hidden_ND, ids_N, vocab_size, elements)
 
@@ -226,8 +214,7 @@ class MlxLearner:
         )
 
     def _score(self, row: Row) -> tuple[float, ...]:
-        ids_RT, places_N = _padded([row])
-        logprobs_N, _ = self._scores(ids_RT, places_N, mx.array(row.token_ids))
+        logprobs_N, _ = self._scores(plain_hidden(self._decoder, [row]), mx.array(row.token_ids))
         return tuple(np.array(logprobs_N).tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
@@ -305,18 +292,6 @@ def flat_targets(rows: Sequence[Row]) -> FlatTargets:
         mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
         mx.array(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
     )
-
-
-def _padded(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:
-    """Right-padded ids [R, T] of prompts and responses but for their last token, and where the states before response tokens are [N]."""
-    sequences = [(*row.prompt_ids, *row.token_ids[:-1]) for row in rows]
-    longest = max(map(len, sequences))
-    ids_RT = np.zeros((len(rows), longest), dtype=np.int32)
-    places: list[int] = []
-    for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
-        ids_RT[index, : len(sequence)] = sequence
-        places += range(index * longest + len(row.prompt_ids) - 1, index * longest + len(sequence))
-    return mx.array(ids_RT), mx.array(places)
 
 
 def _torch_parameter(name: str) -> str:
