@@ -215,7 +215,7 @@ class MlxLearner:
 
     def _score(self, row: Row) -> tuple[float, ...]:
         logprobs_N, _ = self._scores(plain_hidden(self._decoder, [row]), mx.array(row.token_ids))
-        return tuple(np.array(logprobs_N).tolist())
+        return tuple(_as_numpy(logprobs_N).tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ def _torch_parameter(name: str) -> str:
 
 
 def _as_torch(arrays: Mapping[str, mx.array]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    return {name: torch.from_numpy(_as_numpy(array)) for name, array in arrays.items()}
 
 
 def _as_mlx(tensors: Mapping[str, Tensor]) -> Arrays:
@@ -316,7 +316,13 @@ def _as_json(spec: LoraSpec) -> dict[str, Any]:
 
 
 def _number(scalar: mx.array) -> float:
-    return float(np.array(scalar))
+    return float(_as_numpy(scalar))
+
+
+def _as_numpy(array: mx.array) -> Any:
+    """Computed first: reading an array that is not holds Python's lock while it waits, and what it waits for may need that lock."""
+    mx.eval(array)
+    return np.array(array)
 
 
 def _finite(value: float) -> float:
