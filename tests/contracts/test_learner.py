@@ -8,17 +8,24 @@ from edge.core.errors import StateError
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training.scripted import ScriptedLearner
+from tests.engine.mlx_engines import mlx_learner
+from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 
-@pytest.fixture(params=["torch", "scripted"])
-def make_learner(request):
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(params=["torch", "scripted", "mlx"])
+def make_learner(request, tiny):
     """Makes equal learners, as a restarted process would."""
     if request.param == "scripted":
         yield ScriptedLearner
         return
     worker = EngineWorker()
-    yield lambda: tiny_learner(worker)
+    yield (lambda: mlx_learner(tiny.path, worker)) if request.param == "mlx" else (lambda: tiny_learner(worker))
     worker.close()
 
 
