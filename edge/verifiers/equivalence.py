@@ -2,7 +2,11 @@
 
 math-verify guards itself with signals, which work on the main thread only and do not reach a long computation in C. So it runs in a
 process of its own (equivalence_worker.py), limited in CPU time and memory by the kernel: whatever a model boxes, the caller gets an
-answer. CPU time and not the wall clock decides, so that verdicts do not depend on what else the machine does.
+answer. CPU time and not the wall clock decides, so that verdicts do not depend on what else the machine does; a process that goes on
+behind its CPU limit all the same is killed a moment later.
+
+math-verify takes the last side of an equation, and a percentage both with and without its hundredth. Here `3=4=5` is not 5, since its
+sides differ (`x=5` is), and `10\\%` is 0.1 and not 10.
 """
 
 from __future__ import annotations
@@ -26,6 +30,12 @@ _WORKER = Path(__file__).with_name("equivalence_worker.py")
 _MEMORY_BYTES = 1 << 30
 _LONGEST = 500
 _REMEMBERED = 4096
+_LOOK_S = 0.5
+_GRACE_LOOKS = 4  # looks behind the CPU limit after which the process is killed
+_THOUSANDS = re.compile(r"\{,\}|(?<=\d),(?=\d{3}(?!\d))")
+_SEVERAL = re.compile(r"[,;&\n]|\\\\|\\(?:begin|quad|qquad|land|lor|not)\b|\b(?:and|or)\b")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_PERCENT = re.compile(r"\\?%")
 _WHOLE_NUMBER = re.compile(r"[+-]?\d{1,100}")
 
 
@@ -63,6 +73,8 @@ class Equivalence:
             return False
         if _WHOLE_NUMBER.fullmatch(reference) and _WHOLE_NUMBER.fullmatch(answer):
             return int(reference) == int(answer)
+        if (known := self._known.get((reference, answer))) is not None:
+            return known  # without waiting for a comparison that takes long
         with self._lock:
             return self._remembered(reference, answer)
 
@@ -71,10 +83,27 @@ class Equivalence:
         with self._lock:
             self._end()
 
+    def _compare(self, reference: str, answer: str) -> bool:
+        agree = self._sides_agree(reference) and self._sides_agree(answer) and not self._differ_by_percent(reference, answer)
+        return agree and self._ask((reference, answer))
+
+    def _sides_agree(self, text: str) -> bool:
+        """Whether all numbers of a chain like 2+3=5 are the same; what a name on the left is said to be, is no number of the chain."""
+        first, *others = _sides(text) or [""]
+        chain = [first, *others] if _is_number(first) else others
+        return all(chain[0] == side or self._ask((chain[0], side)) for side in chain[1:])
+
+    def _differ_by_percent(self, reference: str, answer: str) -> bool:
+        """Whether one is a percentage, and the other the same number without being one."""
+        if bool(_PERCENT.search(reference)) == bool(_PERCENT.search(answer)):
+            return False
+        bare = [_PERCENT.sub("", text).strip() for text in (reference, answer)]
+        return (bare[0] == bare[1] or self._ask((bare[0], bare[1]))) and not self._ask((bare[0], "0"))
+
     def _remembered(self, reference: str, answer: str) -> bool:
         pair = (reference, answer)
         if pair not in self._known:
-            self._known[pair] = self._ask(pair)
+            self._known[pair] = self._compare(reference, answer)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return self._known[pair]
@@ -88,7 +117,7 @@ class Equivalence:
         except OSError:
             self._end()
             return False
-        reply = self._line(process)
+        reply = self._line(process, self._cpu_s)
         if not reply:
             self._end()
         return reply == "1"
@@ -113,21 +142,57 @@ class Equivalence:
             )
         return process
 
-    def _line(self, process: subprocess.Popen[bytes]) -> str:
-        """One line of the process's output; "" when it has ended or says nothing for `wall_s`."""
+    def _line(self, process: subprocess.Popen[bytes], limit_s: float | None = None) -> str:
+        """One line of the process's output; "" when it has ended, runs on behind its CPU limit, or says nothing for `wall_s`."""
         assert process.stdout is not None
         line, descriptor = b"", process.stdout.fileno()
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([descriptor], [], [], self._wall_s)
-            chunk = os.read(descriptor, 64) if ready else b""
-            if not chunk:
-                return ""
-            line += chunk
-        return line.decode("ascii", "replace").strip()
+        begun_s, late = _cpu_s(process.pid), 0
+        for _ in range(max(int(self._wall_s / _LOOK_S), 1)):
+            ready, _, _ = select.select([descriptor], [], [], _LOOK_S)
+            if ready:
+                chunk = os.read(descriptor, 64)
+                line += chunk
+                if not chunk or line.endswith(b"\n"):
+                    return line.decode("ascii", "replace").strip() if chunk else ""
+            elif limit_s is not None and _cpu_s(process.pid) - begun_s > limit_s:
+                late += 1
+                if late > _GRACE_LOOKS:
+                    break
+        return ""
 
     def _end(self) -> None:
         self._stop()
         self._process = None
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of an equation or a chain of them; [] for what lists several things."""
+    text = _THOUSANDS.sub("", text)
+    if "=" not in text or _SEVERAL.search(text):
+        return []
+    depth, sides = 0, [""]
+    for at, letter in enumerate(text):
+        depth += (letter in "{([") - (letter in "})]")
+        if letter == "=" and depth == 0 and text[at - 1 : at] not in tuple("<>!:=\\") and text[at + 1 : at + 2] != "=":
+            sides.append("")
+        else:
+            sides[-1] += letter
+    return [side.strip() for side in sides if side.strip()]
+
+
+def _is_number(side: str) -> bool:
+    """Whether a side has digits and no names, e.g. \\frac{1}{2}."""
+    rest = _COMMAND.sub("", side)
+    return any(map(str.isdigit, rest)) and not any(map(str.isalpha, rest))
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time that a process has used; 0 where it cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return float((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,8 @@ Tests come in two forms (`TaskItem.answer`):
 
 - Python text: asserts that call the program's functions, or HumanEval's `def check(candidate)` with its call at the end. A name the
   tests do not define is the preamble's, else a built-in, else the program's. Arguments are handed over as copies. A pass needs at
-  least one check that was really executed and at least one call of the program.
+  least one check that was really executed and at least one call of the program. A check is an assert that held, or an exception of the
+  program caught where the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
 - JSON text `{"inputs": [...], "outputs": [...]}`: each input is given to the program on its standard input and what it prints is
   compared with the output, line by line without trailing blanks, else word by word with numbers to six digits. With `fn_name` each
   input is a list of arguments of that function (of the module, or a method of its class `Solution`) and each output its result, equal
@@ -21,6 +22,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +37,9 @@ from edge.verifiers.sandbox.role import Limits, Sandbox
 
 _REMEMBERED = 4096
 _CLOSE = 1e-6
+_DEEPEST = 90  # of JSON tests; within what the wire carries
+_BOM = "\ufeff"
+_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([\w\s,]*\)|[\w \t,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +65,22 @@ def run_program_tests(
 ) -> ProgramVerdict:
     """Run `tests` on a program in a sandbox (default: the best this machine has). Never raises on any text of the two.
 
-    Raises UsageError when nothing here can isolate a program, SandboxError when the sandbox itself fails.
+    Raises UsageError when nothing here can isolate a program or `timeout_s` is no time (`Limits`), SandboxError when the sandbox itself
+    fails.
     """
+    limits = Limits(wall_s=timeout_s)
     if sandbox is None:
         from edge.verifiers.sandbox.choice import best_sandbox
 
         sandbox = best_sandbox()
-    return judge_program(ProgramTests(code, tests, preamble), sandbox, Limits(wall_s=timeout_s), SystemClock())
+    return judge_program(ProgramTests(code, tests, preamble), sandbox, limits, SystemClock())
 
 
 def judge_program(given: ProgramTests, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
     """One verdict, without memory of others. Raises SandboxError."""
     from edge.verifiers.sandbox.inside.wire import Unencodable
 
+    given = ProgramTests(*(text.removeprefix(_BOM) for text in (given.code, given.tests, given.preamble)))
     cases = _cases(given.tests)
     try:
         if isinstance(cases, str):
@@ -102,9 +110,20 @@ def _cases(tests: str) -> _Cases | str | None:
     inputs, outputs = content.get("inputs"), content.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         return "the tests cannot be read: inputs and outputs must be lists of one length"
+    if _deeper_than(content, _DEEPEST):
+        return f"the tests cannot be read: nested deeper than {_DEEPEST}"
     if not inputs:
         return "no check was executed"
     return _Cases(inputs, outputs, str(content.get("fn_name") or ""))
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    """Whether JSON content is nested deeper than this; looked at level by level, without recursion."""
+    level = [value]
+    for _ in range(depth):
+        items = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [inner for item in items for inner in item]
+    return bool(level)
 
 
 def _judge_functions(given: ProgramTests, cases: _Cases | None, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
@@ -133,8 +152,12 @@ def _judge_outputs(given: ProgramTests, cases: _Cases, sandbox: Sandbox, limits:
 
 
 def whole_source(given: ProgramTests) -> str:
-    """What is run: the preamble, then the model's program."""
-    return f"{given.preamble.rstrip()}\n\n{given.code}" if given.preamble.strip() else given.code
+    """What is run: the preamble, then the model's program. Its imports from `__future__` go first, where Python wants them."""
+    if not given.preamble.strip():
+        return given.code
+    future = "".join(f"{found[0]}\n" for found in _FUTURE.finditer(given.code))
+    code = _FUTURE.sub(lambda found: "pass" + "\n" * found[0].count("\n"), given.code) if future else given.code
+    return f"{future}{given.preamble.rstrip()}\n\n{code}"
 
 
 def _seed(tests: str) -> int:

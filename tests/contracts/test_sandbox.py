@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from edge.core.errors import UsageError
-from edge.verifiers.sandbox import choice
-from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
+from edge.verifiers.sandbox import choice, session
+from edge.verifiers.sandbox.role import Confined, Limits, Protection, Sandbox, Streams
 from tests.sandboxes import ISOLATING, judged, usable_sandbox
 
 LIMITS = Limits(wall_s=10.0)
@@ -122,6 +123,19 @@ def test_killing_at_once_after_the_start_leaves_nothing(sandbox: Sandbox) -> Non
             assert os.read(output, 1) == b""
 
 
+def test_temporary_files_fail_alike_everywhere(sandbox: Sandbox) -> None:
+    """A verdict must not depend on which sandbox there is."""
+    boot = """
+import tempfile
+for make in (tempfile.TemporaryFile, tempfile.mkdtemp, lambda: open('made', 'w'), lambda: open('/tmp/made', 'w')):
+    try: make(); print('made', end=' ')
+    except OSError: print('refused', end=' ')
+"""
+    if not sandbox.protection.isolates:
+        pytest.skip("without isolation files can be made")
+    assert said(sandbox, boot) == "refused " * 4
+
+
 def test_many_threads_may_use_one_sandbox(sandbox: Sandbox) -> None:
     verdicts: dict[int, bool] = {}
 
@@ -177,6 +191,38 @@ def test_a_sandbox_that_does_not_isolate_is_not_chosen(monkeypatch: pytest.Monke
     pretender = type("Pretender", (), {"name": "pretender", "same_python": True, "start": staticmethod(plain.start)})()
     pretender.protection = choice.look_for("none").sandbox.protection.__class__(holds=("everything",))  # type: ignore[union-attr]
     assert choice.probe(pretender) == "it does not isolate"
+
+
+def test_a_file_left_behind_does_not_mislead_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe makes a file of a new name each time, and removes it where it could."""
+    seen: list[str] = []
+
+    def judged_probe(sandbox: Sandbox, source: str, tests: dict[str, str], limits: Limits, clock: object) -> session.Outcome:
+        names: dict[str, Callable[[list[str], str], list[str]]] = {}
+        exec(source, names)
+        place = str(tmp_path / "edge-agent")
+        suffix = re.findall(r"'(\.[0-9a-f]{16})'", tests["tests"])
+        seen.extend(suffix)
+        assert names["reached"]([place], suffix[0])[:1] == [place]
+        assert list(tmp_path.iterdir()) == []
+        return session.Outcome("")
+
+    monkeypatch.setattr(session, "run_functions", judged_probe)
+    pretender = type("Pretender", (), {"protection": Protection(holds=("everything",))})()
+    assert choice.probe(pretender) == choice.probe(pretender) == ""
+    assert len(set(seen)) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is a matter of Linux")
+def test_every_folder_of_packages_is_hidden() -> None:
+    from edge.verifiers.sandbox.bubblewrap import _file_system
+    from edge.verifiers.sandbox.interpreter import Interpreter
+
+    python = Interpreter("/a/python", "/a/lib", ("/a/lib/site-packages", "/a/lib/dist-packages"), (), (), ())
+    options = _file_system(python)
+    for path in python.hidden:
+        at = options.index(path)
+        assert options[at - 1 : at + 3] == ["--tmpfs", path, "--remount-ro", path]
 
 
 FAKE_DOCKER = """#!{python}

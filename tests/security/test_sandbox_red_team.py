@@ -198,6 +198,33 @@ def test_stopping_the_iteration_of_the_tests_is_no_pass(sandbox: Sandbox) -> Non
     cheat(sandbox, "def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 5, [1, 2, 3]))\n")
 
 
+@pytest.mark.parametrize("error", ["ValueError", "AssertionError", "Exception('caught')"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "try:\n    assert f(3) == 5\nexcept (ValueError, AssertionError, Exception):\n    pass\n",
+        "try:\n    assert f(3) == 5\n    assert True\nexcept Exception:\n    found = 5\n",
+        "try:\n    f(3)\n    assert False\nexcept Exception:\n    pass\nassert f(4) == 4\n",
+    ],
+)
+def test_raising_where_tests_catch_everything_is_no_check(sandbox: Sandbox, tests: str, error: str) -> None:
+    cheat(sandbox, f"def f(x): raise {error}", tests)
+
+
+def test_a_file_of_the_programs_own_is_written_nowhere(sandbox: Sandbox) -> None:
+    code = """
+import os, tempfile
+def reached(folders):
+    found = []
+    for folder in (None, '.', *folders):
+        for make in (tempfile.mkdtemp, tempfile.mkstemp, lambda dir: tempfile.TemporaryFile(dir=dir)):
+            try: make(dir=folder); found.append(folder)
+            except OSError: pass
+    return found
+"""
+    probe(sandbox, code, ["/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "/home"])
+
+
 def test_not_a_number_is_close_to_nothing(sandbox: Sandbox) -> None:
     cheat(sandbox, "def f(x): return float('nan')", "assert abs(f(2) - 4) < 1e-6\n")
 
@@ -527,6 +554,21 @@ def f(x):
         except RuntimeError: time.sleep(0.01)
 """
     cheat(sandbox, code, limits=BRIEF)
+
+
+def test_threads_are_counted_while_the_program_keeps_us_busy(sandbox: Sandbox) -> None:
+    code = """
+import threading, time
+threading.stack_size(32768)
+for _ in range(200):
+    try: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    except RuntimeError: break
+end = time.time() + 3
+while time.time() < end: print('x', end='', flush=True)
+"""
+    if sandbox.name == "container":
+        pytest.skip("the control group refuses the threads")
+    assert cheat(sandbox, code, CASES).reason == "too many threads in case 1"
 
 
 def test_some_threads_are_allowed(sandbox: Sandbox) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers import program
@@ -42,6 +43,26 @@ SQUARE = "def square(x):\n    return x * x\n"
         (SQUARE, "assert cube(3) == 27\n", "tests failed: the tests raised NameError in assertion 1"),
         (SQUARE, "assert square('a') == 1\n", "tests failed: the program raised TypeError in assertion 1"),
         (SQUARE, "try:\n    square('a')\n    assert False\nexcept TypeError:\n    assert True\n", ""),
+        (SQUARE, "try:\n    square('a')\n    assert False\nexcept TypeError:\n    pass\n", ""),
+        (SQUARE, "try:\n    square('a')\nexcept Exception:\n    pass\nelse:\n    raise ValueError\n", ""),
+        (SQUARE, "try:\n    square(1)\n    assert False\nexcept TypeError:\n    pass\n", "tests failed: assertion 1"),
+        (SQUARE, "try:\n    square(1)\n    assert False\nexcept AssertionError:\n    pass\n", "no check was executed"),
+        (SQUARE, "try:\n    cube(1)\n    assert False\nexcept NameError:\n    pass\n", "the tests never called the program"),
+        (SQUARE, "try:\n    square('a')\n    assert 1 > 0\nexcept TypeError:\n    pass\n", "no check was executed"),
+        (SQUARE, "square\n", "the tests never called the program"),
+        (SQUARE, "class T:\n    found = square(3)\n    low = len('ab')\n    assert found == 9\nassert T.low == 2\n", ""),
+        (SQUARE, "class T:\n    found = cube(3)\n", "tests failed: the tests raised NameError in assertion 1"),
+        ("def f(x): return x.decode()", "try:\n    f(b'\\xff')\n    assert 0\nexcept UnicodeDecodeError:\n    pass\n", ""),
+        ("def f(x): return x.encode('ascii')", "try:\n    f('ä')\n    assert 0\nexcept ValueError:\n    pass\n", ""),
+        (
+            "def f(x): raise ExceptionGroup('all', [KeyError()])",
+            "try:\n    f(1)\n    assert 0\nexcept ExceptionGroup:\n    pass\n",
+            "",
+        ),
+        ("class Mine(KeyError): pass\ndef f(x): raise Mine", "try:\n    f(1)\n    assert 0\nexcept LookupError:\n    pass\n", ""),
+        ("\ufeff" + SQUARE, "\ufeffassert square(3) == 9\n", ""),
+        ("\ufeffprint(input())", '\ufeff{"inputs": ["5"], "outputs": ["5"]}', ""),
+        ("from __future__ import annotations\ndef f(x: Nothing): return x", "assert f(1) == 1\n", ""),
         (SQUARE, "assert square(\n", "the tests cannot be read: SyntaxError"),
         (SQUARE, "assert square(lambda: 1) == 1\n", "tests failed: the tests raised TypeError in assertion 1"),
         ("LIMIT = 7\nNAMES = ['a']\n", "assert LIMIT == 7 and NAMES == ['a']\n", ""),
@@ -85,6 +106,33 @@ def test_the_preamble_comes_before_the_program_and_its_helpers_are_the_tests_own
     assert judged(sandbox, "def stub(x):\n    return math.floor(helper(x))", "assert stub(2.5) == 3\n", preamble=preamble).passed
     verdict = judged(sandbox, code, "assert stub(2.5) == 0 and helper(2) == 3\n", preamble=preamble)
     assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize("head", ["", "# note\n", '"""Says what it does."""\n', "from __future__ import division\n", "\ufeff"])
+def test_imports_from_the_future_stay_in_front_behind_a_preamble(sandbox: Sandbox, head: str) -> None:
+    code = f"{head}from __future__ import (annotations,\n    generators)  # both\n\ndef f(x: Nothing): return LIMIT + x\n"
+    given = ProgramTests(code, "assert f(1) == 8\n", "import math\nLIMIT = 7\n")
+    verdict = program.judge_program(given, sandbox, Limits(), SystemClock())
+    assert verdict.passed, verdict.reason
+    assert judged(sandbox, "from __future__ import braces\n", "assert f(1) == 8\n", preamble="LIMIT = 7").reason.startswith(
+        "syntax"
+    )
+
+
+@pytest.mark.parametrize("depth", [80, 95, 600, 900, 100_000])
+@pytest.mark.parametrize("function", ["", ', "fn_name": "f"'])
+def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: str) -> None:
+    nested = "[" * depth + "]" * depth
+    tests = f'{{"inputs": [{nested}], "outputs": [{nested}]{function}}}'
+    verdict = run_program_tests("def f(*x): return list(x)", tests, 5.0, sandbox=sandbox)
+    if depth > 80:
+        assert verdict.reason.startswith("the tests cannot be read")
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e30, 0.0, -1.0])
+def test_a_time_limit_that_is_none_is_refused_in_one_line(sandbox: Sandbox, timeout_s: float) -> None:
+    with pytest.raises(UsageError, match="time limit must be between"):
+        run_program_tests(SQUARE, "assert square(1) == 1", timeout_s, sandbox=sandbox)
 
 
 def test_random_tests_are_the_same_every_time(sandbox: Sandbox) -> None:

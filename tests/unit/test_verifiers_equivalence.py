@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -54,6 +55,12 @@ EQUIVALENT = [
     ("x^2-1", "(x-1)(x+1)"),
     ("y=2x+1", "y=1+2x"),
     ("x=3", "3"),
+    ("2+3=5", "2+3=5.0"),
+    ("5", "x=2+3=5"),
+    ("\\sum_{k=1}^{3} k", "6"),
+    ("x=1, y=2", "x = 1, y = 2"),
+    ("5\\%", "0.05"),
+    ("0", "0\\%"),
     ("(-\\infty,3]", "(-\\infty, 3]"),
     ("x\\in[1,2]", "[1,2]"),
     ("(-\\infty,2)\\cup(3,\\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
@@ -66,6 +73,16 @@ EQUIVALENT = [
 ]
 
 DIFFERENT = [
+    ("5", "4=5"),
+    ("5", "3=4=5"),
+    ("5", "x=4=5"),
+    ("4=5", "5"),
+    ("\\frac{1}{2}", "\\frac{1}{3}=\\frac{1}{2}"),
+    ("1000", "999=1{,}000"),
+    ("10", "10=10\\%"),
+    ("10", "10\\%"),
+    ("10\\%", "10"),
+    ("0.5", "0.50%"),
     ("1", "2"),
     ("\\frac{1}{3}", "0.33"),
     ("\\pi", "3.14159"),
@@ -145,6 +162,25 @@ def test_hostile_answers_are_wrong_in_bounded_time_even_off_the_main_thread() ->
     assert verdicts == [MathVerdict(False, False)] * len(HOSTILE)
     assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it goes on judging afterwards
     judge.close()
+
+
+def test_a_process_that_outlives_its_cpu_limit_is_killed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("print('ready', flush=True)\ninput()\nwhile True: pass\n")
+    monkeypatch.setattr(module, "_WORKER", worker)
+    equivalence = Equivalence(cpu_s=0.2, wall_s=1e6)
+    done: list[bool] = []
+    asker = threading.Thread(target=lambda: done.append(equivalence.equivalent("\\frac{1}{2}", "0.5")), daemon=True)
+    asker.start()
+    asker.join(60.0)
+    assert done == [False]
+    equivalence.close()
+
+
+def test_what_is_known_does_not_wait_for_a_comparison_that_takes_long(same: Equivalence) -> None:
+    assert same.equivalent("\\frac{1}{8}", "0.125")
+    with same._lock:
+        assert same.equivalent("\\frac{1}{8}", "0.125")
 
 
 def test_a_killed_process_is_replaced(same: Equivalence) -> None:

@@ -2,7 +2,7 @@
 
 A program is judged by tests in *another* process. Both run in sandboxes of their own, used once and then destroyed with everything in
 them: the program, because a model wrote it, and the judge, because tests come from data sets. They exchange plain values over two
-pipes (`inside.wire`); the verdict travels over a third one that the program has never held. So a program can end early, print
+one-way channels (`inside.wire`); the verdict travels over a third one that the program has never held. So a program can end early, print
 "passed", patch `assert`, return objects with a clever `__eq__`, or answer before it is asked: it passes only by returning values that
 the tests accept, and the tests and expected values are never in its memory, arguments, environment or files.
 
@@ -10,7 +10,7 @@ What a program cannot do in a sandbox of Linux or macOS:
 
 - use the network, or see a socket of this machine;
 - read anything but Python's standard library and the system's shared libraries: no home, project, temporary files, environment, /proc;
-- write anywhere but (bubblewrap) into an empty folder of 16 MiB that vanishes with it, or (landlock, sandbox-exec) nowhere;
+- write any file, so that a verdict does not depend on which sandbox there is;
 - start another process, see or signal one, trace one, or leave one behind;
 - go beyond its limits: wall time, CPU time, memory, threads, file size, open files, output;
 - on Linux, make the system calls that programs which compute do not need (`inside.filters`).

@@ -10,12 +10,18 @@ from types import CodeType
 
 _PACKAGE = "edge.verifiers.sandbox.inside"
 _FOLDER = Path(__file__).with_name("inside")
+# Who started it may be killed meanwhile, and a judge and a program left alone would wait for each other without end: their fd 2 leads
+# to nobody but us, so it is watched beside the reading until the program's text is there (`inside.program` goes on with that).
 # Each module is put where an import statement of the next one finds it. The block travels from us to the sandbox only.
 LOADER = """
-import marshal, posix, sys
+import marshal, posix, select, sys
+both = select.poll()
+both.register(0, select.POLLIN)
+both.register(2, 0)
 def read(size):
     parts = b""
     while len(parts) < size:
+        if any(fd == 2 for fd, _ in both.poll()): posix._exit(96)
         part = posix.read(0, size - len(parts))
         if not part: posix._exit(96)
         parts += part
@@ -24,7 +30,7 @@ modules, entry = marshal.loads(read(int(read(8), 16)))
 for name, code in modules:
     sys.modules[name] = module = type(sys)(name)
     exec(code, module.__dict__)
-del modules
+del modules, both
 getattr(sys.modules[entry], "main")()
 """
 

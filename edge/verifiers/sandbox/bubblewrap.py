@@ -1,7 +1,7 @@
 """Bubblewrap: a process in its own namespaces with an almost empty file system. Knows bwrap's options; knows nothing of programs.
 
 bwrap itself is started with an all but empty environment, because `--clearenv` alone leaves the caller's readable in /proc/1/environ;
-and /proc is not mounted at all. The root is read-only, so that no file can be written beside the limited scratch folder.
+and /proc is not mounted at all. The root is read-only, so that no file can be written.
 
 When this process is killed, `--die-with-parent` ends bwrap and the program; until bwrap has come so far, the guard of its group does.
 """
@@ -36,11 +36,11 @@ class Bubblewrap:
     protection = Protection(
         holds=(
             "network",
-            "files (sees Python's standard library and system libraries, read-only)",
+            "files (sees Python's standard library and system libraries), writing anywhere",
             "environment",
             "other processes",
             "new processes",
-            "memory, CPU and wall time, threads, output, scratch size",
+            "memory, CPU and wall time, threads, output",
             "rare system calls (seccomp)",
         ),
         lacks=("faults of the kernel itself", "timing and cache side channels"),
@@ -62,7 +62,7 @@ class Bubblewrap:
         info, info_end = os.pipe()
         handed = [info_end]
         try:
-            options = [*self._options(limits), "--info-fd", str(info_end)]
+            options = [*self._options(), "--info-fd", str(info_end)]
             if self._filter is not None:
                 handed.append(_readable(self._filter))
                 options += ["--seccomp", str(handed[-1])]
@@ -84,23 +84,22 @@ class Bubblewrap:
                 os.close(fd)
         return _Wrapped(process, info)
 
-    def _options(self, limits: Limits) -> list[str]:
-        return [*_NAMESPACES, *_SESSION, *_file_system(self._interpreter, limits)]
+    def _options(self) -> list[str]:
+        return [*_NAMESPACES, *_SESSION, *_file_system(self._interpreter)]
 
 
-def _file_system(python: Interpreter, limits: Limits) -> list[str]:
-    """Mounts: the interpreter's files, two devices, an empty limited /tmp; then the root becomes read-only."""
+def _file_system(python: Interpreter) -> list[str]:
+    """Mounts: the interpreter's files and two devices; then the root becomes read-only."""
     options: list[str] = []
     for target, place in python.links:
         options += ["--symlink", target, place]
     for path in (*python.library_folders, python.stdlib, python.binary, *python.library_files):
         options += ["--ro-bind", path, path]
-    for path in python.hidden[:1]:
+    for path in python.hidden:
         options += ["--tmpfs", path, "--remount-ro", path]
     for device in ("/dev/null", "/dev/urandom"):
         options += ["--dev-bind", device, device]
-    options += ["--size", str(limits.scratch_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108 - the sandbox's own
-    return [*options, "--remount-ro", "/"]
+    return [*options, "--chdir", "/", "--remount-ro", "/"]
 
 
 def _readable(content: bytes) -> int:

@@ -17,7 +17,7 @@ IMAGE = "python:3.12-slim"
 _ASK_S = 20.0
 _FIXED = (
     *("--rm", "--interactive", "--pull", "never", "--network", "none", "--ipc", "none", "--read-only", "--log-driver", "none"),
-    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534:65534", "--workdir", "/tmp", "--cpus", "1"),  # noqa: S108
+    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534:65534", "--workdir", "/", "--cpus", "1"),
 )
 
 
@@ -29,10 +29,10 @@ class Container:
     protection = Protection(
         holds=(
             "network",
-            "files of this machine",
+            "files of this machine, writing anywhere",
             "environment",
             "other processes",
-            "memory, processes, CPU and wall time, output, scratch size",
+            "memory, processes, CPU and wall time, output",
             "rare system calls (the runtime's own list)",
         ),
         lacks=("what the container runtime lets through", "faults of the kernel itself", "timing and cache side channels"),
@@ -75,7 +75,6 @@ class Container:
 def _limits(limits: Limits) -> list[str]:
     memory = f"{limits.memory_mib}m"
     options = ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.threads)]
-    options += ["--tmpfs", f"/tmp:rw,noexec,nosuid,nodev,size={limits.scratch_mib}m"]  # noqa: S108
     for name, value in ENVIRONMENT.items():
         options += ["--env", f"{name}={value}"]
     return options

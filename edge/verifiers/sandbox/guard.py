@@ -3,7 +3,7 @@
 A process can ask Linux to be ended with its parent, but not one that is still being made by another program: bubblewrap's inner process
 waits without end for an outer one that has been killed at the wrong moment. So there is a shell that does nothing but wait for the end of
 a pipe, which comes with our end, and then kills its own group. Who is started in this group and leaves it must have a way of its own to
-end with us.
+end with us (`boot.LOADER` watches whether we are still there).
 """
 
 from __future__ import annotations

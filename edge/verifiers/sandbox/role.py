@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge.core.errors import EdgeError
+from edge.core.errors import EdgeError, UsageError
 from edge.verifiers.sandbox.inside.reasons import THREADS
+
+_SHORTEST_S, _LONGEST_S = 0.001, 86_400.0
 
 
 class SandboxError(EdgeError):
@@ -17,15 +19,24 @@ class SandboxError(EdgeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one process may use. Wall time counts from when its interpreter is up; memory is address space."""
+    """What one process may use. Wall time counts from when its interpreter is up; memory is address space.
+
+    Raises UsageError for a wall time that is not between a millisecond and a day.
+    """
 
     wall_s: float = 5.0
     memory_mib: int = 512
     threads: int = 64
     output_bytes: int = 4 << 20
-    scratch_mib: int = 16
     file_mib: int = 8
     open_files: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the wall time."""
+        if not _SHORTEST_S <= self.wall_s <= _LONGEST_S:  # false for NaN
+            raise UsageError(
+                f"a program's time limit must be between {_SHORTEST_S} and {_LONGEST_S:.0f} seconds, not {self.wall_s}"
+            )
 
     @property
     def cpu_s(self) -> int:

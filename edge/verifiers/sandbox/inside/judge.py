@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import posix
+import sys
 
 from edge.verifiers.sandbox.inside.limits import set_limits
 from edge.verifiers.sandbox.inside.reasons import ENDED, ENDED_EARLY, MEMORY, exception_class, told
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
-_CHECKED = "__edge_checked__"
+_CHECKED, _CAUGHT = "__edge_checked__", "__edge_caught__"
 _CALLS, _REPLIES = 1, 0
 # Raised in a generator or a map(), these would end a loop over the tests early and quietly.
 _NOT_PASSED_ON = ("StopIteration", "StopAsyncIteration")
-_WITH_ARGUMENTS = ("UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "ExceptionGroup")
+_RAISED = "raised by the program"
+_WITH_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "UnicodeDecodeError": ("utf-8", b"?", 0, 1, _RAISED),
+    "UnicodeEncodeError": ("utf-8", "?", 0, 1, _RAISED),
+    "UnicodeTranslateError": ("?", 0, 1, _RAISED),
+    "ExceptionGroup": (_RAISED, [RuntimeError(_RAISED)]),
+}
 
 
 def main() -> None:
@@ -54,7 +61,7 @@ class ProgramFailed(BaseException):
 
 
 class Link:
-    """The pipe to the program. `failed` is why it can no longer be used, or ""; once set it stays."""
+    """The way to the program. `failed` is why it can no longer be used, or ""; once set it stays. `answered`: values that came."""
 
     def __init__(self, replies: int, calls: int) -> None:
         self._replies, self._calls = replies, calls
@@ -94,7 +101,6 @@ class Link:
             raise self._fail("the program sent something that is no reply") from None
         if type(answered) is not str or answered != token:
             raise self._fail("the program replied to another call")
-        self.answered += 1
         return word, content
 
     def _fail(self, reason: str) -> ProgramFailed:
@@ -104,6 +110,7 @@ class Link:
     def call(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The value a function of the program returns; raises what it raised, as the nearest built-in exception."""
         word, content = self.ask("call", name, arguments, keywords)
+        self.answered += 1
         if word == "value":
             return content
         if word == "raised" and type(content) is str:
@@ -117,9 +124,9 @@ class Link:
         if name == "SystemExit":
             return self._fail(ENDED)
         kind = exception_class(name)
-        if kind is None or not issubclass(kind, Exception) or name in (*_NOT_PASSED_ON, *_WITH_ARGUMENTS):
+        if kind is None or not issubclass(kind, Exception) or name in _NOT_PASSED_ON:
             kind = RuntimeError
-        self.raised = kind("raised by the program")
+        self.raised = kind(*_WITH_ARGUMENTS.get(name, (_RAISED,)))
         return self.raised
 
 
@@ -150,14 +157,27 @@ class Names(dict):  # type: ignore[type-arg]
             self[name] = RemoteFunction(self._link, name)
         elif word == "value":
             self[name] = content
+            self._link.answered += 1
         else:
             raise KeyError(name)
         return self[name]
 
 
+class Builtins(dict):  # type: ignore[type-arg]
+    """The built-ins of the tests: the body of a class looks here, and not in `Names`, for a name that it does not find."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(builtins.__dict__)
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        """Look the name up in the program. Raises KeyError."""
+        return self._names[name]
+
+
 def judge(link: Link, request: dict[str, Any]) -> tuple[bool, str, int]:
     """(passed, reason, checks that held)."""
-    checks = Checks()
+    checks = Checks(link)
     try:
         if link.load():
             return False, link.failed, 0
@@ -172,11 +192,18 @@ def judge(link: Link, request: dict[str, Any]) -> tuple[bool, str, int]:
 
 
 class Checks:
-    """How many checks held, of tests that have `asserts` assert statements (None: they are counted as calls)."""
+    """How many checks held, of tests that have `asserts` places with one (none: they are counted as calls)."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
         self.held = 0
         self.asserts = 0
+        self._link = link
+
+    def caught(self) -> None:
+        """One more, when what the tests have just caught is what the program raised."""
+        raised = self._link.raised
+        if raised is not None and raised is sys.exception():
+            self.hold()
 
     def hold(self) -> None:
         """One more."""
@@ -197,9 +224,9 @@ def _run_tests(link: Link, request: dict[str, Any], checks: Checks) -> str:
         tree = compile(request["tests"], "tests", "exec", _ONLY_AST, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return f"the tests cannot be read: {type(error).__name__}"
-    checks.asserts = _count_asserts(tree)
+    checks.asserts = _count_expected(tree) + _count_asserts(tree)
     names = Names(link, _preamble_names(request["preamble"]))
-    names.update({"__name__": "tests", _CHECKED: checks.hold})
+    names.update({"__name__": "tests", "__builtins__": Builtins(names), _CHECKED: checks.hold, _CAUGHT: checks.caught})
     if "random" in request["tests"]:
         import random
 
@@ -214,9 +241,29 @@ def _count_asserts(tree: ast.AST) -> int:
     for block in list(_blocks(tree)):
         for index in range(len(block) - 1, -1, -1):
             if type(block[index]).__name__ == "Assert":
-                block.insert(index + 1, _counting_call(block[index]))
+                block.insert(index + 1, _counting_call(block[index], _CHECKED))
                 found += 1
     return found
+
+
+def _count_expected(tree: ast.AST) -> int:
+    """Put a call that counts into every handler of a `try` that fails unless its call raises; how many there are."""
+    found = 0
+    for block in list(_blocks(tree)):
+        for node in block:
+            if type(node).__name__ == "Try" and any(map(_always_fails, [*node.body, *node.orelse])):
+                for handler in node.handlers:
+                    if not any(type(child).__name__ == "Assert" for child in handler.body):  # which counts itself
+                        handler.body.insert(0, _counting_call(handler, _CAUGHT))
+                        found += 1
+    return found
+
+
+def _always_fails(node: Any) -> bool:
+    """`assert False` and its like, or `raise`."""
+    if type(node).__name__ != "Assert":
+        return type(node).__name__ == "Raise"
+    return type(node.test).__name__ == "Constant" and not node.test.value
 
 
 def _blocks(node: ast.AST) -> Iterator[list[Any]]:
@@ -227,15 +274,15 @@ def _blocks(node: ast.AST) -> Iterator[list[Any]]:
             items = field if isinstance(field, list) else [field]
             children = [item for item in items if hasattr(item, "_fields")]
             waiting.extend(children)
-            if isinstance(field, list) and any(type(child).__name__ == "Assert" for child in children):
+            if isinstance(field, list) and any(type(child).__name__ in ("Assert", "Try") for child in children):
                 yield field
 
 
-def _counting_call(node: Any) -> Any:
+def _counting_call(node: Any, function: str) -> Any:
     place = {key: getattr(node, key) for key in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
     import _ast
 
-    name = _ast.Name(_CHECKED, _ast.Load(), **place)
+    name = _ast.Name(function, _ast.Load(), **place)
     return _ast.Expr(_ast.Call(name, [], [], **place), **place)
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     """Say hello, read what to do from fd 0, and do it: answer calls, or run as a whole program on the rest of fd 0."""
     notes = _quiet_stderr()
     write_all(notes, b"hello\n")
-    request = decode(read_frame(0))
+    request = decode(read_frame(0, notes))
     set_limits(request["limits"])
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # what the missing `site` would have added
     if request["mode"] == "functions":

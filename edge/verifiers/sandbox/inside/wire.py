@@ -188,10 +188,12 @@ _FROM_ITEMS: dict[bytes, Callable[[list[Any]], Any]] = {
 }
 
 
-def read_exactly(fd: int, size: int) -> bytes:
-    """`size` bytes, not one more. Raises Ended at the end of the stream."""
+def read_exactly(fd: int, size: int, beside: int = -1) -> bytes:
+    """`size` bytes, not one more. Raises Ended at the end of the stream, or when nobody is left at the other end of `beside`."""
     parts = []
     while size:
+        if beside >= 0 and _left_alone(fd, beside):
+            raise Ended
         try:
             part = posix.read(fd, min(size, 1 << 16))
         except ConnectionResetError:
@@ -201,6 +203,16 @@ def read_exactly(fd: int, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def _left_alone(fd: int, beside: int) -> bool:
+    """Wait until there is something to read, or nobody at the other end of `beside`."""
+    import select
+
+    both = select.poll()
+    both.register(fd, select.POLLIN)
+    both.register(beside, 0)
+    return any(ready == beside for ready, _ in both.poll())
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -218,9 +230,9 @@ def framed(content: bytes) -> bytes:
     return b"%08x" % len(content) + content
 
 
-def read_frame(fd: int) -> bytes:
+def read_frame(fd: int, beside: int = -1) -> bytes:
     """The content of the next frame. Raises BadFrame for a length that is none or beyond the limit, Ended."""
-    header = read_exactly(fd, _HEADER)
+    header = read_exactly(fd, _HEADER, beside)
     if header.strip(b"0123456789abcdef") or (size := int(header, 16)) > MAX_FRAME_BYTES:
         raise BadFrame("not a frame")
-    return read_exactly(fd, size)
+    return read_exactly(fd, size, beside)
