@@ -1,6 +1,6 @@
 """Reads GGUF files: metadata, and dequantised weights under the decoder's parameter names.
 
-Knows the file format and the two architectures' tensor layouts; knows nothing of the forward pass. Every way in which a file can
+Knows the file format and the three architectures' tensor layouts; knows nothing of the forward pass. Every way in which a file can
 be unusable ends in ModelFileError with one line that names the file.
 """
 
@@ -20,21 +20,9 @@ from torch import Tensor
 
 from edge.core.errors import ModelFileError
 from edge.models.decoder import Architecture, DecoderSpec, rope_frequencies
+from edge.models.spec import ARCHITECTURES, parameter_shapes, rotated_heads, stored_name, unpermute_rows
 
-ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "llama")
 MAGIC = b"GGUF"
-LAYER_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-OTHER_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 UNREADABLE = (ValueError, KeyError, IndexError, OverflowError, MemoryError, TypeError, struct.error)
 """What the gguf package raises on files that are cut or damaged."""
 
@@ -132,6 +120,7 @@ class GGUFModel:
             norm_eps=float(number("attention.layer_norm_rms_epsilon")),
             qkv_bias="blk.0.attn_q.bias" in self.tensors,
             tied_embeddings="output.weight" not in self.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self.tensors,
         )
 
     def rope_frequencies(self, spec: DecoderSpec) -> Tensor:
@@ -169,58 +158,5 @@ class GGUFModel:
 
     def _in_neox_order(self, name: str, values: Tensor, spec: DecoderSpec) -> Tensor:
         """Undo the row order of q and k in llama-architecture files; other tensors and architectures pass unchanged."""
-        if spec.architecture == "llama" and ".q_proj." in name:
-            return unpermute_rows(values, spec.heads)
-        if spec.architecture == "llama" and ".k_proj." in name:
-            return unpermute_rows(values, spec.kv_heads)
-        return values
-
-
-def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the decoder with its shape; the output projection only where it is not tied."""
-    q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.width)}
-    matrices = {
-        "self_attn.q_proj": (q_width, spec.width),
-        "self_attn.k_proj": (kv_width, spec.width),
-        "self_attn.v_proj": (kv_width, spec.width),
-        "self_attn.o_proj": (spec.width, q_width),
-        "mlp.gate_proj": (spec.ffn_width, spec.width),
-        "mlp.up_proj": (spec.ffn_width, spec.width),
-        "mlp.down_proj": (spec.width, spec.ffn_width),
-    }
-    for layer in range(spec.layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}{module}.weight": shape for module, shape in matrices.items()}
-        shapes |= {f"{prefix}{norm}.weight": (spec.width,) for norm in ("input_layernorm", "post_attention_layernorm")}
-        if spec.qkv_bias:
-            shapes |= {f"{prefix}{module}.bias": shape[:1] for module, shape in list(matrices.items())[:3]}
-    shapes["model.norm.weight"] = (spec.width,)
-    if not spec.tied_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, spec.width)
-    return shapes
-
-
-def stored_name(parameter: str) -> str:
-    """The GGUF name of a decoder parameter: `model.layers.0.mlp.up_proj.weight` -> `blk.0.ffn_up.weight`."""
-    module, kind = parameter.rsplit(".", 1)
-    if not module.startswith("model.layers."):
-        return f"{_STORED_OTHER[module]}.{kind}"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_STORED_LAYER[rest]}.{kind}"
-
-
-_STORED_LAYER = {module: stored for stored, module in LAYER_MODULES.items()}
-_STORED_OTHER = {module: stored for stored, module in OTHER_MODULES.items()}
-
-
-def permute_rows(rows: Tensor, heads: int) -> Tensor:
-    """Rows from half-split order into the interleaved order of llama-architecture GGUF files; [heads * head_dim, ...]."""
-    half = rows.shape[0] // heads // 2
-    return rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def unpermute_rows(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of `permute_rows`."""
-    half = rows.shape[0] // heads // 2
-    return rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+        heads = rotated_heads(name, spec)
+        return cast(Tensor, unpermute_rows(values, heads)) if heads else values
