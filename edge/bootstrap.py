@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, TaskFileError
+from edge.core.errors import AdapterError, TaskFileError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
 
@@ -49,22 +49,16 @@ def state_folder(config: AgentConfig) -> Path:
 
 def bundled_models() -> Path:
     """The folder of the models that come with the package."""
-    from edge import models
+    from edge.models.catalogue import bundled_folder
 
-    return Path(models.__file__).parent / "files"
+    return bundled_folder()
 
 
 def model_file(name: str) -> Path:
-    """The GGUF file that a model name or path stands for. Raises ModelFileError."""
-    files = bundled_models()
-    bundled = files / f"{name}.gguf"
-    if bundled.is_file():
-        return bundled
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
-    raise ModelFileError(f"{name}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+    """The GGUF file that a model name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    from edge.models.catalogue import find_model
+
+    return find_model(name)
 
 
 def check_inputs(config: AgentConfig) -> None:
