@@ -52,6 +52,29 @@ def write_gguf_adapter(peft_folder: Path, base_gguf: Path, out: Path) -> None:
     _write(renamed, base.architecture, lora_scaling(config) * config["r"], out)
 
 
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """A peft adapter as it is: lora_A [r, in] and lora_B [out, r] by module name, and the factor on their product."""
+
+    tensors: Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+    rank: int
+    scaling: float
+
+
+def read_peft_adapter(folder: Path) -> PeftAdapter:
+    """The adapter in a peft folder. Raises AdapterError for one that is missing or not plain LoRA."""
+    config = _read_config(folder / "adapter_config.json")
+    parts: dict[str, dict[str, NDArray[np.float32]]] = {}
+    for name, tensor in _read_safetensors(folder / "adapter_model.safetensors").items():
+        module, part = _module_and_part(name)
+        parts.setdefault(module, {})[part] = tensor
+    for module, pair in parts.items():
+        if pair.keys() != {"lora_a", "lora_b"}:
+            raise AdapterError(f"{folder}: {module} has only half of its tensors")
+    tensors = {module: (pair["lora_a"], pair["lora_b"]) for module, pair in parts.items()}
+    return PeftAdapter(tensors, config["r"], lora_scaling(config))
+
+
 def lora_scaling(config: Mapping[str, Any]) -> float:
     """The factor on lora_B @ lora_A that a peft configuration means."""
     rank, alpha = config["r"], float(config["lora_alpha"])

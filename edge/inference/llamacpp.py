@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -21,7 +22,7 @@ from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageErro
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo
-from edge.inference.batcher import Batcher, Request
+from edge.inference.batcher import Batcher, Engine, Request
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel, sha256_of
 from edge.inference.llama_engine import LlamaEngine
@@ -37,6 +38,30 @@ def rows_that_fit(row_bytes: int, budget_bytes: int = KV_BYTES) -> int:
     return max(FEWEST_ROWS, min(MOST_ROWS, budget_bytes // max(1, row_bytes)))
 
 
+class RowEngine(Engine, Protocol):
+    """What the backend needs of an engine beside what the batcher does."""
+
+    def load_adapter(self, path: Path) -> Any:
+        """Prove an adapter without using it. Raises AdapterError."""
+        ...
+
+    def use_adapter(self, handle: Any) -> None:
+        """Compute with a loaded adapter (None: the bare model). Raises AdapterError; the one before then stays."""
+        ...
+
+    def free_adapter(self, handle: Any) -> None:
+        """Drop a loaded adapter that is not in use."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+OpenEngine = Callable[[GgufModel, int, int], RowEngine]
+"""From the model, a number of rows and the context of one row in tokens to an engine."""
+
+
 class LlamaCppBackend:
     """Implements `InferenceBackend` over one GGUF file. Loading happens in the constructor and may raise ModelFileError.
 
@@ -44,7 +69,8 @@ class LlamaCppBackend:
     `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
     most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
     equal seeds no longer give equal bits whatever else is in flight; see llama_engine for what it buys, and for
-    what `flash_attention` costs in precision. The worker is shared and not closed here.
+    what `flash_attention` costs in precision. `open_engine` puts another engine in llama.cpp's place, which then only reads the
+    vocabulary and the template. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -59,6 +85,7 @@ class LlamaCppBackend:
         n_gpu_layers: int = 0,
         replayable: bool = True,
         flash_attention: bool = True,
+        open_engine: OpenEngine | None = None,
     ) -> None:
         path = Path(model_path)
         self._worker = worker
@@ -67,14 +94,10 @@ class LlamaCppBackend:
             self._n_ctx = min(n_ctx, self._model.trained_context_tokens or n_ctx)
             self._template = _template_of(self._model)
             rollout_rows = max_rows or rows_that_fit(self._model.kv_bytes_per_token * self._n_ctx)
-            self._engine = LlamaEngine(
-                self._model,
-                rows=rollout_rows + serving_rows,
-                n_ctx=self._n_ctx,
-                n_threads=n_threads or physical_cores(),
-                replayable=replayable,
-                flash_attention=flash_attention,
+            opened = open_engine or partial(
+                _llama_engine, n_threads=n_threads or physical_cores(), replayable=replayable, flash_attention=flash_attention
             )
+            self._engine = opened(self._model, rollout_rows + serving_rows, self._n_ctx)
         except BaseException:
             self._model.close()
             raise
@@ -263,6 +286,12 @@ class LlamaCppBackend:
         self._batcher.fail_all(EdgeError("the inference engine was closed"))
         self._engine.close()
         self._model.close()
+
+
+def _llama_engine(
+    model: GgufModel, rows: int, n_ctx: int, *, n_threads: int, replayable: bool, flash_attention: bool
+) -> RowEngine:
+    return LlamaEngine(model, rows=rows, n_ctx=n_ctx, n_threads=n_threads, replayable=replayable, flash_attention=flash_attention)
 
 
 def physical_cores() -> int:

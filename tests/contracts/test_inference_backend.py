@@ -13,8 +13,10 @@ from edge.core.errors import AdapterError, EdgeError, UsageError
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo, generate
-from edge.inference.llamacpp import LlamaCppBackend
+from edge.inference.llamacpp import LlamaCppBackend, OpenEngine
+from edge.inference.onnx_engine import OnnxEngine
 from edge.inference.scripted import ScriptedBackend
+from edge.models.onnx_decoder import export_onnx
 from tests.engine.made_up_lora import write_adapter
 from tests.engine.tiny_gguf import TinyModel, write_tiny_model
 
@@ -34,16 +36,23 @@ def question(text: str = "What is 2 + 3?") -> list[Message]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    export_onnx(model.path, model.path.with_suffix(".onnx"))
+    return model
 
 
-@pytest.fixture(params=["scripted", "llamacpp"])
+def onnx_engine(path: Path) -> OpenEngine:
+    return lambda _model, rows, n_ctx: OnnxEngine(path, rows=rows, n_ctx=n_ctx, n_threads=1)
+
+
+@pytest.fixture(params=["scripted", "llamacpp", "onnx"])
 async def backend(request: pytest.FixtureRequest, tiny: TinyModel) -> AsyncIterator[InferenceBackend]:
     if request.param == "scripted":
         yield ScriptedBackend(TEXTS)
         return
     worker = EngineWorker()
-    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=6)
+    open_engine = onnx_engine(tiny.path.with_suffix(".onnx")) if request.param == "onnx" else None
+    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=6, open_engine=open_engine)
     yield backend
     await backend.aclose()
     worker.close()
