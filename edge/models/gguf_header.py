@@ -1,14 +1,14 @@
 """Reads the header of a GGUF file: metadata and the table of tensors. Knows the format's bytes; reads no weights and needs no package.
 
-Arrays are not kept but counted (a vocabulary of 150,000 tokens is skipped in a fraction of a second). Every way in which a
-file can be unusable ends in ModelFileError with one line that names the file.
+Arrays are counted, and kept only when asked for: a vocabulary of 150,000 tokens is skipped in a fraction of a second. Every way in
+which a file can be unusable ends in ModelFileError with one line that names the file.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -70,11 +70,14 @@ class GgufHeader:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
-def read_header(path: Path) -> GgufHeader:
-    """The header of a GGUF file. Raises ModelFileError when it is missing, not GGUF, or damaged."""
+def read_header(path: Path, arrays: Collection[str] = ()) -> GgufHeader:
+    """The header of a GGUF file, with the metadata arrays named in `arrays` as tuples.
+
+    Raises ModelFileError when it is missing, not GGUF, or damaged.
+    """
     try:
         with path.open("rb") as file:
-            return _header(path, file)
+            return _header(path, file, arrays)
     except FileNotFoundError as error:
         raise ModelFileError(f"{path}: no such model file", hint="check the path or name of the model") from error
     except OSError as error:
@@ -83,7 +86,7 @@ def read_header(path: Path) -> GgufHeader:
         raise ModelFileError(f"{path}: a damaged or truncated GGUF file", hint="fetch or convert it again") from error
 
 
-def _header(path: Path, file: BinaryIO) -> GgufHeader:
+def _header(path: Path, file: BinaryIO, arrays: Collection[str]) -> GgufHeader:
     if file.read(4) != MAGIC:
         raise ModelFileError(f"{path}: not a GGUF file", hint="convert the model to GGUF, or download a GGUF version of it")
     version, tensor_count, entry_count = struct.unpack("<IQQ", _exactly(file, 20))
@@ -94,7 +97,7 @@ def _header(path: Path, file: BinaryIO) -> GgufHeader:
     metadata = {}
     for _ in range(entry_count):
         key = _text(file)
-        metadata[key] = _value(file, _number(file, "<I"))
+        metadata[key] = _value(file, _number(file, "<I"), keep=key in arrays)
     tensors = tuple(_tensor(file) for _ in range(tensor_count))
     return GgufHeader(path, metadata, tensors, path.stat().st_size)
 
@@ -108,14 +111,24 @@ def _tensor(file: BinaryIO) -> TensorEntry:
     return TensorEntry(name, sizes[::-1], type_id)
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
+def _value(file: BinaryIO, kind: int, *, keep: bool) -> Any:
     if kind == _STRING:
         return _text(file)
     if kind == _ARRAY:
-        return _skipped_array(file)
+        return _array(file) if keep else _skipped_array(file)
     if kind not in _SCALARS:
         raise ValueError("an unknown kind of value")
     return _number(file, _SCALARS[kind])
+
+
+def _array(file: BinaryIO) -> tuple[Any, ...]:
+    kind, length = struct.unpack("<IQ", _exactly(file, 12))
+    if kind == _STRING:
+        return tuple(_text(file) for _ in range(length))
+    if kind not in _SCALARS:
+        raise ValueError("an array of an unknown kind")
+    form = _SCALARS[kind]
+    return tuple(value for (value,) in struct.iter_unpack(form, _exactly(file, length * struct.calcsize(form))))
 
 
 def _skipped_array(file: BinaryIO) -> ArrayLength:

@@ -18,6 +18,7 @@ from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.convert import convert
 from edge.models.decoder import load_decoder
+from edge.models.gguf_header import read_header
 from edge.models.gguf_reader import open_gguf
 from tests.engine.hf_folder import LLAMA3_ROPE, HfFolder, tokenizer_json, write_hf_folder
 from tests.shared_data import shared_data
@@ -140,7 +141,8 @@ def test_special_tokens_template_and_padding_rows_are_carried_over(tmp_path: Pat
 )
 def test_the_real_tokenizers_give_the_published_token_ids(tmp_path: Path, vocabulary, pre, architecture, bos, eos) -> None:
     source = shared_data(f"vocab/ggml-vocab-{vocabulary}.gguf")
-    tokens, types, merges = (contents(source, f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
+    keys = [f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "merges")]
+    tokens, types, merges = map(read_header(source, keys).metadata.__getitem__, keys)
     special = [index for index, kind in enumerate(types) if kind != gguf.TokenType.NORMAL]
     tokenizer = tokenizer_json(tokens, special, merges, pre)
     if bos:
@@ -160,10 +162,6 @@ def test_the_real_tokenizers_give_the_published_token_ids(tmp_path: Path, vocabu
         assert model.vocabulary.text_of(model.vocabulary.eos) == eos
     finally:
         model.close()
-
-
-def contents(path: Path, key: str) -> list:
-    return gguf.GGUFReader(path).get_field(key).contents()
 
 
 def _pickled(folder: HfFolder) -> None:
