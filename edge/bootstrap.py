@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, TaskFileError, UsageError
+from edge.core.errors import AdapterError, StateError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
 
@@ -54,28 +54,16 @@ def state_folder(config: AgentConfig) -> Path:
 
 def bundled_models() -> Path:
     """The folder of the models that come with the package."""
-    from edge import models
+    from edge.models.catalogue import bundled_folder
 
-    return Path(models.__file__).parent / "files"
+    return bundled_folder()
 
 
 def model_file(name: str) -> Path:
-    """The GGUF file, or the MLX folder, that a model name or path stands for. Raises ModelFileError."""
-    from edge.tasks.names import shown
+    """The model file, or the MLX folder, that a name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    from edge.models.catalogue import find_model
 
-    files = bundled_models()
-    try:
-        found = next(filter(_is_model, (files / f"{name}.gguf", Path(name).expanduser())), None)
-    except (OSError, RuntimeError, ValueError):  # a name that no file can have, or nobody's home
-        found = None
-    if found is not None:
-        return found
-    known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
-    raise ModelFileError(f"{shown(name)}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
-
-
-def _is_model(path: Path) -> bool:
-    return path.is_file() or (path / "config.json").is_file()
+    return find_model(name)
 
 
 def check_inputs(config: AgentConfig) -> None:
@@ -308,24 +296,39 @@ def latest_adapters(config: AgentConfig) -> tuple[Path, ...]:
     return tuple(sorted((state_folder(config) / "checkpoints").glob("step-*/adapter"), reverse=True))
 
 
-def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx"]:
-    """Which engine serves and trains this model on this machine. Raises UsageError where it is not installed or cannot."""
-    chosen, folder, installed = config.engine.backend, path.is_dir(), mlx_installed()
-    if chosen == "llamacpp" and folder:
-        raise UsageError(f"{path}: llama.cpp reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
-    if chosen == "mlx" or folder:
-        if not installed:
-            why = f"{path} is a folder" if folder else "engine.backend is mlx"
-            raise UsageError(
-                f"{why}, but MLX is not installed", hint="pip install 'edge-agent[mlx]', or use llama.cpp with a .gguf file"
-            )
-        return "mlx"
-    return "mlx" if chosen == "auto" and apple_silicon() and installed else "llamacpp"
+def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx", "onnx"]:
+    """Which engine serves this model on this machine; MLX trains too, else torch does.
+
+    Raises UsageError where it is not installed or cannot.
+    """
+    chosen, folder = config.engine.backend, path.is_dir()
+    if chosen in ("llamacpp", "onnx") and folder:
+        reader = "llama.cpp" if chosen == "llamacpp" else "ONNX export"
+        raise UsageError(f"{path}: {reader} reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
+    if chosen == "onnx" and not onnx_installed():
+        raise UsageError("engine.backend is onnx, but ONNX is not installed", hint="pip install 'edge-agent[onnx]'")
+    if (chosen == "mlx" or folder) and not mlx_installed():
+        why = f"{path} is a folder" if folder else "engine.backend is mlx"
+        raise UsageError(
+            f"{why}, but MLX is not installed", hint="pip install 'edge-agent[mlx]', or use llama.cpp with a .gguf file"
+        )
+    if chosen == "auto":
+        return "mlx" if folder or (apple_silicon() and mlx_installed()) else "llamacpp"
+    return chosen
 
 
 def mlx_installed() -> bool:
     """Whether both packages of the MLX path are there; they are looked up, not imported."""
-    return all(importlib.util.find_spec(package) is not None for package in ("mlx", "mlx_lm"))
+    return _installed("mlx", "mlx_lm")
+
+
+def onnx_installed() -> bool:
+    """Whether both packages of the ONNX path are there; they are looked up, not imported."""
+    return _installed("onnx", "onnxruntime")
+
+
+def _installed(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
 def apple_silicon() -> bool:
@@ -355,8 +358,11 @@ async def open_backend(
     config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None
 ) -> InferenceBackend:
     """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError, UsageError."""
-    if engine_backend(config, path) == "mlx":
+    chosen = engine_backend(config, path)
+    if chosen == "mlx":
         return await asyncio.to_thread(_mlx_backend, config, path, worker, weights or MlxWeights(path))
+    if chosen == "onnx":
+        return await asyncio.to_thread(_onnx_backend, config, path, worker)
     from edge.inference.llamacpp import LlamaCppBackend
 
     engine = config.engine
@@ -375,6 +381,43 @@ def _mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights:
 
     rows, tokens = config.engine.max_rows or None, config.model.context_tokens
     return MlxBackend(path, weights.decoder(), worker, n_ctx=tokens, max_rows=rows)
+
+
+def _onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> InferenceBackend:
+    from edge.inference.onnx_backend import OnnxBackend
+
+    engine = config.engine
+    return OnnxBackend(
+        path,
+        onnx_graph(config, path),
+        worker,
+        providers=engine.onnx_providers,
+        n_threads=engine.threads or None,
+        n_ctx=config.model.context_tokens,
+        max_rows=engine.max_rows or None,
+    )
+
+
+def onnx_graph(config: AgentConfig, path: Path) -> Path:
+    """The graph of a GGUF file: the .onnx beside it, else the state folder's, which is made where it is missing.
+
+    Raises ModelFileError for a model that cannot be exported, StateError where the folder cannot be made.
+    """
+    from edge.inference.gguf_model import sha256_of
+    from edge.models.onnx_decoder import export_onnx
+
+    beside = path.with_suffix(".onnx")
+    if beside.is_file():
+        return beside
+    folder = state_folder(config) / "onnx"
+    graph = folder / f"{path.stem}-{sha256_of(path)[:16]}.onnx"
+    if not graph.is_file():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"{folder}: cannot be made ({error.strerror})", hint="choose another with --state") from error
+        export_onnx(path, graph, force=True)
+    return graph
 
 
 async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None) -> Learner:

@@ -24,7 +24,9 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(models_app, name="models")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
 
@@ -361,3 +363,70 @@ def tasks_sample(
     from edge.cli import tasks as command
 
     return command.sample(source, command.SampleOptions(count, level, split, seed, json))
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+
+
+@models_app.command("list")
+def models_list(json: Json = False) -> int:
+    """Bundled models, those in the agent's models folder, and those in the hub's cache."""
+    from edge.cli import models as command
+
+    return command.list_models(as_json=json)
+
+
+@models_app.command("pull")
+def models_pull(
+    model: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    file: Annotated[
+        str | None, typer.Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Fetch a model from the hub into its cache, or take a local one into the models folder."""
+    from edge.cli import models as command
+
+    return command.pull(model, command.PullOptions(file, revision, force, json))
+
+
+@models_app.command("convert")
+def models_convert(
+    folder: Annotated[Path, typer.Argument(help="Hugging Face model folder with safetensors.", metavar="FOLDER")],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, typer.Option("--type", help="f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF."""
+    from edge.cli import models as command
+
+    return command.convert(folder, out, type_name, force=force, as_json=json)
+
+
+@models_app.command("quantize")
+def models_quantize(
+    source: Annotated[Path, typer.Argument(help="GGUF file in f16, bf16 or f32.", metavar="IN.gguf")],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, typer.Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Make a GGUF file smaller."""
+    from edge.cli import models as command
+
+    return command.quantize(source, out, type_name, force=force, threads=threads, as_json=json)
+
+
+@models_app.command("show")
+def models_show(
+    model: Annotated[str, typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL")],
+    json: Json = False,
+) -> int:
+    """One model: shape, types, chat template, prompt form, memory, metadata."""
+    from edge.cli import models as command
+
+    return command.show(model, as_json=json)

@@ -120,10 +120,25 @@ def check_engine(config: AgentConfig) -> Finding:
         return Finding("engine", "fail", str(error), error.hint)
     if chosen == "mlx":
         return Finding("engine", "ok", "MLX serves and trains on one copy of the weights")
+    if chosen == "onnx":
+        return _onnx_finding(config)
     if config.engine.backend == "auto" and apple_silicon() and not mlx_installed():
         hint = "pip install 'edge-agent[mlx]' to use this Mac's GPU for learning too"
         return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
     return Finding("engine", "ok", "llama.cpp serves, torch trains")
+
+
+def _onnx_finding(config: AgentConfig) -> Finding:
+    """What of the wished-for providers ONNX Runtime has here."""
+    import onnxruntime
+
+    from edge.core.providers import choose_providers
+
+    choice = choose_providers(config.engine.onnx_providers, onnxruntime.get_available_providers())
+    if choice.missing:
+        hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
+        return Finding("engine", "warn", f"{choice.said}; torch trains", hint)
+    return Finding("engine", "ok", f"{choice.said}; torch trains")
 
 
 def check_models(config: AgentConfig) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ EXTRAS = {
     "agent": ("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "peft", "safetensors", "matplotlib"),
     "mlx": ("mlx", "mlx_lm"),
+    "onnx": ("onnx", "onnxruntime"),
 }
 """What each extra brings that a command may miss."""
 

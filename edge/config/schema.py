@@ -23,7 +23,7 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 AnswerMatch = Literal["exact", "equivalent"]
-EngineBackend = Literal["auto", "llamacpp", "mlx"]
+EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -47,12 +47,17 @@ class EngineConfig(Section):
     `backend` auto is MLX on Apple silicon where it is installed, and llama.cpp with torch elsewhere (`edge-agent doctor` shows which). MLX
     chooses its threads itself. `weights`: how torch holds the model's weights while learning, as floats in memory (`resident`) or in the
     file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models.
+
+    `backend` onnx serves with ONNX Runtime, and torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made
+    of it once and kept in the state folder. `onnx_providers` are execution providers in order of preference (`[CUDA, CoreML]`); what is
+    not there falls back to the CPU.
     """
 
     backend: EngineBackend = "auto"
     threads: int = Field(0, ge=0)
     max_rows: int = Field(0, ge=0)
     weights: Literal["auto", "resident", "streamed"] = "auto"
+    onnx_providers: tuple[str, ...] = ()
 
 
 class AdapterConfig(Section):

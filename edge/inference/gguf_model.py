@@ -101,7 +101,8 @@ class GgufModel:
     def kv_bytes_per_token(self) -> int:
         """Key/value memory of one token over all layers, in half precision."""
         heads, kv_heads = (int(count(self.handle)) for count in (llama_cpp.llama_model_n_head, llama_cpp.llama_model_n_head_kv))
-        head_width = int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads)
+        stated = self.metadata(f"{self.metadata('general.architecture')}.attention.key_length")
+        head_width = int(stated or int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads))
         return 2 * 2 * int(llama_cpp.llama_model_n_layer(self.handle)) * kv_heads * head_width
 
     def close(self) -> None:

@@ -1,24 +1,19 @@
 """The MLX backend. Knows how a decoder and its file's words become an engine of rows; the rest is batched.py.
 
-The decoder is handed in (edge.models.mlx_decoder), so that training can share its weights. Words come from where the weights came from: a
-GGUF file's vocabulary and template are read by llama.cpp without its weights, a folder's from tokenizer.json.
+The decoder is handed in (edge.models.mlx_decoder), so that training can share its weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from edge.core.worker import EngineWorker
 from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
-from edge.inference.batcher import TokenTable
-from edge.inference.chat_template import ChatTemplate
-from edge.inference.gguf_model import GgufModel, sha256_of
-from edge.inference.llamacpp import template_of
+from edge.inference.gguf_model import sha256_of
 from edge.inference.mlx_engine import Decoder, MlxEngine, Shape
+from edge.inference.words import Words, words_of
 
 
 class SharedDecoder(Decoder, Protocol):
@@ -46,17 +41,6 @@ class DescribedShape(Shape, Protocol):
     def context_tokens(self) -> int:
         """Context length the model was trained for, 0 when unknown."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """What turns messages into ids and ids into text, with the model's name and prompt form as its files tell them."""
-
-    tokens: TokenTable
-    template: ChatTemplate
-    name: str
-    prompt_form: str
-    close: Callable[[], None]
 
 
 class MlxBackend(BatchedBackend):
@@ -91,25 +75,6 @@ class MlxBackend(BatchedBackend):
             rollout_rows=rollout_rows,
             close_model=words.close,
         )
-
-
-def words_of(path: Path, vocab_size: int) -> Words:
-    """The words of a model file or folder. Raises ModelFileError."""
-    if path.is_dir():
-        from edge.inference.folder_words import FolderVocabulary
-
-        vocabulary = FolderVocabulary(path, vocab_size)
-        specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-        template = ChatTemplate(vocabulary.chat_template, vocabulary, specials)
-        return Words(vocabulary, template, path.resolve().name, vocabulary.prompt_form, lambda: None)
-    model = GgufModel(path, vocab_only=True)
-    try:
-        template = template_of(model)
-    except BaseException:
-        model.close()
-        raise
-    name, form = model.metadata("general.name") or path.stem, model.metadata("edge_agent.prompt_form") or "full"
-    return Words(model.vocabulary, template, name, form, model.close)
 
 
 def _describe(path: Path, words: Words, shape: DescribedShape) -> ModelInfo:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError
-from edge.inference.adapters import lora_scaling, read_peft_folder
+from edge.inference.adapters import read_peft_adapter
 from edge.inference.sampling import Floats
 
 PREFILL_CHUNK = 512
@@ -137,8 +137,9 @@ class MlxEngine:
 
     def load_adapter(self, folder: Path) -> MlxAdapter:
         """Read and try a peft folder without using it. Raises AdapterError when it is missing, corrupt or does not fit."""
-        config, tensors = read_peft_folder(folder)
-        adapter = MlxAdapter({name: mx.array(tensor) for name, tensor in tensors.items()}, config["r"], lora_scaling(config))
+        peft = read_peft_adapter(folder)
+        tensors = {name: mx.array(tensor) for name, tensor in peft.by_peft_name().items()}
+        adapter = MlxAdapter(tensors, peft.rank, peft.scaling)
         try:
             self._trial.adopt_lora(adapter.tensors, adapter.rank, adapter.scale)
         except AdapterError as error:

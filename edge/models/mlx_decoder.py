@@ -213,9 +213,9 @@ def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
 
 def _model_of(config: Mapping[str, Any]) -> Any:
     """mlx_lm's model with arguments from `config` and random weights that nobody has computed yet."""
-    from mlx_lm.models import llama, qwen2
+    from mlx_lm.models import llama, qwen2, qwen3
 
-    classes = {"qwen2": qwen2, "llama": llama}[config["model_type"]]
+    classes = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[config["model_type"]]
     return classes.Model(classes.ModelArgs.from_dict(dict(config)))
 
 

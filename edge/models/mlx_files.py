@@ -26,7 +26,7 @@ from edge.core.errors import ModelFileError
 
 GROUP_SIZE = 32
 MAGIC = b"GGUF"
-ARCHITECTURES = ("qwen2", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
 _PLAIN = ("F32", "F16", "BF16")
 _UNREADABLE = (ValueError, KeyError, IndexError, OverflowError, MemoryError, TypeError, struct.error)
 """What the gguf package raises on files that are cut or damaged."""

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edge.models.decoder import Decoder
-from edge.models.gguf_reader import GGUFModel, open_gguf, parameter_shapes
+from edge.models.gguf_reader import GGUFModel, open_gguf
+from edge.models.spec import parameter_shapes
 from edge.models.stored import StoredMatrix
 
 

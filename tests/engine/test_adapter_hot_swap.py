@@ -20,7 +20,7 @@ from edge.models.decoder import Decoder, DecoderSpec
 from tests.engine.made_up_lora import write_adapter, write_peft_adapter
 from tests.engine.tiny_gguf import TinyModel, permute_rows, write_tiny_model
 
-ARCHITECTURES = ("qwen2", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
 QUESTION = [Message("user", "What is 2 + 3?")]
 SAMPLING = Sampling(max_tokens=24)
 
@@ -58,6 +58,7 @@ def reference_logprobs(
     spec = DecoderSpec(
         model.architecture, len(model.vocab), model.width, model.layers, model.heads, model.kv_heads, model.head_dim,
         model.ffn_width, model.context_length, model.rope_base, model.norm_eps, model.architecture == "qwen2", False,
+        model.architecture == "qwen3",
     )  # fmt: skip
     decoder = Decoder(spec).eval()
     decoder.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})

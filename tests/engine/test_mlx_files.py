@@ -77,7 +77,7 @@ def test_another_type_is_quantised_again_to_within_half_a_step_of_its_group(tmp_
     assert (differences <= ranges / 255).all()
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("quantised", [False, True])
 def test_every_parameter_has_the_values_of_the_file(tmp_path: Path, architecture: str, quantised: bool) -> None:
     tiny = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=quantised)

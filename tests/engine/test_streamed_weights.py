@@ -95,7 +95,7 @@ def test_rows_that_blocks_do_not_fill_are_refused() -> None:
         ggml_type(int(GGMLQuantizationType.Q8_0)).row_bytes(40)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("quantised", [True, False], ids=["Q8_0", "F32"])
 def test_streamed_and_resident_weights_give_the_same_bits(tmp_path: Path, architecture: str, quantised: bool) -> None:
     path = write_tiny_model(tmp_path / "model.gguf", architecture, quantised=quantised).path
@@ -105,7 +105,7 @@ def test_streamed_and_resident_weights_give_the_same_bits(tmp_path: Path, archit
         assert torch.equal(resident(ids), streamed(ids))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("vocab_chunk", [1 << 22, 700], ids=["whole vocabulary", "in blocks"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "whole rows"])
 def test_streamed_and_resident_gradients_agree(tmp_path: Path, architecture: str, vocab_chunk: int, shared: bool) -> None:

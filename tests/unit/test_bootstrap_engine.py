@@ -61,7 +61,7 @@ def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_pa
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(UsageError, match=r"engine\.backend"):
-        Settings(sets=["engine.backend=onnx"]).config()
+        Settings(sets=["engine.backend=abacus"]).config()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""The ONNX backend. Knows how a graph and its model file's words become an engine of rows; the rest is batched.py.
+
+The graph is the one that edge.models.onnx_decoder makes of a GGUF file. The file itself stays needed: vocabulary, template and
+description are its own, and training computes on its weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.core.errors import ModelFileError
+from edge.core.gguf_header import GgufHeader, read_header
+from edge.core.providers import ProviderChoice
+from edge.core.worker import EngineWorker
+from edge.inference.backend import ModelInfo
+from edge.inference.batched import BatchedBackend, rows_that_fit
+from edge.inference.gguf_model import sha256_of
+from edge.inference.llamacpp import physical_cores
+from edge.inference.onnx_engine import OnnxEngine, OnnxGraph
+from edge.inference.words import Words, words_of
+
+
+class OnnxBackend(BatchedBackend):
+    """Implements `InferenceBackend` on ONNX Runtime over a graph that was made of `model_path`, a GGUF file.
+
+    `providers` names execution providers in order of preference, with or without their common ending; what is not there falls back to
+    the CPU, and `providers` of the backend tells what became of it. The other parameters are those of LlamaCppBackend. Raises
+    ModelFileError for a file or graph that cannot be used, and for a graph that was made of another file.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        graph_path: str | Path,
+        worker: EngineWorker,
+        *,
+        providers: tuple[str, ...] = (),
+        n_threads: int | None = None,
+        n_ctx: int = 1024,
+        max_rows: int | None = None,
+        serving_rows: int = 2,
+    ) -> None:
+        path = Path(model_path)
+        header, sha256 = read_header(path), sha256_of(path)
+        graph = OnnxGraph(Path(graph_path), n_threads=n_threads or physical_cores(), providers=providers)
+        if graph.source_sha256 != sha256:
+            raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
+        self.providers: ProviderChoice = graph.providers
+        row_tokens = min(n_ctx, _context_tokens(header) or n_ctx)
+        rollout_rows = max_rows or rows_that_fit(graph.kv_bytes_per_token * row_tokens)
+        words = words_of(path, graph.vocab_size)
+        super().__init__(
+            OnnxEngine(graph, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
+            words.tokens,
+            words.template,
+            _describe(header, words, sha256),
+            worker,
+            rollout_rows=rollout_rows,
+            close_model=words.close,
+        )
+
+
+def _context_tokens(header: GgufHeader) -> int:
+    """Context length the model was trained for, 0 when unknown."""
+    return int(header.of_architecture("context_length", 0))
+
+
+def _describe(header: GgufHeader, words: Words, sha256: str) -> ModelInfo:
+    return ModelInfo(
+        name=words.name,
+        architecture=header.architecture,
+        parameters=header.parameters,
+        context_tokens=_context_tokens(header),
+        file_bytes=header.file_bytes,
+        sha256=sha256,
+        path=str(header.path),
+        prompt_form=words.prompt_form,
+    )
