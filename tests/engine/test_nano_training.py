@@ -14,12 +14,12 @@ from edge.dagrpo.format import check_format
 from edge.models.decoder import Architecture, Decoder, DecoderSpec
 from edge.tasks.practice import FAMILIES
 from tools.nano.data import (
-    CLOUD_FAMILY_WEIGHTS,
-    EDGE_FAMILY_WEIGHTS,
+    CLOUD_LATE_POOL,
     EXERCISE_POOLS,
     POOL_BATCHES,
     ExampleSource,
     cloud_level_weights,
+    family_weights,
     help_share,
 )
 from tools.nano.grow import grow_into
@@ -77,11 +77,25 @@ def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: T
 
 
 def test_shares_are_shares() -> None:
-    assert sum(EDGE_FAMILY_WEIGHTS.values()) == pytest.approx(1)
-    assert sum(CLOUD_FAMILY_WEIGHTS.values()) == pytest.approx(1)
+    for model in RECIPES:
+        for pool in (0, CLOUD_LATE_POOL - 1, CLOUD_LATE_POOL):
+            assert family_weights(model, pool).keys() == FAMILIES.keys()
+            assert sum(family_weights(model, pool).values()) == pytest.approx(1)
     for family in FAMILIES.values():
         assert all(0 < help_share(family, level) < 0.3 for level in family.levels)
         assert cloud_level_weights(family) == sorted(cloud_level_weights(family))
+
+
+def test_nano_cloud_sees_mostly_programs_late(tokenizer: Tokenizer) -> None:
+    def share_of_programs(pool: int) -> float:
+        rows = [
+            row
+            for batch in islice(ExampleSource("nano-cloud", tokenizer, seed=0).batches(pool * POOL_BATCHES), 16)
+            for row in batch.ids_BT
+        ]
+        return sum("```python" in tokenizer.decode(row.tolist()) for row in rows) / len(rows)
+
+    assert share_of_programs(CLOUD_LATE_POOL - 1) < 0.45 < share_of_programs(CLOUD_LATE_POOL)
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:

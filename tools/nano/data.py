@@ -26,6 +26,9 @@ SYSTEM_TEXT = "Think in steps."
 
 EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.32, "science": 0.22, "code": 0.22, "facts": 0.24}
 CLOUD_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.36, "science": 0.24, "code": 0.27, "facts": 0.13}
+CLOUD_LATE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.24, "science": 0.08, "code": 0.60, "facts": 0.08}
+"""What nano-cloud sees from pool `CLOUD_LATE_POOL` on: mostly programs, which it learns last."""
+CLOUD_LATE_POOL = 38
 CLOUD_LEVEL_SLOPE = 1.8
 """nano-cloud sees the hardest level of a family this many times as often as the easiest."""
 HELP_SHARES: tuple[float, float] = (0.04, 0.16)
@@ -88,6 +91,13 @@ def cloud_response(drawn: Drawn) -> str:
     return drawn.detailed.text
 
 
+def family_weights(model: ModelName, pool_number: int) -> Mapping[str, float]:
+    """How often a model is shown each family in a pool of its training."""
+    if model != "nano-cloud":
+        return EDGE_FAMILY_WEIGHTS
+    return CLOUD_FAMILY_WEIGHTS if pool_number < CLOUD_LATE_POOL else CLOUD_LATE_FAMILY_WEIGHTS
+
+
 def cloud_level_weights(family: Family) -> list[float]:
     """Weights that rise linearly from the easiest to the hardest level."""
     last = len(family.levels) - 1
@@ -118,22 +128,22 @@ class ExampleSource:
 
     def _pool(self, number: int) -> list[Batch]:
         rng = random.Random(f"{self._model}/{self._seed}/{number}")
-        draw = self._exercise if number < EXERCISE_POOLS[self._model] else self._example
-        examples = sorted((draw(rng) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
+        examples = sorted((self._drawn(rng, number) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
         batches = [collate(examples[i : i + BATCH_ROWS]) for i in range(0, len(examples), BATCH_ROWS)]
         rng.shuffle(batches)
         return batches
 
-    def _exercise(self, rng: random.Random) -> Example:
-        return self._chat(*draw_exercise(rng))
+    def _drawn(self, rng: random.Random, pool_number: int) -> Example:
+        if pool_number < EXERCISE_POOLS[self._model]:
+            return self._chat(*draw_exercise(rng))
+        return self._example(rng, family_weights(self._model, pool_number))
 
     def _chat(self, question: str, response: str) -> Example:
         response_ids = [*self._tokenizer.encode(response).ids, self._end_of_turn]
         return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
 
-    def _example(self, rng: random.Random) -> Example:
+    def _example(self, rng: random.Random, weights: Mapping[str, float]) -> Example:
         cloud = self._model == "nano-cloud"
-        weights = CLOUD_FAMILY_WEIGHTS if cloud else EDGE_FAMILY_WEIGHTS
         (name,) = rng.choices(list(weights), weights=list(weights.values()))
         family = FAMILIES[name]
         level_weights = cloud_level_weights(family) if cloud else list(family.level_weights.values())
