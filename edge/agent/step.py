@@ -130,7 +130,16 @@ class StepCloser:
         rate, now = judgement.rate, self._roles.clock.now()
         self._roles.sink.emit(
             GateJudged(
-                event.step, event.gate, event.gate_reason, line.serving, line.refusals, anchors, rate.target, rate.now, rate.before, now
+                event.step,
+                event.gate,
+                event.gate_reason,
+                line.serving,
+                line.refusals,
+                anchors,
+                rate.target,
+                rate.now,
+                rate.before,
+                now,
             )
         )
         if event.gate in _SAID:

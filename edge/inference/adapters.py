@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, ModelFileError
 
+GGUF_FILE = "adapter.gguf"
 _PREFIX = "base_model.model."
 _PARTS = {"lora_A": "lora_a", "lora_B": "lora_b"}
 _PEFT_PARTS = {part: name for name, part in _PARTS.items()}
@@ -68,6 +69,76 @@ def read_peft_folder(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np
             raise AdapterError(f"{folder}: expected tensors of rank {config['r']}, found {name} {tensor.shape}")
         tensors[f"{_PREFIX}{module}.{_PEFT_PARTS[part]}.weight"] = tensor
     return config, tensors
+
+
+def check_adapter(folder: Path) -> None:
+    """Read an adapter folder through: peft's files, and adapter.gguf where there is one. Raises AdapterError."""
+    read_peft_folder(folder)
+    served = folder / GGUF_FILE
+    if not served.exists():
+        return
+    try:
+        tensors = gguf.GGUFReader(served).tensors
+    except Exception as error:  # the reader raises whatever its parsing runs into
+        raise AdapterError(f"{served}: damaged ({type(error).__name__})", hint="go back to another version") from error
+    if not tensors:
+        raise AdapterError(f"{served}: holds no tensors")
+
+
+def write_mlx_adapter(peft_folder: Path, out: Path) -> None:
+    """Write mlx-lm's two files, adapters.safetensors and adapter_config.json, into an existing folder.
+
+    mlx-lm computes W x + scale (x A) B with A [in, rank] and B [rank, out]: peft's transposed, and scale = alpha / rank. Its adapters cover
+    the same layers in every one of the last `num_layers` blocks. Raises AdapterError.
+    """
+    import safetensors.numpy
+
+    config, tensors = read_peft_folder(peft_folder)
+    turned: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in tensors.items():
+        module, part = _module_and_part(name)
+        turned[f"{module}.{part}"] = np.ascontiguousarray(tensor.T)
+    keys, blocks = _mlx_layers(name.rpartition(".")[0] for name in turned)
+    lora = {"rank": config["r"], "scale": lora_scaling(config), "dropout": 0.0, "keys": keys}
+    described = {"fine_tune_type": "lora", "num_layers": blocks, "lora_parameters": lora}
+    safetensors.numpy.save_file(turned, out / "adapters.safetensors", metadata={"format": "mlx"})
+    (out / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
+    """The layers inside a block that an adapter covers, and in how many blocks. Raises AdapterError unless all blocks are alike."""
+    by_block: dict[int, set[str]] = {}
+    for module in modules:
+        prefix, _, rest = module.partition("layers.")
+        block, _, inner = rest.partition(".")
+        if prefix != "model." or not block.isdecimal():
+            raise AdapterError(f"{module}: not a layer of a block, so MLX cannot have it")
+        by_block.setdefault(int(block), set()).add(inner)
+    covered = sorted(by_block)
+    if covered != list(range(len(covered))) or len({frozenset(inner) for inner in by_block.values()}) != 1:
+        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot say")
+    return sorted(by_block[0]), len(covered)
+
+
+def lora_norms(folder: Path) -> dict[str, dict[str, float]]:
+    """Frobenius norms of A, B and of the whole change scale B A for each layer of a peft folder, by the layer's name. Raises AdapterError."""
+    config, tensors = read_peft_folder(folder)
+    norms: dict[str, dict[str, float]] = {}
+    for name, tensor in tensors.items():
+        module, part = _module_and_part(name)
+        norms.setdefault(module, {})["a" if part == "lora_a" else "b"] = float(np.linalg.norm(tensor))
+    for module, found in norms.items():
+        pair = [tensors.get(f"{_PREFIX}{module}.{part}.weight") for part in _PARTS]
+        if pair[0] is None or pair[1] is None:
+            raise AdapterError(f"{folder}: {module} lacks one of its two tensors")
+        found["change"] = lora_scaling(config) * _norm_of_product(pair[1], pair[0])
+    return norms
+
+
+def _norm_of_product(b: NDArray[np.float32], a: NDArray[np.float32]) -> float:
+    """‖B A‖ without making B A: ‖BA‖² = tr((BᵀB)(AAᵀ))."""
+    wide_b, wide_a = b.astype(np.float64), a.astype(np.float64)
+    return math.sqrt(max(0.0, float(np.sum((wide_b.T @ wide_b) * (wide_a @ wide_a.T)))))
 
 
 def lora_scaling(config: Mapping[str, Any]) -> float:
