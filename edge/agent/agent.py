@@ -24,14 +24,14 @@ from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
 from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
+from edge.agent.line import Line
 from edge.agent.link import WatchedClient
+from edge.agent.promotion import PromotionGate
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
-from edge.agent.line import Line
-from edge.agent.promotion import PromotionGate
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
-from edge.agent.versions import Versions
 from edge.agent.stepbook import StepBook
+from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, CoordinatorUnavailable, StateError, UsageError
 from edge.core.events import EventSink

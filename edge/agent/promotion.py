@@ -96,7 +96,7 @@ class PromotionGate:
         return ends_phase or step % self.rules.every == 0
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
-        """Examine the adapter of a step, trained from `base`, that is not committed yet. Leaves the candidate (or nothing) in the engine."""
+        """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
         line = self._state.line()
         memory = self._with_anchors(Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving), event.source)
         rate = self._rate(event, base, memory)

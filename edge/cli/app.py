@@ -24,6 +24,10 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+adapters_app = typer.Typer(
+    help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
@@ -361,3 +365,49 @@ def tasks_sample(
     from edge.cli import tasks as command
 
     return command.sample(source, command.SampleOptions(count, level, split, seed, json))
+
+
+Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
+
+
+@adapters_app.command("list")
+def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    from edge.cli import adapters as command
+
+    return command.list_versions(Settings(config, sets, state=state), as_json=json)
+
+
+@adapters_app.command("show")
+def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """One version: where it came from, its scores, configuration and norms."""
+    from edge.cli import adapters as command
+
+    return command.show(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("rollback")
+def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
+    from edge.cli import adapters as command
+
+    return command.rollback(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("export")
+def adapters_export(
+    version: Version,
+    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
+    from edge.cli import adapters as command
+
+    options = command.ExportOptions(version, out, form, force=force, json=json)
+    return command.export(Settings(config, sets, model, state=state), options)

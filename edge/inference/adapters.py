@@ -121,7 +121,7 @@ def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
 
 
 def lora_norms(folder: Path) -> dict[str, dict[str, float]]:
-    """Frobenius norms of A, B and of the whole change scale B A for each layer of a peft folder, by the layer's name. Raises AdapterError."""
+    """Frobenius norms of A, B and the whole change scale B A for each layer of a peft folder. Raises AdapterError."""
     config, tensors = read_peft_folder(folder)
     norms: dict[str, dict[str, float]] = {}
     for name, tensor in tensors.items():

@@ -203,7 +203,7 @@ async def test_the_run_folders_table_has_the_gates_columns(tmp_path: Path) -> No
             for event in world.events(GateJudged):
                 folder.emit(event)
             folder.finish(agent.steps(), finished, agent.adapter())
-    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
     assert [row["gate"] for row in rows] == ["", "promoted", "", "refused"]
     assert [row["gate_after"] for row in rows] == ["", "1.0", "", "0.0"]
     assert [row["serving_version"] for row in rows] == ["0", "2", "2", "2"]
