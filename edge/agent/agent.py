@@ -302,7 +302,7 @@ class Agent:
         """
         versions = self.versions()
         async with self._switching:
-            checkpoint = versions.checkpoint(version)
+            checkpoint = await asyncio.to_thread(versions.checkpoint, version)
             await self._backend.swap_adapter(checkpoint.adapter if checkpoint else None)
             line = versions.go_back(version)
         self._notice(f"went back to {version_name(version)}; serving and learning go on from there")

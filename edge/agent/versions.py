@@ -86,8 +86,7 @@ class Versions:
         return checkpoint
 
     def go_back(self, version: int) -> Line:
-        """Serve and learn on from a version; one transaction. The errors of `checkpoint`."""
-        self.checkpoint(version)
+        """Serve and learn on from a version that `checkpoint` has found sound; one transaction."""
         line = self._state.line().back_to(version)
         self._state.set_line(line)
         return line

@@ -164,7 +164,12 @@ async def _went_back(state: Path, version: int) -> Mapping[str, Any]:
     async with running_agent(state) as remote:
         if remote is not None:
             return await remote.post("/api/adapters/rollback", {"version": version})
-    return _in_folder(state, lambda versions: asdict(versions.go_back(version)))
+    return _in_folder(state, lambda versions: _go_back(versions, version))
+
+
+def _go_back(versions: Versions, version: int) -> dict[str, Any]:
+    versions.checkpoint(version)
+    return asdict(versions.go_back(version))
 
 
 def _in_folder(state: Path, work: Callable[[Versions], Any]) -> Any:

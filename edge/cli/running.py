@@ -1,7 +1,7 @@
 """Finding an agent that already runs on a state folder, and talking to it. Knows the endpoint file and our HTTP routes.
 
-`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why`, `budget` and `adapters` use the agent that is there instead of
-failing at its lock.
+`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why`, `budget` and `adapters` use the agent that is there
+instead of failing at its lock.
 """
 
 from __future__ import annotations

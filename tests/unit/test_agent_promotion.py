@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +18,7 @@ from edge.agent.line import Line
 from edge.agent.runfolder import RunFolder
 from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
+from edge.core.errors import NotFound, StateError
 from edge.core.types import Message, Sampling
 from edge.training.gate import GateRules
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
@@ -208,3 +211,55 @@ async def test_the_run_folders_table_has_the_gates_columns(tmp_path: Path) -> No
     assert [row["gate_after"] for row in rows] == ["", "1.0", "", "0.0"]
     assert [row["serving_version"] for row in rows] == ["0", "2", "2", "2"]
     assert (tmp_path / "run" / "events.jsonl").read_text().count('"kind": "gate_judged"') == 2
+
+
+async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_goes_on_from_it(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=5)
+        assert agent.status().adapter_version == 4
+        await agent.rollback(2)
+        assert (agent.status().adapter_version, agent.status().trained_version) == (2, 2)
+        assert (await agent.answerer.answer(QUESTION)).adapter_version == 2
+        await agent.learn(max_steps=1)
+        assert (agent.steps()[-1].step, agent.steps()[-1].base_version) == (6, 2)
+        assert world.learners[-1].step == 3
+        assert [version.version for version in agent.versions().all() if not version.on_line] == [4, 5]
+
+
+async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        calm, asked = world.script, []
+
+        def goes_back(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+            if sampling.temperature and world.rollouts.adapter_version == 3 and not asked:
+                asked.append(asyncio.ensure_future(agent.rollback(2)))
+            return calm(messages, sampling, seed)
+
+        world.serving._script = world.script = goes_back
+        await agent.learn()
+        assert (await asked[0]).serving == 2
+        steps = agent.steps()
+        assert agent.status().adapter_version == 6
+    assert [(step.step, step.base_version, step.gate) for step in steps][2:] == [
+        (3, 2, ""),
+        (4, 3, ""),
+        (5, 2, ""),
+        (6, 5, "promoted"),
+    ]
+    assert steps[3].serving_version == 2
+
+
+async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        before = agent._parts.state.line()
+        shutil.rmtree(world.folder / "checkpoints" / "step-000002" / "adapter")
+        with pytest.raises(StateError, match="the adapter is missing"):
+            await agent.rollback(2)
+        with pytest.raises(NotFound, match="no adapter version 9"):
+            await agent.rollback(9)
+        assert agent._parts.state.line() == before
+        assert agent.status().adapter_version == 4
