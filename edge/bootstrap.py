@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edge.models.mlx_decoder import MlxDecoder
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
+    from edge.training.gate import GateRules
     from edge.training.learner import Learner
     from edge.training.settings import LearnerSettings, LoraSpec
     from edge.verifiers.sandbox.role import Sandbox
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"
 _LOOKED_AT = 64
+_SERVING_ONLY_ROWS = 1
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -132,12 +134,12 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     try:
         learning = config.learning
         curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
-        worker, weights = _SharedWorker(), MlxWeights(path)
+        worker, weights, gated = _SharedWorker(), MlxWeights(path), config.gate.enabled is not False
         address = coordinator_address(config, state.folder)
         parts = AgentParts(
             state=state,
             curriculum=curriculum,
-            open_backend=lambda: open_backend(config, path, worker.get(), weights),
+            open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
             open_learner=lambda: open_learner(config, path, worker.get(), weights),
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
@@ -148,6 +150,8 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             clock=clock,
             failpoint=failpoint_from(os.environ),
             release=worker.close,
+            open_rollouts=lambda serving: open_rollouts(config, path, worker.get(), weights, serving),
+            sound=sound_adapter,
         )
         return Agent(parts, agent_settings(config, state.run_id))
     except BaseException:
@@ -355,35 +359,50 @@ class MlxWeights:
 
 
 async def open_backend(
-    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None, *, serves_only: bool = False
 ) -> InferenceBackend:
-    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError, UsageError."""
+    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError, UsageError.
+
+    `serves_only`: with no more memory for rollouts than one row, because learning has an engine of its own.
+    """
+    rows = _SERVING_ONLY_ROWS if serves_only else config.engine.max_rows or None
     chosen = engine_backend(config, path)
     if chosen == "mlx":
-        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights or MlxWeights(path))
+        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights or MlxWeights(path), rows)
     if chosen == "onnx":
-        return await asyncio.to_thread(_onnx_backend, config, path, worker)
+        return await asyncio.to_thread(_onnx_backend, config, path, worker, rows)
     from edge.inference.llamacpp import LlamaCppBackend
 
-    engine = config.engine
+    tokens = config.model.context_tokens
     return await asyncio.to_thread(
-        LlamaCppBackend,
-        path,
-        worker,
-        n_threads=engine.threads or None,
-        n_ctx=config.model.context_tokens,
-        max_rows=engine.max_rows or None,
+        LlamaCppBackend, path, worker, n_threads=config.engine.threads or None, n_ctx=tokens, max_rows=rows
     )
 
 
-def _mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> InferenceBackend:
+async def open_rollouts(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights, serving: InferenceBackend
+) -> InferenceBackend:
+    """A second engine over the weights of the one that serves, with rows and an adapter of its own. Close it before that one."""
+    rows = config.engine.max_rows or None
+    if engine_backend(config, path) == "mlx":
+        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights, rows)
+    from edge.inference.llamacpp import LlamaCppBackend
+    from edge.inference.onnx_backend import OnnxBackend
+
+    if not isinstance(serving, LlamaCppBackend | OnnxBackend):
+        raise UsageError("the engine that serves has no second one over its weights")
+    return await asyncio.to_thread(serving.beside, max_rows=rows)
+
+
+def _mlx_backend(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights, rows: int | None
+) -> InferenceBackend:
     from edge.inference.mlx_backend import MlxBackend
 
-    rows, tokens = config.engine.max_rows or None, config.model.context_tokens
-    return MlxBackend(path, weights.decoder(), worker, n_ctx=tokens, max_rows=rows)
+    return MlxBackend(path, weights.decoder(), worker, n_ctx=config.model.context_tokens, max_rows=rows)
 
 
-def _onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> InferenceBackend:
+def _onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker, rows: int | None) -> InferenceBackend:
     from edge.inference.onnx_backend import OnnxBackend
 
     engine = config.engine
@@ -394,7 +413,7 @@ def _onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> Infe
         providers=engine.onnx_providers,
         n_threads=engine.threads or None,
         n_ctx=config.model.context_tokens,
-        max_rows=engine.max_rows or None,
+        max_rows=rows,
     )
 
 
@@ -418,6 +437,13 @@ def onnx_graph(config: AgentConfig, path: Path) -> Path:
             raise StateError(f"{folder}: cannot be made ({error.strerror})", hint="choose another with --state") from error
         export_onnx(path, graph, force=True)
     return graph
+
+
+def sound_adapter(folder: Path) -> None:
+    """Read an adapter folder through. Raises AdapterError with one line for what is missing, cut short or not finite."""
+    from edge.inference.adapters import check_adapter
+
+    check_adapter(folder)
 
 
 async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None) -> Learner:
@@ -553,7 +579,27 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         switched_off=switched_off(config),
     )
     scale = AdvantageScale(learning.advantage_scale)
-    return AgentSettings(rollout, answers, learning.dual_init, scale, coordinator.call_deadline_s, config.budget.dial)
+    return AgentSettings(
+        rollout, answers, learning.dual_init, scale, coordinator.call_deadline_s, config.budget.dial, gate=gate_rules(config)
+    )
+
+
+def gate_rules(config: AgentConfig) -> GateRules | None:
+    """The promotion gate's rules, None where every step's adapter serves."""
+    from edge.training.gate import GateRules
+
+    gate = config.gate
+    if gate.enabled is False:
+        return None
+    return GateRules(
+        every=gate.every,
+        anchors_per_task=gate.anchors,
+        max_drop=gate.max_drop,
+        rate_band=gate.rate_band,
+        rate_window=gate.rate_window,
+        max_refusals=gate.max_refusals,
+        keep=gate.keep,
+    )
 
 
 def cloud_prompt_form(config: AgentConfig) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from edge.agent.events import (
     AnswerFinished,
     EvalProgress,
+    GateJudged,
     HeldOutScored,
     Notice,
     Offline,
@@ -293,7 +294,7 @@ def open_console(
 
 def whole_seconds(parts: StepSeconds) -> float:
     """How long a step took from end to end; cloud calls overlap with answering."""
-    return parts.rollout + parts.update + parts.save + parts.close + parts.swap
+    return parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
 
 
 def progress_line(view: ProgressView) -> str:
@@ -329,6 +330,8 @@ def spoken(event: Event) -> str:
             return "online again"
         case OutboxDelivered():
             return f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
+        case GateJudged(verdict="promoted"):
+            return f"adapter {event.step} has passed the gate and serves now"
         case Notice():
             return event.text
         case AnswerFinished():

@@ -25,6 +25,10 @@ config_app = typer.Typer(help="Show and check the configuration.", no_args_is_he
 tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 models_app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
+adapters_app = typer.Typer(
+    help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
 app.add_typer(tasks_app, name="tasks")
@@ -365,7 +369,7 @@ def tasks_sample(
     return command.sample(source, command.SampleOptions(count, level, split, seed, json))
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
 @models_app.command("list")
@@ -430,3 +434,49 @@ def models_show(
     from edge.cli import models as command
 
     return command.show(model, as_json=json)
+
+
+Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
+
+
+@adapters_app.command("list")
+def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    from edge.cli import adapters as command
+
+    return command.list_versions(Settings(config, sets, state=state), as_json=json)
+
+
+@adapters_app.command("show")
+def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """One version: where it came from, its scores, configuration and norms."""
+    from edge.cli import adapters as command
+
+    return command.show(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("rollback")
+def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
+    from edge.cli import adapters as command
+
+    return command.rollback(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("export")
+def adapters_export(
+    version: Version,
+    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
+    from edge.cli import adapters as command
+
+    options = command.ExportOptions(version, out, form, force=force, json=json)
+    return command.export(Settings(config, sets, model, state=state), options)

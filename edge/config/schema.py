@@ -100,6 +100,25 @@ class LearningConfig(Section):
     enabled: bool = True
 
 
+class GateConfig(Section):
+    """The promotion gate: a step's adapter serves only after stored items of every task learned so far (anchors) and the rate were tested.
+
+    `enabled` None: in `run`, where people are served, and not in `learn`, whose runs are measurements. Judged are every `every`-th step
+    and a phase's last one. `anchors` items of each task are answered without the cloud; a task's share right may fall by `max_drop`. The
+    share that asks, meant over `rate_window` steps, lies within `rate_band` of τ or no further away than before. After `max_refusals`
+    in a row training goes back to the adapter in use. `keep`: versions that served and stay on disk to go back to.
+    """
+
+    enabled: bool | None = None
+    every: int = Field(10, ge=1)
+    anchors: int = Field(16, ge=1)
+    max_drop: Rate = 0.2
+    rate_band: Rate = 0.15
+    rate_window: int = Field(10, ge=1)
+    max_refusals: int = Field(5, ge=1)
+    keep: int = Field(3, ge=1)
+
+
 class PhaseConfig(Section):
     """One stretch of learning: a task source held to a target rate τ for some steps (None: without end).
 
@@ -223,6 +242,7 @@ class AgentConfig(Section):
     engine: EngineConfig = EngineConfig()
     adapter: AdapterConfig = AdapterConfig()
     learning: LearningConfig = LearningConfig()
+    gate: GateConfig = GateConfig()
     phases: tuple[PhaseConfig, ...] = (
         PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
         PhaseConfig(source="practice:group2"),

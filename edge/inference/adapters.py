@@ -1,4 +1,4 @@
-"""Reads peft LoRA adapters, and writes them as llama.cpp adapter files. Knows both formats; knows nothing of training or torch.
+"""Reads peft LoRA adapters, and writes them as llama.cpp and MLX adapters. Knows the formats; knows nothing of training or torch.
 
 peft keeps `lora_A` [r, in] and `lora_B` [out, r] per linear layer and scales their product by alpha/r (or alpha/sqrt(r), rsLoRA);
 llama.cpp scales by `adapter.lora.alpha` / r, so the file's alpha is peft's scaling times r. Files of the llama architecture hold the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edge.core.errors import AdapterError, ModelFileError
 from edge.core.gguf_header import read_header
 
+GGUF_FILE = "adapter.gguf"
 _PREFIX = "base_model.model."
 _PARTS = ("lora_A", "lora_B")
 
@@ -87,6 +88,74 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
             raise AdapterError(f"{folder}: {module} has only half of its tensors")
     tensors = {module: (pair["lora_A"], pair["lora_B"]) for module, pair in parts.items()}
     return PeftAdapter(tensors, config["r"], lora_scaling(config))
+
+
+def check_adapter(folder: Path) -> None:
+    """Read an adapter folder through: peft's files, and adapter.gguf where there is one. Raises AdapterError."""
+    read_peft_adapter(folder)
+    served = folder / GGUF_FILE
+    if not served.exists():
+        return
+    try:
+        tensors = gguf.GGUFReader(served).tensors
+    except Exception as error:  # the reader raises whatever its parsing runs into
+        raise AdapterError(f"{served}: damaged ({type(error).__name__})", hint="go back to another version") from error
+    if not tensors:
+        raise AdapterError(f"{served}: holds no tensors")
+
+
+def write_mlx_adapter(peft_folder: Path, out: Path) -> None:
+    """Write mlx-lm's two files, adapters.safetensors and adapter_config.json, into an existing folder.
+
+    mlx-lm computes W x + scale (x A) B with A [in, rank] and B [rank, out]: peft's transposed, and scale = alpha / rank. Its adapters cover
+    the same layers in every one of the last `num_layers` blocks. Raises AdapterError.
+    """
+    import safetensors.numpy
+
+    adapter = read_peft_adapter(peft_folder)
+    keys, blocks = _mlx_layers(adapter.tensors)
+    turned: dict[str, NDArray[np.float32]] = {}
+    for module, (lora_a, lora_b) in adapter.tensors.items():
+        turned[f"{module}.lora_a"] = np.ascontiguousarray(lora_a.T)
+        turned[f"{module}.lora_b"] = np.ascontiguousarray(lora_b.T)
+    lora = {"rank": adapter.rank, "scale": adapter.scaling, "dropout": 0.0, "keys": keys}
+    described = {"fine_tune_type": "lora", "num_layers": blocks, "lora_parameters": lora}
+    safetensors.numpy.save_file(turned, out / "adapters.safetensors", metadata={"format": "mlx"})
+    (out / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
+    """The layers inside a block that an adapter covers, and in how many blocks. Raises AdapterError unless all blocks are alike."""
+    by_block: dict[int, set[str]] = {}
+    for module in modules:
+        prefix, _, rest = module.partition("layers.")
+        block, _, inner = rest.partition(".")
+        if prefix != "model." or not block.isdecimal():
+            raise AdapterError(f"{module}: not a layer of a block, so MLX cannot have it")
+        by_block.setdefault(int(block), set()).add(inner)
+    covered = sorted(by_block)
+    if covered != list(range(len(covered))) or len({frozenset(inner) for inner in by_block.values()}) != 1:
+        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot say")
+    return sorted(by_block[0]), len(covered)
+
+
+def lora_norms(folder: Path) -> dict[str, dict[str, float]]:
+    """Frobenius norms of A, B and the whole change scale B A for each layer of a peft folder. Raises AdapterError."""
+    adapter = read_peft_adapter(folder)
+    return {
+        module: {
+            "a": float(np.linalg.norm(lora_a)),
+            "b": float(np.linalg.norm(lora_b)),
+            "change": adapter.scaling * _norm_of_product(lora_b, lora_a),
+        }
+        for module, (lora_a, lora_b) in adapter.tensors.items()
+    }
+
+
+def _norm_of_product(b: NDArray[np.float32], a: NDArray[np.float32]) -> float:
+    """‖B A‖ without making B A: ‖BA‖² = tr((BᵀB)(AAᵀ))."""
+    wide_b, wide_a = b.astype(np.float64), a.astype(np.float64)
+    return math.sqrt(max(0.0, float(np.sum((wide_b.T @ wide_b) * (wide_a @ wide_a.T)))))
 
 
 def lora_scaling(config: Mapping[str, Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,8 +38,11 @@ class LlamaCppBackend(BatchedBackend):
         n_gpu_layers: int = 0,
         replayable: bool = True,
         flash_attention: bool = True,
+        loaded: GgufModel | None = None,
     ) -> None:
-        model = GgufModel(Path(model_path), n_gpu_layers=n_gpu_layers)
+        """`loaded` is a model of another backend, which closes it; see `beside`."""
+        model = loaded or GgufModel(Path(model_path), n_gpu_layers=n_gpu_layers)
+        close_model = _leave_open if loaded else model.close
         try:
             row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
             template = template_of(model)
@@ -52,8 +56,10 @@ class LlamaCppBackend(BatchedBackend):
                 flash_attention=flash_attention,
             )
         except BaseException:
-            model.close()
+            close_model()
             raise
+        self._model = model
+        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "replayable": replayable, "flash_attention": flash_attention}
         super().__init__(
             engine,
             model.vocabulary,
@@ -61,8 +67,17 @@ class LlamaCppBackend(BatchedBackend):
             describe(model),
             worker,
             rollout_rows=rollout_rows,
-            close_model=model.close,
+            close_model=close_model,
         )
+
+    def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
+        """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
+        options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
+        return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
+
+
+def _leave_open() -> None:
+    """The weights belong to another backend."""
 
 
 def physical_cores() -> int:

@@ -6,6 +6,7 @@ description are its own, and training computes on its weights.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.core.errors import ModelFileError
@@ -18,6 +19,15 @@ from edge.inference.gguf_model import sha256_of
 from edge.inference.llamacpp import physical_cores
 from edge.inference.onnx_engine import OnnxEngine, OnnxGraph
 from edge.inference.words import Words, words_of
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A model file with its graph in a session: what several backends can share. One worker's thread computes on it."""
+
+    graph: OnnxGraph
+    words: Words
+    info: ModelInfo
 
 
 class OnnxBackend(BatchedBackend):
@@ -39,25 +49,49 @@ class OnnxBackend(BatchedBackend):
         n_ctx: int = 1024,
         max_rows: int | None = None,
         serving_rows: int = 2,
+        loaded: OnnxModel | None = None,
     ) -> None:
-        path = Path(model_path)
-        header, sha256 = read_header(path), sha256_of(path)
-        graph = OnnxGraph(Path(graph_path), n_threads=n_threads or physical_cores(), providers=providers)
-        if graph.source_sha256 != sha256:
-            raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
-        self.providers: ProviderChoice = graph.providers
-        row_tokens = min(n_ctx, _context_tokens(header) or n_ctx)
+        """`loaded` is the model of another backend, which closes it; see `beside`."""
+        model = loaded or _load(Path(model_path), Path(graph_path), providers, n_threads or physical_cores())
+        graph = model.graph
+        row_tokens = min(n_ctx, model.info.context_tokens or n_ctx)
         rollout_rows = max_rows or rows_that_fit(graph.kv_bytes_per_token * row_tokens)
-        words = words_of(path, graph.vocab_size)
+        self.providers: ProviderChoice = graph.providers
+        self._model, self._graph_path = model, graph_path
         super().__init__(
             OnnxEngine(graph, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
-            words.tokens,
-            words.template,
-            _describe(header, words, sha256),
+            model.words.tokens,
+            model.words.template,
+            model.info,
             worker,
             rollout_rows=rollout_rows,
-            close_model=words.close,
+            close_model=model.words.close if loaded is None else _leave_open,
         )
+
+    def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
+        """Another backend over the same session and worker, with rows and an adapter of its own. It must be closed before this one."""
+        return OnnxBackend(
+            self.model.path,
+            self._graph_path,
+            self._worker,
+            n_ctx=self._n_ctx,
+            max_rows=max_rows,
+            serving_rows=0,
+            loaded=self._model,
+        )
+
+
+def _load(path: Path, graph_path: Path, providers: tuple[str, ...], n_threads: int) -> OnnxModel:
+    header, sha256 = read_header(path), sha256_of(path)
+    graph = OnnxGraph(graph_path, n_threads=n_threads, providers=providers)
+    if graph.source_sha256 != sha256:
+        raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
+    words = words_of(path, graph.vocab_size)
+    return OnnxModel(graph, words, _describe(header, words, sha256))
+
+
+def _leave_open() -> None:
+    """The words belong to another backend."""
 
 
 def _context_tokens(header: GgufHeader) -> int:

@@ -32,7 +32,7 @@ Adapter = Mapping[str, Floats]
 
 
 class OnnxGraph:
-    """A decoder's ONNX file in a session: its shape and where it came from. One engine works on it.
+    """A decoder's ONNX file in a session: its shape and where it came from. Engines with rows of their own may share it.
 
     `providers` in order of preference; what is missing falls back to the CPU. `source_sha256` is that of the model file the graph was
     made of, "" when it does not tell. Raises ModelFileError for a file that cannot be run.

@@ -227,3 +227,22 @@ def test_bfloat16_weights_are_read(tiny: TinyModel, tmp_path: Path) -> None:
     written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "adapter.gguf").tensors}
     source = halves["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"].float().numpy()
     assert np.array_equal(written["blk.0.ffn_up.weight.lora_a"], source)
+
+
+async def test_two_engines_over_one_copy_of_the_weights_have_adapters_of_their_own(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
+) -> None:
+    alone = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
+    other = backend.beside(max_rows=4)
+    try:
+        assert await other.sample_group(QUESTION, SAMPLING, [5, 6]) == alone
+        await other.swap_adapter(write_adapter(tmp_path / "one", tiny, 1, seed=1))
+        both = await asyncio.gather(
+            backend.sample_group(QUESTION, SAMPLING, [5, 6], Priority.SERVING), other.sample_group(QUESTION, SAMPLING, [5, 6])
+        )
+        assert both[0] == alone
+        assert both[1].responses != alone.responses
+        assert (backend.adapter_version, other.adapter_version) == (0, 1)
+    finally:
+        await other.aclose()
+    assert await backend.sample_group(QUESTION, SAMPLING, [5, 6]) == alone
