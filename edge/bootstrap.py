@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import os
 import platform
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, StateError, TaskFileError, UsageError
+from edge.core.errors import AdapterError, ModelFileError, StateError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from edge.agent.embedded import EmbeddedCoordinator
     from edge.agent.evaluate import Candidate
     from edge.agent.evaluation.cloud import CloudAnswers
+    from edge.agent.evaluation.examples import Example
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
     from edge.core.clock import Clock
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.models.decoder import Decoder
     from edge.models.mlx_decoder import MlxDecoder
+    from edge.routing.calibration import RouterQuality
+    from edge.routing.policy import OffloadPolicy
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
     from edge.training.gate import GateRules
@@ -125,10 +129,9 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     from edge.agent.failpoint import failpoint_from
     from edge.agent.state import StateFolder
     from edge.core.clock import SystemClock
-    from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
 
-    clock = SystemClock()
+    clock, policy = SystemClock(), build_policy(config)
     path = model_file(config.model.path)
     state = StateFolder(state_folder(config))
     try:
@@ -145,7 +148,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),
-            policy=SelfOffload(),
+            policy=policy,
             sink=sink,
             clock=clock,
             failpoint=failpoint_from(os.environ),
@@ -165,21 +168,84 @@ async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> Eval
     from edge.agent.evaluation.cloud import ReplayedAnswers
     from edge.agent.evaluation.plan import EvalRun
     from edge.core.clock import SystemClock
-    from edge.routing.self_offload import SelfOffload
     from edge.verifiers.math_answer import both_verdicts
 
-    clock = SystemClock()
+    clock, policy, plan = SystemClock(), build_policy(config), replace(plan, policy=policy_name(config))
     path, candidates = model_file(config.model.path), eval_candidates(plan)
     async with AsyncExitStack() as stack:
         cloud, run_id = await _cloud_answers(config, sink, clock, plan, candidates, stack)
         backend, adapter = await _eval_backend(config, path, sink, clock, plan, stack)
         math = both_verdicts()
         stack.callback(math.close)
-        roles = EvalRoles(backend, build_verifier(config), SelfOffload(), cloud, math)
+        roles = EvalRoles(backend, build_verifier(config), policy, cloud, math)
         settings = _eval_settings(config, run_id, backend.model, plan)
         if isinstance(cloud, ReplayedAnswers):
             settings = cloud.asked_as(settings)
         return await EvalRun(plan, roles, settings, adapter, sink, clock).outcome(candidates)
+
+
+def build_policy(config: AgentConfig) -> OffloadPolicy:
+    """Who decides that a response is handed to the cloud. Raises UsageError and ModelFileError for a router that cannot be run."""
+    from edge.routing.self_offload import SelfOffload
+
+    routing = config.routing
+    if routing.policy == "self" or routing.router is None:
+        return SelfOffload()
+    _require_onnx("routing.policy is router")
+    from edge.routing.classifier import ThresholdRouter
+
+    path = Path(routing.router).expanduser()
+    return ThresholdRouter(path, providers=config.engine.onnx_providers, threshold=routing.threshold)
+
+
+def policy_name(config: AgentConfig) -> str:
+    """What `build_policy` builds, for reports: "self", or a router by its file's checksum and threshold. Raises ModelFileError."""
+    routing = config.routing
+    if routing.policy == "self" or routing.router is None:
+        return "self"
+    path = Path(routing.router).expanduser()
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})", hint="train one: edge-agent router train") from error
+    return f"router {digest[:16]}" + ("" if routing.threshold is None else f" above {routing.threshold}")
+
+
+async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rate: float, out: Path) -> RouterQuality:
+    """Train a router on the local model's answers to `plan.limit` training items of each source, and write it as ONNX.
+
+    Raises UsageError, TaskFileError, AdapterError, ModelFileError.
+    """
+    _require_onnx("a router is an ONNX file")
+    import numpy as np
+
+    from edge.routing.calibration import calibrate
+    from edge.routing.classifier import export
+    from edge.routing.features import features
+
+    examples = await _router_examples(config, sink, plan)
+    rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
+    router = calibrate(rows, np.array([example.failed for example in examples], dtype=bool), rate)
+    export(router.model, router.threshold, out)
+    return router.quality
+
+
+async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> list[Example]:
+    from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.examples import examples_of
+    from edge.agent.events import EvalProgress
+    from edge.core.clock import SystemClock
+    from edge.routing.self_offload import SelfOffload
+    from edge.tasks.registry import open_source
+
+    sources = [open_source(name) for name in plan.sources]
+    items = [item for source in sources for item in islice(source.train(config.learning.seed), plan.limit)]
+    path = model_file(config.model.path)
+    async with AsyncExitStack() as stack:
+        backend, _ = await _eval_backend(config, path, sink, SystemClock(), plan, stack)
+        roles = EvalRoles(backend, build_verifier(config), SelfOffload(), None)
+        settings = _eval_settings(config, "", backend.model, plan)
+        return await examples_of(roles, settings, items, lambda done, of: sink.emit(EvalProgress(done, of)))
 
 
 def eval_candidates(plan: EvalPlan) -> list[Candidate]:
@@ -309,8 +375,8 @@ def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx"
     if chosen in ("llamacpp", "onnx") and folder:
         reader = "llama.cpp" if chosen == "llamacpp" else "ONNX export"
         raise UsageError(f"{path}: {reader} reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
-    if chosen == "onnx" and not onnx_installed():
-        raise UsageError("engine.backend is onnx, but ONNX is not installed", hint="pip install 'edge-agent[onnx]'")
+    if chosen == "onnx":
+        _require_onnx("engine.backend is onnx")
     if (chosen == "mlx" or folder) and not mlx_installed():
         why = f"{path} is a folder" if folder else "engine.backend is mlx"
         raise UsageError(
@@ -329,6 +395,11 @@ def mlx_installed() -> bool:
 def onnx_installed() -> bool:
     """Whether both packages of the ONNX path are there; they are looked up, not imported."""
     return _installed("onnx", "onnxruntime")
+
+
+def _require_onnx(why: str) -> None:
+    if not onnx_installed():
+        raise UsageError(f"{why}, but ONNX is not installed", hint="pip install 'edge-agent[onnx]'")
 
 
 def _installed(*packages: str) -> bool:

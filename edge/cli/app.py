@@ -28,9 +28,13 @@ models_app = typer.Typer(help="Models on this machine, and how to get more.", no
 adapters_app = typer.Typer(
     help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None
 )
+router_app = typer.Typer(
+    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
+app.add_typer(router_app, name="router")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
 
@@ -480,3 +484,32 @@ def adapters_export(
 
     options = command.ExportOptions(version, out, form, force=force, json=json)
     return command.export(Settings(config, sets, model, state=state), options)
+
+
+@router_app.command("train")
+def router_train(
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="A source of training items. Repeatable; default: the configuration's.", metavar="SOURCE"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=8, help="Training items of each source.", metavar="N")] = 400,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+    ] = 0.3,
+    adapter: Annotated[str, typer.Option("--adapter", help="latest, none or an adapter folder.", metavar="A")] = "latest",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    json: Json = False,
+) -> int:
+    """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
+    from edge.cli import router as command
+
+    settings = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs)
+    options = command.RouterOptions(out, tuple(tasks or ()), limit, rate, adapter, force=force, json=json)
+    return command.train(settings, options)

@@ -119,6 +119,24 @@ class GateConfig(Section):
     keep: int = Field(3, ge=1)
 
 
+class RoutingConfig(Section):
+    """Who decides, in learning and evaluation, that a response is handed to the cloud; people are answered by the model's own decision.
+
+    `policy` self: the response asks (the paper). router: a classifier from `edge-agent router train` in the file `router` hands over above
+    its threshold, or above `threshold` where one is given; it runs on the providers of `engine.onnx_providers`.
+    """
+
+    policy: Literal["self", "router"] = "self"
+    router: str | None = None
+    threshold: Rate | None = None
+
+    @model_validator(mode="after")
+    def _a_router_has_a_file(self) -> RoutingConfig:
+        if self.policy == "router" and not self.router:
+            raise ValueError("policy router needs router: FILE.onnx (edge-agent router train)")
+        return self
+
+
 class PhaseConfig(Section):
     """One stretch of learning: a task source held to a target rate τ for some steps (None: without end).
 
@@ -243,6 +261,7 @@ class AgentConfig(Section):
     adapter: AdapterConfig = AdapterConfig()
     learning: LearningConfig = LearningConfig()
     gate: GateConfig = GateConfig()
+    routing: RoutingConfig = RoutingConfig()
     phases: tuple[PhaseConfig, ...] = (
         PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
         PhaseConfig(source="practice:group2"),

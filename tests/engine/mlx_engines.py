@@ -20,7 +20,7 @@ SPEC = LoraSpec(rank=4, alpha=8.0)
 def require_mlx() -> None:
     """Skip the test where MLX is not installed: it has wheels for Apple silicon and Linux only."""
     if importlib.util.find_spec("mlx") is None or importlib.util.find_spec("mlx_lm") is None:
-        pytest.skip("MLX has no wheel for this platform")
+        pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
 
 
 def mlx_backend(path: Path, worker: EngineWorker, decoder: Any = None, **options: int) -> Any:
