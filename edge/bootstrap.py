@@ -81,6 +81,7 @@ def check_inputs(config: AgentConfig) -> None:
 
     sources = [open_source(phase.source) for phase in config.phases]
     engine_backend(config, model_file(config.model.path))
+    policy_name(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
 
@@ -191,7 +192,7 @@ def build_policy(config: AgentConfig) -> OffloadPolicy:
     routing = config.routing
     if routing.policy == "self" or routing.router is None:
         return SelfOffload()
-    _require_onnx("routing.policy is router")
+    require_onnx("routing.policy is router")
     from edge.routing.classifier import ThresholdRouter
 
     path = Path(routing.router).expanduser()
@@ -216,7 +217,7 @@ async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rat
 
     Raises UsageError, TaskFileError, AdapterError, ModelFileError.
     """
-    _require_onnx("a router is an ONNX file")
+    require_onnx("a router is an ONNX file")
     import numpy as np
 
     from edge.routing.calibration import calibrate
@@ -376,7 +377,7 @@ def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx"
         reader = "llama.cpp" if chosen == "llamacpp" else "ONNX export"
         raise UsageError(f"{path}: {reader} reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
     if chosen == "onnx":
-        _require_onnx("engine.backend is onnx")
+        require_onnx("engine.backend is onnx")
     if (chosen == "mlx" or folder) and not mlx_installed():
         why = f"{path} is a folder" if folder else "engine.backend is mlx"
         raise UsageError(
@@ -397,7 +398,8 @@ def onnx_installed() -> bool:
     return _installed("onnx", "onnxruntime")
 
 
-def _require_onnx(why: str) -> None:
+def require_onnx(why: str) -> None:
+    """Raises UsageError that begins with `why` where ONNX is not installed."""
     if not onnx_installed():
         raise UsageError(f"{why}, but ONNX is not installed", hint="pip install 'edge-agent[onnx]'")
 

@@ -402,13 +402,15 @@ def models_pull(
 
 @models_app.command("convert")
 def models_convert(
-    folder: Annotated[Path, typer.Argument(help="Hugging Face model folder with safetensors.", metavar="FOLDER")],
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
-    type_name: Annotated[str, typer.Option("--type", help="f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    folder: Annotated[
+        Path, typer.Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
+    type_name: Annotated[str, typer.Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF."""
+    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
     from edge.cli import models as command
 
     return command.convert(folder, out, type_name, force=force, as_json=json)

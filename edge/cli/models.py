@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.saying import print_json, print_line
-from edge.core.errors import ModelFileError
+from edge.core.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
     from edge.models.catalogue import About, Found, MemoryEstimate
@@ -56,9 +56,11 @@ def pull(name: str, options: PullOptions) -> int:
 
 
 def convert(folder: Path, out: Path, type_name: str, *, force: bool, as_json: bool) -> int:
-    """A Hugging Face folder to a GGUF file."""
+    """A Hugging Face folder to a GGUF file, or a GGUF file to an ONNX graph."""
     from edge.models.convert import convert as convert_folder
 
+    if out.suffix == ".onnx":
+        return _to_onnx(str(folder), out, force=force, as_json=as_json)
     with _Progress("converting") as progress:
         written = convert_folder(folder, out, type_name, force=force, progress=progress.tell)
     if as_json:
@@ -69,6 +71,28 @@ def convert(folder: Path, out: Path, type_name: str, *, force: bool, as_json: bo
         print_line(f"{len(written.kept_wider)} matrices stay f16: their rows do not fit the blocks of {type_name}")
     if not written.chat_template:
         print_line("the folder holds no chat template: this is no instruct model, or its tokenizer files are incomplete")
+    return 0
+
+
+def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
+    """The decoder of a GGUF model as ONNX: float32, with a key/value cache and inputs for an adapter."""
+    from edge.bootstrap import require_onnx
+    from edge.models.catalogue import find_model
+
+    source = find_model(name)
+    if source.is_dir():
+        raise UsageError(f"{source}: ONNX graphs are made of GGUF files", hint="convert the folder to GGUF first")
+    require_onnx("the graph is an ONNX file")
+    from edge.models.onnx_decoder import export_onnx
+
+    export_onnx(source, out, force=force)
+    told = {"path": str(out), "source": str(source), "file_bytes": out.stat().st_size}
+    if as_json:
+        print_json(told)
+        return 0
+    print(f"{out}: the decoder of {source}, {_size(told['file_bytes'])}")
+    if out.with_suffix(".gguf").resolve() != source.resolve():
+        print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
     return 0
 
 
@@ -90,21 +114,21 @@ def quantize(source: Path, out: Path, type_name: str, *, force: bool, threads: i
 def show(name: str, *, as_json: bool) -> int:
     """One model: what its header says and what it costs."""
     from edge.core.gguf_header import read_header
-    from edge.models.catalogue import describe, find_model, memory_estimate
+    from edge.models.catalogue import find_model, look_at, memory_estimate
 
     path = find_model(name)
-    if path.is_dir():
-        raise ModelFileError(f"{path}: a folder; only GGUF files can be shown", hint="its config.json tells what it is")
-    header = read_header(path)
-    about = describe(header)
+    metadata: dict[str, Any] = {}
+    if not path.is_dir():
+        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
+    about = look_at(path)
     memory = memory_estimate(about, _CONTEXT_TOKENS)
-    metadata = {key: _plain(value) for key, value in header.metadata.items()}
     if as_json:
         print_json({"path": str(path), **asdict(about), "memory": asdict(memory), "metadata": metadata})
         return 0
     for line in _about_lines(path, about, memory):
         print(line)
-    print("metadata:")
+    if metadata:
+        print("metadata:")
     for key, value in metadata.items():
         print(f"  {key} = {_shortened(value)}")
     return 0
@@ -182,7 +206,7 @@ def _about_lines(path: Path, about: About, memory: MemoryEstimate) -> list[str]:
         "architecture": about.architecture,
         "parameters": _count(about.parameters),
         "size": _size(about.file_bytes),
-        "type": f"{about.quantisation} ({types})",
+        "type": f"{about.quantisation} ({types})" if types else about.quantisation,
         "context": f"{about.context_tokens:,} tokens",
         "tokenizer": f"{about.tokenizer}, {about.vocabulary:,} tokens",
         "chat template": "yes" if about.chat_template else "none: llama.cpp's ChatML is used where its tokens are known",

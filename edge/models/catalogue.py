@@ -2,11 +2,13 @@
 
 Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
 is looked for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
-config.json as MLX reads it, means itself.
+config.json as MLX reads it, means itself. A model is a GGUF file or such a folder; ONNX graphs are made of GGUF files and no models by
+themselves.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -16,14 +18,16 @@ from pathlib import Path
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, read_header
 from edge.core.names import shown
+from edge.models.spec import parameter_shapes
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
 _KV_VALUE_BYTES = 2
+_GRAPH_HINT = "name the GGUF file it was made of; with engine.backend onnx the graph beside that file is used"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model file by the name to use with --model; `origin` is bundled, folder or hub."""
+    """A model file or folder by the name to use with --model; `origin` is bundled, folder or hub."""
 
     name: str
     path: Path
@@ -76,12 +80,16 @@ def all_models() -> Iterator[Found]:
     """Every model file on this machine."""
     for origin, folder in (("bundled", bundled_folder()), ("folder", models_folder())):
         yield from (Found(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
+        yield from (Found(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
     yield from hub_models()
 
 
 def hub_models() -> Iterator[Found]:
-    """The hub cache's files: OWNER/NAME where a repository has one, OWNER/NAME/FILE.gguf where it has several; none without the package."""
-    from edge.models.hub import cached_models
+    """The hub cache's models; none without the package.
+
+    OWNER/NAME where a repository has one GGUF file, or none but safetensors; OWNER/NAME/FILE.gguf where it has several.
+    """
+    from edge.models.hub import cached_folders, cached_models
 
     try:
         files = list(cached_models())
@@ -90,6 +98,7 @@ def hub_models() -> Iterator[Found]:
     counts = Counter(repo for repo, _ in files)
     for repo, path in files:
         yield Found(repo if counts[repo] == 1 else f"{repo}/{path.name}", path, "hub")
+    yield from (Found(repo, folder, "hub") for repo, folder in cached_folders() if repo not in counts)
 
 
 def find_model(name: str) -> Path:
@@ -97,6 +106,8 @@ def find_model(name: str) -> Path:
     found = _on_disk(name)
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)
+    if found is not None and found.suffix == ".onnx":
+        raise ModelFileError(f"{shown(name)}: a graph alone is no model", hint=_GRAPH_HINT)
     if found is not None:
         return found
     known = ", ".join(sorted(file.stem for folder in (bundled_folder(), models_folder()) for file in folder.glob("*.gguf")))
@@ -111,6 +122,8 @@ def _on_disk(name: str) -> Path | None:
             for folder in (bundled_folder(), models_folder()):
                 if (folder / f"{name}.gguf").is_file():
                     return folder / f"{name}.gguf"
+                if (folder / name / "config.json").is_file():
+                    return folder / name
         path = Path(name).expanduser()
         return path if path.is_file() or (path / "config.json").is_file() else None
     except (OSError, RuntimeError, ValueError):  # too long, a null byte, or nobody's home
@@ -156,8 +169,33 @@ def memory_estimate(about: About, tokens: int) -> MemoryEstimate:
 
 
 def look_at(path: Path) -> About:
-    """What a model file is. Raises ModelFileError."""
-    return describe(read_header(path))
+    """What a model file or folder is. Raises ModelFileError."""
+    return describe_folder(path) if path.is_dir() else describe(read_header(path))
+
+
+def describe_folder(folder: Path) -> About:
+    """What a model folder says of itself in its JSON files. Raises ModelFileError."""
+    from edge.models.hf_config import read_json, shape_of_folder
+
+    spec, config = shape_of_folder(folder), read_json(folder / "config.json")
+    words = folder / "tokenizer_config.json"
+    settings = read_json(words) if words.is_file() else {}
+    packed = config.get("quantization") or {}
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "safetensors").upper()
+    return About(
+        title=folder.resolve().name,
+        architecture=spec.architecture,
+        parameters=sum(math.prod(shape) for shape in parameter_shapes(spec).values()),
+        file_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        quantisation=f"MLX {packed['bits']} bit" if packed.get("bits") else dtype,
+        context_tokens=spec.context_length,
+        tensor_types={},
+        chat_template=(folder / "chat_template.jinja").is_file() or "chat_template" in settings,
+        prompt_form=str(settings.get("edge_agent_prompt_form") or "full"),
+        tokenizer="tokenizer.json" if (folder / "tokenizer.json").is_file() else "none",
+        vocabulary=spec.vocab_size,
+        kv_bytes_per_token=2 * _KV_VALUE_BYTES * spec.layers * spec.kv_heads * spec.head_dim,
+    )
 
 
 def _kv_bytes_per_token(header: GgufHeader) -> int:

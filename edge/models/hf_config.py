@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from edge.core.errors import ModelFileError
 from edge.models.spec import ARCHITECTURES, Architecture, DecoderSpec
 
+_SUPPORTED = f"supported: {', '.join(ARCHITECTURES)}"
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryFactors:
@@ -66,9 +68,7 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
     raw = read_json(path)
     architecture = raw.get("model_type")
     if architecture not in ARCHITECTURES:
-        raise ModelFileError(
-            f"{path}: the architecture {architecture!r} is not supported", hint=f"supported: {', '.join(ARCHITECTURES)}"
-        )
+        raise ModelFileError(f"{path}: the architecture {architecture!r} is not supported", hint=_SUPPORTED)
     _refuse_what_is_missing(path, raw)
     try:
         spec = _spec(cast(Architecture, architecture), raw, tensor_names)
@@ -76,6 +76,22 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelFileError(f"{path}: incomplete ({error})", hint="download the folder again") from error
     return HfConfig(spec, rotary, raw)
+
+
+def shape_of_folder(folder: Path) -> DecoderSpec:
+    """The shape that a folder's config.json tells, whatever type its weights are stored in. Raises ModelFileError."""
+    path = folder / "config.json"
+    raw = read_json(path)
+    architecture = raw.get("model_type")
+    if architecture not in ARCHITECTURES:
+        raise ModelFileError(f"{path}: the architecture {architecture!r} is not supported", hint=_SUPPORTED)
+    biased = raw.get("attention_bias", architecture == "qwen2")
+    untied = {"lm_head.weight"} if not raw.get("tie_word_embeddings") else set()
+    names = untied | ({"model.layers.0.self_attn.q_proj.bias"} if biased else set())
+    try:
+        return _spec(cast(Architecture, architecture), raw, frozenset(names))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelFileError(f"{path}: incomplete ({error})", hint="download the folder again") from error
 
 
 def _spec(architecture: Architecture, raw: Mapping[str, Any], tensor_names: frozenset[str]) -> DecoderSpec:

@@ -92,6 +92,15 @@ def cached_models() -> Iterator[tuple[str, Path]]:
                     yield repo, path
 
 
+def cached_folders() -> Iterator[tuple[str, Path]]:
+    """Every model in the hub's cache that is a folder of safetensors as (OWNER/NAME, newest snapshot)."""
+    for storage in sorted(cache_folder().glob("models--*")):
+        for snapshot in sorted((storage / "snapshots").glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True):
+            if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+                yield storage.name.removeprefix("models--").replace("--", "/"), snapshot
+                break
+
+
 def _gguf(repo: str, name: str, revision: str | None) -> Pulled:
     path = _download(repo, name, revision)
     checked = check_blob(path, repo)
