@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edge.agent.versions import Versions
     from edge.cli.settings import Settings
 
+Result = TypeVar("Result")
 FORMATS = ("peft", "gguf", "mlx")
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _HINT = "see edge-agent adapters list"
@@ -172,7 +173,7 @@ def _go_back(versions: Versions, version: int) -> dict[str, Any]:
     return asdict(versions.go_back(version))
 
 
-def _in_folder(state: Path, work: Callable[[Versions], Any]) -> Any:
+def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:
     """Work in a folder that no agent uses; its lock is held meanwhile."""
     from edge.agent.checkpoints import Checkpoints
     from edge.agent.state import StateFolder

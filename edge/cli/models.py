@@ -86,11 +86,11 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
     from edge.models.onnx_decoder import export_onnx
 
     export_onnx(source, out, force=force)
-    told = {"path": str(out), "source": str(source), "file_bytes": out.stat().st_size}
+    file_bytes = out.stat().st_size
     if as_json:
-        print_json(told)
+        print_json({"path": str(out), "source": str(source), "file_bytes": file_bytes})
         return 0
-    print(f"{out}: the decoder of {source}, {_size(told['file_bytes'])}")
+    print(f"{out}: the decoder of {source}, {_size(file_bytes)}")
     if out.with_suffix(".gguf").resolve() != source.resolve():
         print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
     return 0

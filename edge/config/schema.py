@@ -133,7 +133,7 @@ class RoutingConfig(Section):
     @model_validator(mode="after")
     def _a_router_has_a_file(self) -> RoutingConfig:
         if self.policy == "router" and not self.router:
-            raise ValueError("policy router needs router: FILE.onnx (edge-agent router train)")
+            raise ValueError("policy router needs router, a file of edge-agent router train")
         return self
 
 

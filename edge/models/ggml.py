@@ -65,7 +65,7 @@ class GgmlType:
 def ggml_type(number: int) -> GgmlType:
     """The type with this number. Raises ModelFileError for one this build of ggml cannot turn into floats."""
     library = _library()
-    if not 0 <= number < library.ggml_type_count:
+    if not 0 <= number < _type_count():
         raise ModelFileError(f"unknown ggml type {number}", hint="update llama-cpp-python")
     traits = library.ggml_get_type_traits(number).contents
     name = (traits.type_name or b"").decode() or f"type {number}"
@@ -86,7 +86,12 @@ def _library() -> Any:
         raise EdgeError(f"{path.name} of llama-cpp-python cannot be loaded", hint="install llama-cpp-python again") from error
     library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
     library.ggml_get_type_traits.argtypes = (ctypes.c_int,)
+    return library
+
+
+@lru_cache(maxsize=1)
+def _type_count() -> int:
+    """Types there are, by the gguf package: ggml looks beyond its table for a number that is not in it."""
     import gguf
 
-    library.ggml_type_count = 1 + max(int(kind) for kind in gguf.GGMLQuantizationType)
-    return library
+    return 1 + max(int(kind) for kind in gguf.GGMLQuantizationType)

@@ -14,7 +14,7 @@ from edge.agent.evaluate import EvalRoles
 from edge.agent.evaluation.examples import Example, examples_of
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
-from edge.core.errors import ConfigError, ModelFileError, UsageError
+from edge.core.errors import ModelFileError, UsageError
 from edge.core.types import FinishReason
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.calibration import area_under_curve, calibrate
@@ -98,7 +98,7 @@ def test_the_model_decides_by_itself_unless_a_router_is_chosen() -> None:
 
 
 def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="edge-agent router train"):
+    with pytest.raises(UsageError, match="edge-agent router train"):
         Settings(sets=["routing.policy=router"]).config()
     missing = config(policy="router", router=str(tmp_path / "none.onnx"))
     with pytest.raises(ModelFileError, match=r"none\.onnx"):
