@@ -134,6 +134,7 @@ async def test_onnx_runtime_serves_the_exported_folder_as_torch_computes_it(trai
         assert np.abs(np.array([await backend.score(*row) for row in _rows()]) - expected).max() > 50 * SUMS_NATS
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks transformers for it
 async def test_transformers_with_peft_computes_the_exported_folder_as_our_decoder_does(trained) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
