@@ -58,6 +58,7 @@ def parse() -> argparse.Namespace:
     forget.add_argument("--items", type=int, default=200, help="test items of each group")
     forget.add_argument("--seed", type=int, default=0)
     forget.add_argument("--threads", type=int, default=1)
+    forget.add_argument("--learning-rate", type=float, help="AdamW's rate on the adapter")
     forget.add_argument("--out", type=Path, help="folder for forgetting.json and forgetting.png (default runs/nano/forget-MODEL)")
     return parser.parse_args()
 
@@ -97,10 +98,11 @@ def run_card(arguments: argparse.Namespace) -> None:
 
 def run_forget(arguments: argparse.Namespace) -> None:
     """Print how many points each direction forgets; write curves and figure."""
-    from tools.nano.forget import ForgetOptions, measure, write_curves
+    from tools.nano.forget import LEARNING_RATE, ForgetOptions, measure, write_curves
 
     path = model_path(arguments.model)
-    options = ForgetOptions(arguments.steps, arguments.every, arguments.items, arguments.seed, arguments.threads)
+    rate = arguments.learning_rate or LEARNING_RATE
+    options = ForgetOptions(arguments.steps, arguments.every, arguments.items, arguments.seed, arguments.threads, rate)
     curves = measure(path, options)
     folder = arguments.out or RUNS / f"forget-{path.stem}"
     write_curves(curves, folder)

@@ -2,7 +2,7 @@
 // The page of the local agent: a conversation beside the agent's state. No libraries, nothing from elsewhere.
 
 const $ = (id) => document.getElementById(id);
-const EXAMPLES = ["What is 17 + 25?", "Tom has 3 boxes with 12 pens each and gives away 7 pens. How many are left?", "Write a Python function tidy(xs) that takes a list of numbers xs. First keep only the even numbers. Then double every number."];
+const EXAMPLES = ["Mia has 14 apples. She buys 23 more. How many apples does she have?", "There are 3 boxes with 12 pens in each. Tom takes 7 away. How many pens are left?", "Write a Python function tidy(xs) that takes a list of numbers xs. First keep only the even numbers. Then double every number."];
 const SOURCES = { local: "answered here", cloud: "asked the cloud", "local-fallback": "here, without the help it asked for" };
 const STATUS_EVERY_MS = 2000;
 
