@@ -14,12 +14,13 @@ from edge.dagrpo.format import check_format
 from edge.models.decoder import Architecture, Decoder, DecoderSpec
 from edge.tasks.practice import FAMILIES
 from tools.nano.data import (
-    CLOUD_LATE_POOL,
+    CLOUD_MIXES,
+    EDGE_FAMILY_WEIGHTS,
     EXERCISE_POOLS,
     POOL_BATCHES,
     ExampleSource,
     cloud_level_weights,
-    family_weights,
+    cloud_mix,
     help_share,
 )
 from tools.nano.grow import grow_into
@@ -77,13 +78,14 @@ def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: T
 
 
 def test_shares_are_shares() -> None:
-    for model in RECIPES:
-        for pool in (0, CLOUD_LATE_POOL - 1, CLOUD_LATE_POOL):
-            assert family_weights(model, pool).keys() == FAMILIES.keys()
-            assert sum(family_weights(model, pool).values()) == pytest.approx(1)
+    for weights in (EDGE_FAMILY_WEIGHTS, *(mix.families for mix in CLOUD_MIXES)):
+        assert weights.keys() == FAMILIES.keys()
+        assert sum(weights.values()) == pytest.approx(1)
     for family in FAMILIES.values():
         assert all(0 < help_share(family, level) < 0.3 for level in family.levels)
-        assert cloud_level_weights(family) == sorted(cloud_level_weights(family))
+        weights = cloud_level_weights(family, 4.0)
+        assert weights == sorted(weights)
+        assert (weights[0], weights[-1]) == (1.0, 4.0)
 
 
 def test_nano_cloud_sees_mostly_programs_late(tokenizer: Tokenizer) -> None:
@@ -95,7 +97,9 @@ def test_nano_cloud_sees_mostly_programs_late(tokenizer: Tokenizer) -> None:
         ]
         return sum("```python" in tokenizer.decode(row.tolist()) for row in rows) / len(rows)
 
-    assert share_of_programs(CLOUD_LATE_POOL - 1) < 0.45 < share_of_programs(CLOUD_LATE_POOL)
+    late = CLOUD_MIXES[1].first_pool
+    assert cloud_mix(late - 1) == CLOUD_MIXES[0] != cloud_mix(late)
+    assert share_of_programs(late - 1) < 0.45 < share_of_programs(late)
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:

@@ -25,12 +25,24 @@ SYSTEM_TEXT = "Think in steps."
 """The compact system text; the chat template inside the GGUF file always writes it and drops any other system message."""
 
 EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.32, "science": 0.22, "code": 0.22, "facts": 0.24}
-CLOUD_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.36, "science": 0.24, "code": 0.27, "facts": 0.13}
-CLOUD_LATE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.24, "science": 0.08, "code": 0.60, "facts": 0.08}
-"""What nano-cloud sees from pool `CLOUD_LATE_POOL` on: mostly programs, which it learns last."""
-CLOUD_LATE_POOL = 38
-CLOUD_LEVEL_SLOPE = 1.8
-"""nano-cloud sees the hardest level of a family this many times as often as the easiest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often each family is shown from pool `first_pool` on, and how many times as often its hardest level as its easiest."""
+
+    first_pool: int
+    families: Mapping[str, float]
+    level_slope: float
+
+
+CLOUD_MIXES = (
+    Mix(0, {"arith": 0.36, "science": 0.24, "code": 0.27, "facts": 0.13}, 1.8),
+    Mix(38, {"arith": 0.24, "science": 0.08, "code": 0.60, "facts": 0.08}, 1.8),
+    Mix(54, {"arith": 0.40, "science": 0.05, "code": 0.50, "facts": 0.05}, 4.0),
+)
+"""nano-cloud learns long programs and long chains of arithmetic last, so it is shown more of them late."""
+
 HELP_SHARES: tuple[float, float] = (0.04, 0.16)
 """How often nano-edge is shown asking for help at the easiest level, and at the last one that its steps suffice for."""
 HELP_SHARE_BEYOND = 0.28
@@ -91,17 +103,15 @@ def cloud_response(drawn: Drawn) -> str:
     return drawn.detailed.text
 
 
-def family_weights(model: ModelName, pool_number: int) -> Mapping[str, float]:
-    """How often a model is shown each family in a pool of its training."""
-    if model != "nano-cloud":
-        return EDGE_FAMILY_WEIGHTS
-    return CLOUD_FAMILY_WEIGHTS if pool_number < CLOUD_LATE_POOL else CLOUD_LATE_FAMILY_WEIGHTS
+def cloud_mix(pool_number: int) -> Mix:
+    """What nano-cloud is shown in a pool of its training."""
+    return [mix for mix in CLOUD_MIXES if mix.first_pool <= pool_number][-1]
 
 
-def cloud_level_weights(family: Family) -> list[float]:
-    """Weights that rise linearly from the easiest to the hardest level."""
+def cloud_level_weights(family: Family, slope: float) -> list[float]:
+    """Weights that rise linearly from 1 at the easiest level to `slope` at the hardest."""
     last = len(family.levels) - 1
-    return [1 + (CLOUD_LEVEL_SLOPE - 1) * index / last for index in range(last + 1)]
+    return [1 + (slope - 1) * index / last for index in range(last + 1)]
 
 
 def shown_question(drawn: Drawn) -> str:
@@ -136,21 +146,29 @@ class ExampleSource:
     def _drawn(self, rng: random.Random, pool_number: int) -> Example:
         if pool_number < EXERCISE_POOLS[self._model]:
             return self._chat(*draw_exercise(rng))
-        return self._example(rng, family_weights(self._model, pool_number))
+        return self._cloud_example(rng, cloud_mix(pool_number)) if self._model == "nano-cloud" else self._edge_example(rng)
 
     def _chat(self, question: str, response: str) -> Example:
         response_ids = [*self._tokenizer.encode(response).ids, self._end_of_turn]
         return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
 
-    def _example(self, rng: random.Random, weights: Mapping[str, float]) -> Example:
-        cloud = self._model == "nano-cloud"
-        (name,) = rng.choices(list(weights), weights=list(weights.values()))
-        family = FAMILIES[name]
-        level_weights = cloud_level_weights(family) if cloud else list(family.level_weights.values())
-        (level,) = rng.choices(family.levels, weights=level_weights)
+    def _edge_example(self, rng: random.Random) -> Example:
+        family = drawn_family(rng, EDGE_FAMILY_WEIGHTS)
+        (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
         drawn = family.draw(rng, "train", level)
-        response = cloud_response(drawn) if cloud else edge_response(rng, family, drawn)
-        return self._chat(shown_question(drawn), response)
+        return self._chat(shown_question(drawn), edge_response(rng, family, drawn))
+
+    def _cloud_example(self, rng: random.Random, mix: Mix) -> Example:
+        family = drawn_family(rng, mix.families)
+        (level,) = rng.choices(family.levels, weights=cloud_level_weights(family, mix.level_slope))
+        drawn = family.draw(rng, "train", level)
+        return self._chat(shown_question(drawn), cloud_response(drawn))
+
+
+def drawn_family(rng: random.Random, weights: Mapping[str, float]) -> Family:
+    """A family by its weight."""
+    (name,) = rng.choices(list(weights), weights=list(weights.values()))
+    return FAMILIES[name]
 
 
 def collate(examples: list[Example]) -> Batch:
