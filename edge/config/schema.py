@@ -234,7 +234,7 @@ class DeviceConfig(Section):
     took. None (or an empty list) is what was not measured; G is 10^9. `bandwidth_gb_per_s`: bytes read from memory, buffers larger
     than the caches. `infer_gflop_per_s`: 2 x weights x tokens/s of a prompt in the engine. `train_*_gflop_per_s`: torch matrix products of
     training's shapes. `dequantise_gweights_per_s`: weights turned from the file's form into floats. `model` is what the engine's
-    numbers were taken with: `prefill_tokens_per_s` of one prompt, `decode` for some numbers of rows.
+    numbers were taken with: `prefill_tokens_per_s` of one prompt, `decode` for some numbers of rows behind a short prompt.
     """
 
     name: str = ""
