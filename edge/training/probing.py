@@ -12,6 +12,7 @@ from typing import Literal
 
 from edge.training.learner import Probing
 from edge.training.memory import (
+    SAFE_SHARE,
     BatchLimits,
     ModelShape,
     OutOfMemory,
@@ -29,7 +30,8 @@ Choice = Literal["auto", "on", "off"]
 class ProbePlan:
     """What to make sure of. `probe` auto tries only what is in doubt, off nothing; `checkpointing` auto is off unless only on fits.
 
-    `held_bytes` of the estimate are in use already. `estimated`: the estimate is for this learner's engine; without it only a trial tells.
+    `held_bytes` of the estimate are in use already. `estimated`: the estimate is made for this learner's engine; for another one it only
+    says what is certain to fit, and refuses nothing.
     """
 
     shape: ModelShape
@@ -67,6 +69,10 @@ def ways(plan: ProbePlan) -> tuple[bool, ...]:
 async def _try(learner: Probing, plan: ProbePlan, checkpointing: bool, free_bytes: Callable[[], int]) -> None:
     setting = replace(plan.setting, checkpointing=checkpointing)
     batch = worst_micro_batch(plan.shape, plan.limits, setting)
-    certain = plan.estimated and check_fits(memory_need(plan.shape, batch, setting), batch, free_bytes(), plan.held_bytes)
+    need = memory_need(plan.shape, batch, setting)
+    if plan.estimated:
+        certain = check_fits(need, batch, free_bytes(), plan.held_bytes)
+    else:
+        certain = need.total <= SAFE_SHARE * free_bytes()
     if plan.probe == "on" or not certain:
         await learner.probe(probe_groups(batch, plan.shape.vocab_size))

@@ -96,6 +96,9 @@ async def test_where_no_estimate_is_known_one_way_is_tried(monkeypatch: pytest.M
     with pytest.raises(OutOfMemory):
         await make_fit(learner, probe_plan(config(), MODEL, estimated=False), lambda: 1)
     assert (learner.ways, len(learner.tried)) == ([False], 1)
+    roomy = Recorder(short=True)
+    await make_fit(roomy, probe_plan(config(), MODEL, estimated=False), lambda: 1 << 50)
+    assert (roomy.ways, roomy.tried) == ([False], [])
 
 
 @pytest.mark.parametrize("word", ["on", "off"])
