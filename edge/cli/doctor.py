@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import tempfile
@@ -77,11 +78,18 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     from edge.cli.measure import measure
     from edge.config.profile import profile_text, write_profile
 
+    if (load := busy_cores()) > usable_cores() / 2:
+        print_line(f"this machine is busy (load {load:.1f} on {usable_cores()} cores): the numbers will be too low")
     measured = measure(config, lambda stage: print_line(f"measuring {stage} ..."))
     if profile is not None:
         write_profile(profile, profile_text(measured.device, measured.settings()))
         print_line(f"device profile written to {profile}; use it with --device-profile {profile}")
     return measured
+
+
+def busy_cores() -> float:
+    """Cores' worth of work over the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Iterator[Finding]:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 POINT_S = 1.0
 """About how long one number is measured."""
-_PREFILL_TOKENS, _DECODE_PROMPT_TOKENS, _FEWEST_CALLS, _MOST_CALLS = 256, 16, 16, 96
+_PREFILL_TOKENS, _DECODE_PROMPT_TOKENS, _FIRST_CALLS, _FEWEST_CALLS, _MOST_CALLS = 256, 16, 4, 12, 96
 _ROWS_FROM = 8
 """Between one row and so many nothing is decided: fewer are never recommended by default (edge.inference.batched)."""
 _HARDLY_FASTER, _TRIES = 1.1, 2
+_SWEEP_S = 20.0
 _SAMPLE_S, _SAMPLE_PROMPTS = 8.0, 2
 _TRAINING_TOKENS = 1024
 _PRACTICE = "practice:group1"
@@ -43,7 +44,7 @@ class EngineRates:
     """What the engine reached: tokens/s of one prompt, and of all rows together by number of rows, behind a short prompt.
 
     `prompt_tokens` and `response_tokens` are means over the configured tasks; `sampled` is false where responses took too long to sample
-    and the longest allowed length stands for them.
+    and the longest allowed length stands for them. `complete` is false where time was up before all numbers of rows were measured.
     """
 
     prefill_tokens_per_s: float
@@ -51,6 +52,7 @@ class EngineRates:
     prompt_tokens: float
     response_tokens: float
     sampled: bool
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Measured:
             "measured": self.device.model_dump(mode="json"),
             "model": model,
             "tasks": {**lengths, "responses_sampled": self.rates.sampled},
+            "all_rows_measured": self.rates.complete,
             "recommended": asdict(self.advice),
             "floor": floor,
         }
@@ -144,40 +147,56 @@ async def _rates(config: AgentConfig, path: Path, backend: BatchedBackend, say: 
     prefill_s = max(1e-9, await _quickest(partial(backend.feed, ids[:length], ids[:1], 1), clock))
     prompt_tokens = sum(map(len, prompts)) / len(prompts)
     rows = most_rows(config, model_shape(path).kv_bytes_per_token * context)
-    decode = await _decode_rates(backend, ids, rows, say, clock)
+    decode, complete = await _decode_rates(backend, ids, rows, say, clock)
     say("lengths of answers")
     response_tokens = await _response_tokens(config, backend)
     longest = min(config.learning.max_tokens, context)
-    return EngineRates(length / prefill_s, decode, prompt_tokens, response_tokens or longest, response_tokens is not None)
+    return EngineRates(
+        length / prefill_s, decode, prompt_tokens, response_tokens or longest, response_tokens is not None, complete
+    )
 
 
-async def _decode_rates(backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock) -> dict[int, float]:
-    """Tokens/s for growing numbers of rows, up to `most` or until more are hardly faster twice running."""
-    rates: dict[int, float] = {}
-    hardly, call_s = 0, await _call_s(backend, ids, _FEWEST_CALLS, 1, clock)
+async def _decode_rates(
+    backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock
+) -> tuple[dict[int, float], bool]:
+    """Tokens/s for growing numbers of rows, up to `most` or until more are hardly faster twice running; false when time was up before."""
+    say("generation with 1 row")
+    rates = {1: 1 / await _call_s(backend, ids, _FIRST_CALLS, 1, clock)}
+    try:
+        async with asyncio.timeout(_SWEEP_S):
+            await _sweep(backend, ids, most, say, clock, rates)
+    except TimeoutError:
+        return rates, False
+    return rates, True
+
+
+async def _sweep(backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock, rates: dict[int, float]) -> None:
+    """Fill in `rates`, one number of rows after the other, one row again with more calls."""
+    hardly = 0
+    call_s = 1 / rates[1]
     for rows in _rows_to_try(most):
-        say(f"generation with {rows} row{'s' if rows > 1 else ''}")
-        best = max(rates.values(), default=0.0)
-        call_s = await _call_s(backend, ids, round(POINT_S / _TRIES / call_s), rows, clock)
+        if rows > 1:
+            say(f"generation with {rows} rows")
+        best = max(rates.values())
+        call_s = await _call_s(backend, ids, max(_FEWEST_CALLS, round(POINT_S / _TRIES / call_s)), rows, clock)
         rates[rows] = rows / call_s
-        hardly = hardly + 1 if rates[rows] < _HARDLY_FASTER * best else 0
+        hardly = hardly + 1 if rows > 1 and rates[rows] < _HARDLY_FASTER * best else 0
         if hardly == _TRIES:
-            break
-    return rates
+            return
 
 
 async def _call_s(backend: BatchedBackend, ids: Sequence[int], calls: int, rows: int, clock: Clock) -> float:
     """Seconds of one decode of so many rows: what many tokens take beyond the prompt and the first one, which comes from the prompt."""
     prompt = ids[: min(_DECODE_PROMPT_TOKENS, len(ids) // 2)]
-    calls = max(1, min(max(_FEWEST_CALLS, calls), _MOST_CALLS, len(ids) - len(prompt) - 1))
+    calls = max(1, min(calls, _MOST_CALLS, len(ids) - len(prompt) - 1))
     short, long = [await _quickest(partial(backend.feed, prompt, ids[:count], rows), clock) for count in (1, calls + 1)]
     return max(long - short, long / 2, 1e-9) / calls  # the prompt is short: more than half of it is never the prompt
 
 
 async def _quickest(call: Callable[[], Awaitable[None]], clock: Clock) -> float:
-    """Seconds of the faster of two calls."""
-    seconds = []
-    for _ in range(_TRIES):
+    """Seconds of the faster of two calls, or of a single long one."""
+    seconds: list[float] = []
+    while len(seconds) < _TRIES and sum(seconds) < POINT_S:
         before = clock.monotonic()
         await call()
         seconds.append(clock.monotonic() - before)
@@ -356,7 +375,8 @@ def _device_lines(measured: Measured) -> Iterator[str]:
 def _advice_lines(measured: Measured) -> Iterator[str]:
     advice = measured.advice
     yield "recommended"
-    yield _line("rows together", advice.rows, "(engine.max_rows)")
+    cut = "" if measured.rates.complete else "; time was up before more were measured: is the machine busy?"
+    yield _line("rows together", advice.rows, f"(engine.max_rows{cut})")
     yield _line(
         "batch", advice.prompts, f"prompts x {advice.group_size} responses (learning.prompts_per_step, learning.group_size)"
     )

@@ -52,6 +52,7 @@ def test_every_number_is_there_and_carries_its_unit(report: tuple[dict, str, Pat
         assert measured[name] > 0
     assert measured["dequantise_gweights_per_s"] > 0
     assert [rate["rows"] for rate in measured["decode"]] == [1, 3]
+    assert told["all_rows_measured"] is True
     assert told["recommended"]["group_size"] == 2
     assert told["recommended"]["rows"] in (1, 3)
     for stage in ("memory bandwidth", "fp32 products", "generation with 3 rows"):
@@ -96,6 +97,16 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("load", "told"), [(100_000.0, True), (0.0, False)])
+def test_a_busy_machine_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], load: float, told: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(measure, "measure", lambda config, say: say("nothing"))
+    doctor._measured(AgentConfig(), None)
+    assert ("this machine is busy" in capsys.readouterr().err) == told
+
+
 def test_a_failed_check_is_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "device.yaml"
     assert main(["doctor", "--write-profile", str(profile), "--model", str(tmp_path / "none.gguf")]) == 1
@@ -131,6 +142,13 @@ async def test_answers_that_take_too_long_count_as_the_longest_allowed(monkeypat
     config = resolve(AgentConfig, sets=[*SMALL, "learning.max_tokens=77"]).config
     rates = await measure.engine_rates(config, model_file("nano-edge"), lambda stage: None, SystemClock())
     assert (rates.sampled, rates.response_tokens) == (False, 77)
+
+
+async def test_a_slow_machine_keeps_what_was_measured_until_time_was_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_SWEEP_S", 0.0)
+    config = resolve(AgentConfig, sets=SMALL).config
+    rates = await measure.engine_rates(config, model_file("nano-edge"), lambda stage: None, SystemClock())
+    assert (list(rates.decode_tokens_per_s), rates.complete) == ([1], False)
 
 
 async def test_feeding_decodes_in_all_rows_and_refuses_what_does_not_fit() -> None:

@@ -95,12 +95,6 @@ def test_every_field_of_the_device_section_is_described() -> None:
     assert [name for name in DeviceConfig.model_fields if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "devices").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_profile_that_comes_with_the_project_can_be_used(file: Path) -> None:
-    device = Settings(device_profile=file).config().device
-    assert device.bandwidth_gb_per_s and device.infer_gflop_per_s and device.measured_on
-
-
 def test_the_processors_name_is_read_and_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "x86").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t: fpu\n")
     assert cpu_name(tmp_path / "x86") == "Some CPU @ 2 GHz"
