@@ -430,7 +430,7 @@ async def probe_memory(config: AgentConfig, path: Path, learner: Probing) -> Non
     from edge.models.weights import available_memory
     from edge.training.probing import make_fit
 
-    await make_fit(learner, probe_plan(config, path, estimated=engine_backend(config, path) == "llamacpp"), available_memory)
+    await make_fit(learner, probe_plan(config, path, estimated=engine_backend(config, path) != "mlx"), available_memory)
 
 
 def _mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> MlxLearner:

@@ -275,7 +275,7 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
     say("memory bandwidth")
     buffer_bytes = min(BUFFER_BYTES, available_memory() // 8)
     rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes)}
-    if engine_backend(config, path) == "llamacpp":
+    if engine_backend(config, path) != "mlx":
         sizes = list(model_shape(path).linear_sizes().values())
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             say(f"{name} products")

@@ -239,7 +239,7 @@ class DeviceConfig(Section):
 
     name: str = ""
     measured_on: str = ""
-    backend: Literal["", "llamacpp", "mlx"] = ""
+    backend: Literal["", "llamacpp", "mlx", "onnx"] = ""
     cores: int | None = Field(None, ge=1)
     memory_mib: int | None = Field(None, ge=1)
     bandwidth_gb_per_s: Positive | None = None
