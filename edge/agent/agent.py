@@ -40,6 +40,7 @@ from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import BudgetSnapshot, CoordinatorClient
+from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.learner import Learner
 from edge.verifiers.verifier import Verifier
@@ -119,6 +120,8 @@ class AgentParts:
     """A second engine over the same weights for learning, so that another adapter can be trained than serves; a gate needs it."""
     sound: Callable[[Path], None] = lambda adapter_folder: None
     """Reads an adapter's files through. Raises AdapterError when they are damaged."""
+    step_measure: Callable[[], StepMeasure | None] = lambda: None
+    """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +435,8 @@ class Agent:
         desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
         rollout = Rollout(rollouts, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout)
         group_size, scale = self._settings.rollout.group_size, self._settings.advantage_scale
-        return LearningStep(self._roles(rollouts), rollout, self._present_learner, group_size, scale)
+        measure = self._parts.step_measure()
+        return LearningStep(self._roles(rollouts), rollout, self._present_learner, group_size, scale, measure)
 
     def _present_learner(self) -> Learner:
         """The learner of now: going back to the bare model opens another one."""

@@ -10,7 +10,7 @@ The decoder and the converter to GGUF come through the constructor. All work run
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from edge.core.clock import Clock, SystemClock
-from edge.core.errors import AdapterError, StateError
+from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.rng import derive_seed
 from edge.core.types import AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
@@ -30,6 +30,7 @@ from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
+from edge.training.memory import does_not_fit
 from edge.training.mlx_loss import FlatTargets, importance_of, mismatch_sums, policy_loss, token_scores
 from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
 from edge.training.settings import LearnerSettings, LoraSpec
@@ -97,9 +98,26 @@ class MlxLearner:
         """Optimiser steps made so far; refused and empty updates do not count."""
         return self._step
 
+    @property
+    def checkpointing(self) -> bool:
+        """Never: prompts hand their keys and values on beside the layers' outputs."""
+        return False
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Raises UsageError when it is to be on."""
+        if on:
+            raise UsageError(
+                "gradient checkpointing is not there for MLX",
+                hint="lower learning.micro_batch_tokens, or set engine.backend to llamacpp",
+            )
+
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        """The passes of an update; nothing of them is kept. Raises EdgeError when memory runs out."""
+        await self._worker.run(self._probe_job(tuple(groups)), Priority.TRAINING)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write adapter_model.safetensors, adapter_config.json and adapter.gguf as a new folder, all or nothing."""
@@ -126,6 +144,14 @@ class MlxLearner:
         tally = _Tally()
         if not rows:
             return self._report(groups, tally, 0.0, skipped="no group with an advantage")
+        gradient = yield from self._gradient(rows, tally)
+        started = self._clock.monotonic()
+        grad_norm, skipped = self._apply(gradient, tally)
+        tally.seconds += self._clock.monotonic() - started
+        return self._report(groups, tally, grad_norm, skipped)
+
+    def _gradient(self, rows: Sequence[Row], tally: _Tally) -> Generator[None, None, Arrays]:
+        """The gradient of all rows' loss, a micro-batch per slice."""
         gradient: Arrays = {}
         shared = self._settings.prefix_sharing != "plain"
         for chunk in (chunks_by_prompt if shared else plain_chunks)(rows, self._settings.tokens_per_slice):
@@ -133,10 +159,18 @@ class MlxLearner:
             gradient = self._add_gradient(gradient, chunk, tally, shared_hidden if shared else plain_hidden)
             tally.seconds += self._clock.monotonic() - started
             yield
-        started = self._clock.monotonic()
-        grad_norm, skipped = self._apply(gradient, tally)
-        tally.seconds += self._clock.monotonic() - started
-        return self._report(groups, tally, grad_norm, skipped)
+        return gradient
+
+    def _probe_job(self, groups: Sequence[TrainingGroup]) -> Job[None]:
+        shortage: BaseException | None = None
+        try:
+            yield from self._gradient(live_rows(groups), _Tally())
+        except (MemoryError, RuntimeError) as error:  # MLX says so in words only
+            if "allocate" not in str(error) and not isinstance(error, MemoryError):
+                raise
+            shortage = error.with_traceback(None)  # whose frames hold the memory in question
+        if shortage is not None:
+            raise does_not_fit("the longest micro-batch was tried") from shortage
 
     def _add_gradient(self, sofar: Arrays, chunk: Sequence[Row], tally: _Tally, hidden_of: HiddenOf) -> Arrays:
         """`sofar` and the gradient of the chunk's loss, computed before this returns."""

@@ -23,6 +23,7 @@ from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.scripted import ScriptedLearner
 from edge.verifiers.math_answer import ExactMathAnswer
@@ -104,6 +105,7 @@ class World:
     seconds_per_token: float = 0.0
     coordinator: CoordinatorProcess | None = None
     gate: GateRules | None = None
+    measure: StepMeasure | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -149,6 +151,7 @@ class World:
             clock=self.clock,
             failpoint=failpoint,
             open_rollouts=self._open_rollouts,
+            step_measure=lambda: self.measure,
         )
         return Agent(parts, self.settings(state.run_id))
 
