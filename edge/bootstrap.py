@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
-from collections.abc import Sequence
+import platform
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, TaskFileError
+from edge.core.errors import AdapterError, ModelFileError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
 
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from edge.core.clock import Clock
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
+    from edge.models.decoder import Decoder
+    from edge.models.mlx_decoder import MlxDecoder
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
     from edge.training.learner import Learner
+    from edge.training.settings import LearnerSettings, LoraSpec
     from edge.verifiers.sandbox.role import Sandbox
     from edge.verifiers.verifier import Verifier
 
@@ -54,18 +60,22 @@ def bundled_models() -> Path:
 
 
 def model_file(name: str) -> Path:
-    """The GGUF file that a model name or path stands for. Raises ModelFileError."""
+    """The GGUF file, or the MLX folder, that a model name or path stands for. Raises ModelFileError."""
     from edge.tasks.names import shown
 
     files = bundled_models()
     try:
-        found = next((path for path in (files / f"{name}.gguf", Path(name).expanduser()) if path.is_file()), None)
+        found = next(filter(_is_model, (files / f"{name}.gguf", Path(name).expanduser())), None)
     except (OSError, RuntimeError, ValueError):  # a name that no file can have, or nobody's home
         found = None
     if found is not None:
         return found
     known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
     raise ModelFileError(f"{shown(name)}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def check_inputs(config: AgentConfig) -> None:
@@ -76,7 +86,7 @@ def check_inputs(config: AgentConfig) -> None:
     from edge.tasks.registry import open_source
 
     sources = [open_source(phase.source) for phase in config.phases]
-    model_file(config.model.path)
+    engine_backend(config, model_file(config.model.path))
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
 
@@ -134,13 +144,13 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     try:
         learning = config.learning
         curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
-        worker = _SharedWorker()
+        worker, weights = _SharedWorker(), MlxWeights(path)
         address = coordinator_address(config, state.folder)
         parts = AgentParts(
             state=state,
             curriculum=curriculum,
-            open_backend=lambda: open_backend(config, path, worker.get()),
-            open_learner=lambda: open_learner(config, path, worker.get()),
+            open_backend=lambda: open_backend(config, path, worker.get(), weights),
+            open_learner=lambda: open_learner(config, path, worker.get(), weights),
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
@@ -298,8 +308,55 @@ def latest_adapters(config: AgentConfig) -> tuple[Path, ...]:
     return tuple(sorted((state_folder(config) / "checkpoints").glob("step-*/adapter"), reverse=True))
 
 
-async def open_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> InferenceBackend:
-    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError."""
+def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx"]:
+    """Which engine serves and trains this model on this machine. Raises UsageError where it is not installed or cannot."""
+    chosen, folder, installed = config.engine.backend, path.is_dir(), mlx_installed()
+    if chosen == "llamacpp" and folder:
+        raise UsageError(f"{path}: llama.cpp reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
+    if chosen == "mlx" or folder:
+        if not installed:
+            why = f"{path} is a folder" if folder else "engine.backend is mlx"
+            raise UsageError(
+                f"{why}, but MLX is not installed", hint="pip install 'edge-agent[mlx]', or use llama.cpp with a .gguf file"
+            )
+        return "mlx"
+    return "mlx" if chosen == "auto" and apple_silicon() and installed else "llamacpp"
+
+
+def mlx_installed() -> bool:
+    """Whether both packages of the MLX path are there; they are looked up, not imported."""
+    return all(importlib.util.find_spec(package) is not None for package in ("mlx", "mlx_lm"))
+
+
+def apple_silicon() -> bool:
+    """Whether this is a Mac with Apple's own processor."""
+    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
+
+
+class MlxWeights:
+    """One copy of a model's weights for serving and training, loaded by whoever needs it first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._decoder: MlxDecoder | None = None
+
+    def decoder(self) -> MlxDecoder:
+        """The decoder without an adapter; take a twin of it. Raises ModelFileError."""
+        from edge.models.mlx_decoder import load_mlx_decoder
+
+        with self._lock:
+            if self._decoder is None:
+                self._decoder = load_mlx_decoder(self._path)
+            return self._decoder
+
+
+async def open_backend(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None
+) -> InferenceBackend:
+    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError, UsageError."""
+    if engine_backend(config, path) == "mlx":
+        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights or MlxWeights(path))
     from edge.inference.llamacpp import LlamaCppBackend
 
     engine = config.engine
@@ -313,33 +370,71 @@ async def open_backend(config: AgentConfig, path: Path, worker: EngineWorker) ->
     )
 
 
-async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
-    """The torch learner on the same GGUF file (on a thread: importing torch takes seconds). Raises ModelFileError."""
+def _mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> InferenceBackend:
+    from edge.inference.mlx_backend import MlxBackend
+
+    rows, tokens = config.engine.max_rows or None, config.model.context_tokens
+    return MlxBackend(path, weights.decoder(), worker, n_ctx=tokens, max_rows=rows)
+
+
+async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None) -> Learner:
+    """The learner of the engine in use on the same file (on a thread: importing torch takes seconds).
+
+    Raises ModelFileError, UsageError.
+    """
+    if engine_backend(config, path) == "mlx":
+        return await asyncio.to_thread(_mlx_learner, config, path, worker, weights or MlxWeights(path))
     return await asyncio.to_thread(_torch_learner, config, path, worker)
 
 
 def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
-    from edge.inference.adapters import write_gguf_adapter
-    from edge.models.decoder import load_decoder
-    from edge.training.settings import LearnerSettings, LoraSpec
     from edge.training.torch_learner import TorchLearner
 
+    spec, settings = _learner_settings(config)
+    seed, convert = config.learning.seed, _adapter_converter(path)
+    return TorchLearner(_open_decoder(config, path), worker, convert, seed=seed, lora_spec=spec, settings=settings)
+
+
+def _mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> Learner:
+    from edge.training.mlx_learner import MlxLearner
+
+    spec, settings = _learner_settings(config)
+    seed, convert = config.learning.seed, _adapter_converter(path)
+    return MlxLearner(weights.decoder().twin(), worker, convert, seed=seed, lora_spec=spec, settings=settings)
+
+
+def _learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
+    from edge.training.settings import LearnerSettings, LoraSpec
+
     learning, adapter = config.learning, config.adapter
-    return TorchLearner(
-        load_decoder(path),
-        worker,
-        lambda peft_folder, out: write_gguf_adapter(peft_folder, path, out),
-        seed=learning.seed,
-        lora_spec=LoraSpec(adapter.rank, adapter.alpha, adapter.targets),
-        settings=LearnerSettings(
-            learning_rate=learning.learning_rate,
-            weight_decay=learning.weight_decay,
-            max_grad_norm=learning.max_grad_norm,
-            importance_cap=learning.importance_cap,
-            tokens_per_slice=learning.micro_batch_tokens,
-            threads=learning.torch_threads,
-        ),
+    return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
+        learning_rate=learning.learning_rate,
+        weight_decay=learning.weight_decay,
+        max_grad_norm=learning.max_grad_norm,
+        importance_cap=learning.importance_cap,
+        tokens_per_slice=learning.micro_batch_tokens,
+        threads=learning.torch_threads,
     )
+
+
+def _adapter_converter(path: Path) -> Callable[[Path, Path], None]:
+    """Writes adapter.gguf for the base model; for an MLX folder there is none to write."""
+    if path.is_dir():
+        return lambda _peft_folder, _out: None
+    from edge.inference.adapters import write_gguf_adapter
+
+    return lambda peft_folder, out: write_gguf_adapter(peft_folder, path, out)
+
+
+def _open_decoder(config: AgentConfig, path: Path) -> Decoder:
+    """The decoder of the file that serves, its weights in memory or left in the file. Raises ModelFileError."""
+    from edge.models.decoder import load_decoder
+    from edge.models.gguf_reader import open_gguf
+    from edge.models.streamed import open_streamed
+    from edge.models.weights import available_memory, choose_weights
+
+    chosen = choose_weights(config.engine.weights, open_gguf(path).parameters, available_memory())
+    return load_decoder(path) if chosen == "resident" else open_streamed(path)
 
 
 def coordinator_address(config: AgentConfig, folder: Path) -> str:

@@ -36,6 +36,7 @@ from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import BudgetSnapshot, CoordinatorClient
+from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 from edge.verifiers.verifier import Verifier
 
@@ -108,6 +109,8 @@ class AgentParts:
     failpoint: Callable[[str], None] = lambda name: None
     release: Callable[[], None] = lambda: None
     """Called last, after every part is closed."""
+    step_measure: Callable[[], StepMeasure | None] = lambda: None
+    """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +371,8 @@ class Agent:
         rollout = Rollout(
             self._backend, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout
         )
-        return LearningStep(self._roles(), rollout, learner, self._settings.rollout.group_size, self._settings.advantage_scale)
+        settings, measure = self._settings, self._parts.step_measure()
+        return LearningStep(self._roles(), rollout, learner, settings.rollout.group_size, settings.advantage_scale, measure)
 
     async def _learn_until(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
         made = 0

@@ -84,7 +84,8 @@ class StepFinished(Event):
     right after composition, over all unmasked responses. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
     `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
     refused. `offline`: λ could not be moved at the coordinator, the report waits in the outbox. `families`: the same shares for each
-    family of questions in the step, by name (steps of older state folders have none).
+    family of questions in the step, by name (steps of older state folders have none). `floor_s`: the least time this step could take on
+    this device by ENGINE section 6, and `times_floor` = seconds / floor_s; None where the device was not measured.
     """
 
     kind: ClassVar[str] = "step_finished"
@@ -134,6 +135,8 @@ class StepFinished(Event):
     learner_skipped: str
     at: float
     families: tuple[FamilyScores, ...] = ()
+    floor_s: float | None = None
+    times_floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

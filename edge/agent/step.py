@@ -23,6 +23,7 @@ from edge.core.events import EventSink
 from edge.core.types import TaskItem, TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import AdvantageScale, dual_advantages, estimator_weight, scale_advantages
 from edge.inference.backend import InferenceBackend
+from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 
 
@@ -86,13 +87,21 @@ class LearningStep:
     """Makes steps one after the other. `interruptible` tells when cancelling loses nothing but work that can be made again."""
 
     def __init__(
-        self, roles: StepRoles, rollout: Rollout, learner: Learner, group_size: int, scale: AdvantageScale = AdvantageScale.NONE
+        self,
+        roles: StepRoles,
+        rollout: Rollout,
+        learner: Learner,
+        group_size: int,
+        scale: AdvantageScale = AdvantageScale.NONE,
+        measure: StepMeasure | None = None,
     ) -> None:
+        """With a `measure` of the device, steps are told beside the least time they could take."""
         self._roles = roles
         self._rollout = rollout
         self._learner = learner
         self._group_size = group_size
         self._scale = scale
+        self._measure = measure
         self._closer = StepCloser(roles)
         self._was_refused = False
         self.interruptible = True
@@ -120,7 +129,8 @@ class LearningStep:
         watch.lap("update")
         self._roles.failpoint("updated")
         setting = _setting(plan, opened, self._roles.state)
-        draft = summarise(groups, report, setting, watch.seconds(self._rollout.cloud_span.seconds))
+        seconds = watch.seconds(self._rollout.cloud_span.seconds)
+        draft = summarise(groups, report, setting, seconds, self._measure)
         checkpoint = await self._roles.checkpoints.write(plan.step, self._learner, _manifest(plan, opened, groups, draft))
         watch.lap("save")
         self._roles.failpoint("checkpointed")
@@ -238,4 +248,5 @@ class StopWatch:
         known = {**asdict(event.seconds_by_part), **self._laps}
         parts = StepSeconds(**known)
         total = parts.rollout + parts.update + parts.save + parts.close + parts.swap
-        return replace(event, seconds_by_part=parts, seconds=total)
+        times_floor = total / event.floor_s if event.floor_s else None
+        return replace(event, seconds_by_part=parts, seconds=total, times_floor=times_floor)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge.cli.saying import print_json
 from edge.cli.shell import EXTRAS
-from edge.core.errors import EdgeError
+from edge.core.errors import EdgeError, ModelFileError
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
@@ -56,7 +56,7 @@ def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Ite
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
-    yield from (check_extra(name) for name in EXTRAS)
+    yield from (check_extra(name) for name in ("agent", "train"))
     yield check_cores()
     yield check_memory()
     try:
@@ -65,6 +65,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("configuration", "fail", str(error), error.hint)
         return
     yield Finding("configuration", "ok", str(settings.file or "defaults"))
+    yield check_engine(config)
     yield from check_models(config)
     yield check_sandbox(config)
     yield check_state(config)
@@ -107,6 +108,24 @@ def check_memory() -> Finding:
     return Finding("memory", "ok", text)
 
 
+def check_engine(config: AgentConfig) -> Finding:
+    """Which engine serves and trains; a model that is not there is the next check's business."""
+    from edge.bootstrap import apple_silicon, engine_backend, mlx_installed, model_file
+
+    try:
+        chosen = engine_backend(config, model_file(config.model.path))
+    except ModelFileError:
+        return Finding("engine", "warn", "open until there is a model")
+    except EdgeError as error:
+        return Finding("engine", "fail", str(error), error.hint)
+    if chosen == "mlx":
+        return Finding("engine", "ok", "MLX serves and trains on one copy of the weights")
+    if config.engine.backend == "auto" and apple_silicon() and not mlx_installed():
+        hint = "pip install 'edge-agent[mlx]' to use this Mac's GPU for learning too"
+        return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
+    return Finding("engine", "ok", "llama.cpp serves, torch trains")
+
+
 def check_models(config: AgentConfig) -> Iterator[Finding]:
     """The model that answers, and the bundled one behind an embedded coordinator, each loaded for real."""
     yield _check_model("model", config.model.path)
@@ -126,11 +145,15 @@ def _check_model(name: str, path: str) -> Finding:
 
 
 def _loaded(path: str) -> str:
-    """Open the model with llama.cpp. Raises ModelFileError."""
+    """Open the model: a file with llama.cpp, a folder with MLX. Raises ModelFileError."""
     from edge.bootstrap import model_file
     from edge.inference.gguf_model import GgufModel
 
     file = model_file(path)
+    if file.is_dir():
+        from edge.models.mlx_decoder import load_mlx_decoder
+
+        return f"{file.resolve().name}, {load_mlx_decoder(file).shape.parameters / 1e6:.1f} M parameters"
     with closing(GgufModel(file)) as model:
         return f"{file.stem}, {model.parameters / 1e6:.1f} M parameters, {file.stat().st_size / 2**20:.1f} MiB"
 

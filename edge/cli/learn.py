@@ -120,9 +120,15 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
         *(line for phase in summary["phases"] for line in _phase_lines(phase)),
         *(_forgetting_line(entry) for entry in summary["forgetting"]),
         f"cloud      {summary['cloud_calls']} calls, {summary['cloud_tokens']} tokens, {dollars(summary['spend_uusd'])}",
-        f"time       {duration(summary['seconds'])}",
+        f"time       {duration(summary['seconds'])}{_floor_text(summary)}",
         f"run folder {folder}",
     ]
+
+
+def _floor_text(summary: dict[str, Any]) -> str:
+    if "times_floor" not in summary:
+        return ""
+    return f", {summary['times_floor']:.1f} times the floor of {summary['floor_s_per_step']:.2f} s a step"
 
 
 def _phase_lines(phase: dict[str, Any]) -> list[str]:

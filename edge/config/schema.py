@@ -23,6 +23,7 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 AnswerMatch = Literal["exact", "equivalent"]
+EngineBackend = Literal["auto", "llamacpp", "mlx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -33,7 +34,7 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The SLM: a GGUF file by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
+    """The SLM: a GGUF file or (on MLX) a folder by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
 
     path: str = "nano-edge"
     context_tokens: int = Field(1024, ge=64)
@@ -41,11 +42,17 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """The inference engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128)."""
+    """The engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128).
 
-    backend: str = "llamacpp"
+    `backend` auto is MLX on Apple silicon where it is installed, and llama.cpp with torch elsewhere (`edge-agent doctor` shows which). MLX
+    chooses its threads itself. `weights`: how torch holds the model's weights while learning, as floats in memory (`resident`) or in the
+    file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models.
+    """
+
+    backend: EngineBackend = "auto"
     threads: int = Field(0, ge=0)
     max_rows: int = Field(0, ge=0)
+    weights: Literal["auto", "resident", "streamed"] = "auto"
 
 
 class AdapterConfig(Section):

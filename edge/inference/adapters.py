@@ -25,6 +25,7 @@ from edge.core.errors import AdapterError, ModelFileError
 
 _PREFIX = "base_model.model."
 _PARTS = {"lora_A": "lora_a", "lora_B": "lora_b"}
+_PEFT_PARTS = {part: name for name, part in _PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,23 @@ def write_gguf_adapter(peft_folder: Path, base_gguf: Path, out: Path) -> None:
     if ranks != {config["r"]}:
         raise AdapterError(f"{peft_folder}: expected tensors of rank {config['r']}, found {sorted(ranks)}")
     _write(renamed, base.architecture, lora_scaling(config) * config["r"], out)
+
+
+def read_peft_folder(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """Configuration and tensors (peft's names, without an adapter's name in them) of a peft folder.
+
+    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it says.
+    """
+    config = _read_config(folder / "adapter_config.json")
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in _read_safetensors(folder / "adapter_model.safetensors").items():
+        module, part = _module_and_part(name)
+        if not np.isfinite(tensor).all():
+            raise AdapterError(f"{name}: holds values that are not finite")
+        if tensor.ndim != 2 or tensor.shape[part == "lora_b"] != config["r"]:
+            raise AdapterError(f"{folder}: expected tensors of rank {config['r']}, found {name} {tensor.shape}")
+        tensors[f"{_PREFIX}{module}.{_PEFT_PARTS[part]}.weight"] = tensor
+    return config, tensors
 
 
 def lora_scaling(config: Mapping[str, Any]) -> float:

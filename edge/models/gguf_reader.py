@@ -7,19 +7,20 @@ be unusable ends in ModelFileError with one line that names the file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import gguf
-import numpy as np
 import torch
 from gguf import GGUFReader, ReaderTensor
 from torch import Tensor
 
 from edge.core.errors import ModelFileError
 from edge.models.decoder import Architecture, DecoderSpec, rope_frequencies
+from edge.models.ggml import ggml_type
+from edge.models.stored import StoredMatrix
 
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "llama")
 MAGIC = b"GGUF"
@@ -79,6 +80,11 @@ class GGUFModel:
     def tensors(self) -> dict[str, ReaderTensor]:
         """Every tensor by its stored name."""
         return {tensor.name: tensor for tensor in self._reader.tensors}
+
+    @property
+    def parameters(self) -> int:
+        """Weights in the file."""
+        return sum(int(tensor.n_elements) for tensor in self._reader.tensors)
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key as a plain Python value, or `default`."""
@@ -144,28 +150,47 @@ class GGUFModel:
     # --- weights ---
 
     def dequantised(self, name: str) -> Tensor:
-        """One tensor in float32, in the shape torch gives it (rows are outputs)."""
+        """One tensor in float32, in the shape torch gives it (rows are outputs). Raises ModelFileError for a type ggml cannot read."""
         tensor = self.tensors[name]
-        try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError as error:
-            raise ModelFileError(f"unsupported quantisation {tensor.tensor_type.name} in {self.path}") from error
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+        shape = torch_shape(tensor)
+        values = torch.empty(shape)
+        kind = ggml_type(int(tensor.tensor_type))
+        kind.dequantise(tensor.data.ctypes.data, values.data_ptr(), values.numel())
+        return values
 
     def decoder_state(self, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
         """The decoder's parameters by name, without the tied output. Raises ModelFileError on a missing or misshapen one."""
-        for name, shape in parameter_shapes(spec).items():
-            stored = stored_name(name)
-            if stored not in self.tensors:
-                raise ModelFileError(f"incomplete model file {self.path}: no tensor {stored}")
-            try:
-                values = self.dequantised(stored)
-            except UNREADABLE as error:
-                raise _damaged(self.path, error) from error
-            if tuple(values.shape) != shape:
-                raise ModelFileError(f"tensor {stored} of {self.path} is {tuple(values.shape)}, expected {shape}")
-            yield name, self._in_neox_order(name, values, spec)
+        for name in parameter_shapes(spec):
+            yield name, self.parameter(name, spec)
+
+    def parameter(self, name: str, spec: DecoderSpec) -> Tensor:
+        """One of the decoder's parameters in float32, its rows in the decoder's order. Raises ModelFileError."""
+        tensor = self._checked(name, spec)
+        try:
+            values = self.dequantised(tensor.name)
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+        return self._in_neox_order(name, values, spec)
+
+    def stored_matrix(self, name: str, spec: DecoderSpec) -> StoredMatrix:
+        """One of the decoder's matrices where it lies in the file. Raises ModelFileError."""
+        tensor = self._checked(name, spec)
+        rows, width = torch_shape(tensor)
+        permuted = spec.architecture == "llama" and (".q_proj." in name or ".k_proj." in name)
+        order = (lambda values: self._in_neox_order(name, values, spec)) if permuted else None
+        try:
+            return StoredMatrix(tensor.data, tensor.data.ctypes.data, ggml_type(int(tensor.tensor_type)), rows, width, order)
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+
+    def _checked(self, name: str, spec: DecoderSpec) -> ReaderTensor:
+        stored, shape = stored_name(name), parameter_shapes(spec)[name]
+        if stored not in self.tensors:
+            raise ModelFileError(f"incomplete model file {self.path}: no tensor {stored}")
+        tensor = self.tensors[stored]
+        if torch_shape(tensor) != shape:
+            raise ModelFileError(f"tensor {stored} of {self.path} is {torch_shape(tensor)}, expected {shape}")
+        return tensor
 
     def _in_neox_order(self, name: str, values: Tensor, spec: DecoderSpec) -> Tensor:
         """Undo the row order of q and k in llama-architecture files; other tensors and architectures pass unchanged."""
@@ -176,7 +201,13 @@ class GGUFModel:
         return values
 
 
-def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+def torch_shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    """The shape that torch gives a stored tensor."""
+    return tuple(int(size) for size in reversed(tensor.shape))
+
+
+@lru_cache(maxsize=16)
+def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
     """Every parameter of the decoder with its shape; the output projection only where it is not tied."""
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.width)}

@@ -60,3 +60,14 @@ class Learner(Protocol):
     async def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises StateError when it does not fit."""
         ...
+
+
+class Probing(Protocol):
+    """A learner whose memory can be tried before the first step, so that it runs out at once or never."""
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        """The passes of an update over these groups; weights, optimiser and random streams stay bit for bit as they were.
+
+        Raises EdgeError, with what to lower, when memory runs out.
+        """
+        ...

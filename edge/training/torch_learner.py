@@ -26,7 +26,9 @@ from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport
 from edge.training.loss import (
     NO_TOKENS,
+    DenseProjection,
     MismatchSums,
+    Projection,
     TokenScores,
     importance_weights,
     mismatch_sums,
@@ -34,6 +36,7 @@ from edge.training.loss import (
     sequence_mask_weights,
     token_scores,
 )
+from edge.training.memory import does_not_fit
 from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
 from edge.training.precision import choose_dtype, has_fast_bf16
 from edge.training.settings import LearnerSettings, LoraSpec
@@ -70,6 +73,7 @@ class TorchLearner:
         self._seed = seed
         self._module = decoder
         self._decoder: CausalDecoder = decoder  # type: ignore[assignment]
+        self._projection = projection_of(self._decoder.lm_head)
         lora.inject_lora(decoder, self._spec, seed)
         self._parameters = lora.lora_parameters(decoder)
         self._optimiser = self._fresh_optimiser()
@@ -86,6 +90,10 @@ class TorchLearner:
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        """The passes of an update, with as much memory beside them as the optimiser will take. Raises EdgeError when it runs out."""
+        await self._worker.run(self._probe_job(tuple(groups)), Priority.TRAINING)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write adapter_model.safetensors, adapter_config.json and adapter.gguf as a new folder, all or nothing."""
@@ -121,6 +129,25 @@ class TorchLearner:
         finally:
             self._optimiser.zero_grad(set_to_none=True)
 
+    def _probe_job(self, groups: Sequence[TrainingGroup]) -> Job[None]:
+        tally = _Tally()
+        try:
+            moments = self._moments_to_come()
+            yield from self._timed(self._gradient(live_rows(groups), tally), tally)
+            del moments
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise does_not_fit("the longest micro-batch was tried") from error
+        finally:
+            self._optimiser.zero_grad(set_to_none=True)
+
+    def _moments_to_come(self) -> list[Tensor]:
+        """Memory that AdamW takes at its first step, really taken; nothing once it has it."""
+        if self._optimiser.state:
+            return []
+        return [torch.ones_like(parameter) for parameter in self._parameters.values() for _ in range(2)]
+
     def _gradient(self, rows: Sequence[Row], tally: _Tally) -> Generator[None, None, None]:
         shared = self._settings.prefix_sharing == "shared" or (self._settings.prefix_sharing == "auto" and worth_sharing(rows))
         yield from gradient_slices(self._decoder, rows, self._objective(tally), self._settings.tokens_per_slice, shared)
@@ -135,8 +162,7 @@ class TorchLearner:
         return objective
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
-        weight_VD = self._decoder.lm_head.weight.detach()
-        return token_scores(hidden_ND, weight_VD, targets.ids_N, self._settings.vocab_chunk_elements)
+        return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements)
 
     def _importance(self, scores: TokenScores, targets: Targets) -> Tensor:
         if self._settings.importance == "none":
@@ -220,8 +246,8 @@ class TorchLearner:
         with torch.no_grad(), self._engine():
             hidden_ND = plain_hidden(self._decoder, [row])
             targets = torch.tensor(row.token_ids, device=hidden_ND.device)
-            weight_VD = self._decoder.lm_head.weight
-            return tuple(token_scores(hidden_ND, weight_VD, targets, self._settings.vocab_chunk_elements).logprobs_N.tolist())
+            scores = token_scores(hidden_ND, self._projection, targets, self._settings.vocab_chunk_elements)
+            return tuple(scores.logprobs_N.tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
 
@@ -290,6 +316,19 @@ class _Tally:
         """Count one micro-batch."""
         self.loss += loss
         self.sums += sums
+
+
+def projection_of(head: nn.Linear) -> Projection:
+    """The output projection: rows of the file where the layer leaves its weights there, else its weight in memory."""
+    stored: Projection | None = getattr(head, "stored", None)
+    return DenseProjection(head.weight.detach()) if stored is None else stored
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up; on a CPU torch says so in a plain RuntimeError."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def worth_sharing(rows: Sequence[Row]) -> bool:

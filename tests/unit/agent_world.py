@@ -23,6 +23,7 @@ from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.training.floor import StepMeasure
 from edge.training.scripted import ScriptedLearner
 from edge.verifiers.math_answer import ExactMathAnswer
 
@@ -102,6 +103,7 @@ class World:
     dial: float | None = None
     seconds_per_token: float = 0.0
     coordinator: CoordinatorProcess | None = None
+    measure: StepMeasure | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -138,6 +140,7 @@ class World:
             sink=self.sink,
             clock=self.clock,
             failpoint=failpoint,
+            step_measure=lambda: self.measure,
         )
         return Agent(parts, self.settings(state.run_id))
 
