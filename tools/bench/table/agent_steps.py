@@ -238,7 +238,14 @@ async def serve(agent: Agent) -> None:
 def told_of(step: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a step's event."""
     names = ("seconds_by_part", "tokens", "prompts", "responses", "truncated", "assist_rate", "dual_before", "reward_mean")
-    learner = ("frac_reward_zero_std", "mean_abs_logprob_diff", "kl", "effective_sample_share", "clipped_share", "learner_skipped")
+    learner = (
+        "frac_reward_zero_std",
+        "mean_abs_logprob_diff",
+        "kl",
+        "effective_sample_share",
+        "clipped_share",
+        "learner_skipped",
+    )
     return {"seconds": step["seconds"], **{name: step[name] for name in (*names, *learner)}}
 
 

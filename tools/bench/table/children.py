@@ -51,7 +51,7 @@ def run_child(
             env=dict(environment),
             cwd=folder,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no threads run here yet
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         try:
             code = _watch(process, log, began, tell, timeout_s)

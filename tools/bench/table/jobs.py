@@ -62,7 +62,14 @@ def models_part(places: Places, shape: str, kinds: list[str], transformers: bool
 def prompts_part(places: Places, model: Path, work: Workload, source: str | None, wanted: int) -> Part:
     """Make the prompts of a workload."""
     items = places.items(model, work)
-    job = {"model": str(model), "source": source, "prompt_tokens": work.prompt_tokens, "wanted": wanted, "items": str(items)}
+    job = {
+        "model": str(model),
+        "model_bytes": model.stat().st_size,
+        "source": source,
+        "prompt_tokens": work.prompt_tokens,
+        "wanted": wanted,
+        "items": str(items),
+    }
     return Part(f"prompts/{items.stem}", module("prompts"), job)
 
 
@@ -136,7 +143,16 @@ def speed_part(key: str, models: Mapping[str, Path], threads: int, repeats: int)
 
 
 def mismatch_part(
-    key: str, model: Path, original: Path | None, items: Path, *, prompts: int, tokens: int, context: int, threads: int, random: bool
+    key: str,
+    model: Path,
+    original: Path | None,
+    items: Path,
+    *,
+    prompts: int,
+    tokens: int,
+    context: int,
+    threads: int,
+    random: bool,
 ) -> Part:
     """Sampler against trainer."""
     job = {
@@ -158,7 +174,9 @@ def mismatch_part(
 
 def install_part(places: Places, commit: str) -> Part:
     """From a clean checkout to one learned step."""
-    return Part("install/1", module("install"), {"scratch": str(places.scratch("install")), "commit": commit}, {"PIP_NO_CACHE_DIR": "1"})
+    return Part(
+        "install/1", module("install"), {"scratch": str(places.scratch("install")), "commit": commit}, {"PIP_NO_CACHE_DIR": "1"}
+    )
 
 
 def _common(places: Places, key: str, work: Workload, threads: int, random_model: bool) -> dict[str, Any]:

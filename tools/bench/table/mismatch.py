@@ -22,7 +22,7 @@ CAP = 2.0
 ROWS = 4
 
 
-async def sampled(job: dict[str, Any]) -> list[PromptGroup]:
+async def sampled(job: dict[str, Any], questions: Sequence[str]) -> list[PromptGroup]:
     """The groups of all prompts."""
     from edge.core.types import Message, Sampling
     from edge.core.worker import EngineWorker
@@ -37,13 +37,10 @@ async def sampled(job: dict[str, Any]) -> list[PromptGroup]:
         backend = open_endless(path, worker, n_ctx, rows, threads)
     else:
         backend = LlamaCppBackend(path, worker, n_threads=threads, n_ctx=n_ctx, max_rows=rows)
-    questions = [json.loads(line)["question"] for line in Path(job["items"]).read_text(encoding="utf-8").splitlines()]
     sampling, seeds = Sampling(max_tokens=job["max_tokens"]), range(job["group_size"])
     try:
         return list(
-            await asyncio.gather(
-                *(backend.sample_group([Message("user", question)], sampling, seeds) for question in questions[: job["prompts"]])
-            )
+            await asyncio.gather(*(backend.sample_group([Message("user", question)], sampling, seeds) for question in questions))
         )
     finally:
         await backend.aclose()
@@ -85,7 +82,8 @@ def main(paths: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(job["threads"])
-    groups = asyncio.run(sampled(job))
+    lines = Path(job["items"]).read_text(encoding="utf-8").splitlines()[: job["prompts"]]
+    groups = asyncio.run(sampled(job, [json.loads(line)["question"] for line in lines]))
     result = {"types": types_of(Path(job["model"])), "file": compared(Path(job["model"]), groups, half=False)}
     if job["bf16"]:
         result["file_bf16"] = compared(Path(job["model"]), groups, half=True)

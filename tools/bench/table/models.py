@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,19 @@ def spec_of(shape: str) -> DecoderSpec:
     """The decoder of a named shape. Raises KeyError."""
     from edge.models.decoder import DecoderSpec
 
-    spec = DecoderSpec("qwen2", vocab_size=VOCABULARY[shape], context_length=CONTEXT_TOKENS, **SHAPES[shape])
-    return replace(spec, rope_base=1e6)
+    sizes = SHAPES[shape]
+    return DecoderSpec(
+        "qwen2",
+        vocab_size=VOCABULARY[shape],
+        width=sizes["width"],
+        layers=sizes["layers"],
+        heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        ffn_width=sizes["ffn_width"],
+        context_length=CONTEXT_TOKENS,
+        rope_base=1e6,
+    )
 
 
 def gguf_file(folder: Path, name: str, quantisation: str) -> Path:

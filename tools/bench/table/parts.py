@@ -1,7 +1,7 @@
 """The measured pieces of a run and their results on disk, one file each, so that a run that was cut goes on where it stopped.
 
 Knows jobs, results and when a stored one still counts; knows nothing of what is measured. A piece is a command that is given two
-paths behind its own arguments: a job to read and a result to write, both JSON.
+paths behind its own arguments: a job to read and a result to write, both JSON. A result that names `files` counts as long as they exist.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Results:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return stored if isinstance(stored, dict) and stored.get("digest") == part.digest else None
+        if not isinstance(stored, dict) or stored.get("digest") != part.digest:
+            return None
+        return stored if all(Path(made).exists() for made in stored["result"].get("files", ())) else None
 
     def _measured(self, part: Part, file: Path) -> dict[str, Any]:
         job, raw = file.with_suffix(".job"), file.with_suffix(".raw")

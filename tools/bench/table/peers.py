@@ -49,7 +49,9 @@ def trl_python(cache: Path, screen: Screen) -> Path:
     versions = told_versions(python)
     if versions["cuda"]:
         shutil.rmtree(folder, ignore_errors=True)
-        raise EdgeError("pip installed a torch with CUDA for TRL", hint="let pip find the CPU build of torch, as constraints.txt says")
+        raise EdgeError(
+            "pip installed a torch with CUDA for TRL", hint="let pip find the CPU build of torch, as constraints.txt says"
+        )
     ready.write_text(json.dumps(versions), encoding="utf-8")
     return python
 

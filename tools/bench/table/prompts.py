@@ -2,7 +2,8 @@
 
     python -m tools.bench.table.prompts JOB RESULT
 
-Knows task files and a model's own template; samples nothing. Writes a task file for the agent, and the same prompts as text and ids for peers.
+Knows task files and a model's own template; samples nothing. Writes a task file for the agent, and the same prompts as text and ids for
+peers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main(paths: Sequence[str]) -> None:
     model.close()
     Path(job["items"]).parent.mkdir(parents=True, exist_ok=True)
     Path(job["items"]).write_text("\n".join(map(as_line, items)) + "\n", encoding="utf-8")
-    Path(paths[1]).write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    Path(paths[1]).write_text(json.dumps({"prompts": prompts, "files": [job["items"]]}), encoding="utf-8")
 
 
 if __name__ == "__main__":

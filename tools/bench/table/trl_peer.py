@@ -92,8 +92,8 @@ def main(paths: list[str]) -> None:
     job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     import torch
     import transformers
-    import trl
-    from datasets import Dataset
+    import trl  # type: ignore[import-not-found]
+    from datasets import Dataset  # type: ignore[import-not-found]
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
 
