@@ -111,14 +111,17 @@ def quantise(source: Path, target: Path, kind: str) -> None:
     import llama_cpp
 
     from edge.core.errors import ModelFileError
+    from edge.inference.gguf_model import ENGINE_LOG
 
+    ENGINE_LOG.install()
+    ENGINE_LOG.forget()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = QUANTISATIONS[kind], True, 0
     draft = target.with_name(f".{target.name}.draft")
     code = llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params)
     if code:
         draft.unlink(missing_ok=True)
-        raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} (code {code})")
+        raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
     draft.replace(target)
 
 

@@ -45,7 +45,7 @@ def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
     memories = {name: peak_mib(rounds) for name, rounds in peers.items()}
     best = min(seconds, key=lambda name: seconds[name].median)
     lean = min(memories, key=lambda name: memories[name].median)
-    what = f"one DA-GRPO step, {_million(ours)} parameters, 16 prompts x G=8"
+    what = f"one DA-GRPO step, {_million(ours)} parameters, {_batch(ours)}"
     for name, bound in dict.fromkeys((("fp32", 4.0), (best, 3.0))):
         found = times(mine, seconds[name])
         told = f"{found:.1f}x faster: {shown(mine)} against {shown(seconds[name])}"
@@ -71,7 +71,7 @@ def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
     lines, theirs, their_memory = Lines(), step_seconds(peer), peak_mib(peer)
     for name, rounds in ours.items():
         mine, memory = step_seconds(rounds), peak_mib(rounds)
-        what = f"one step at the {shape} shape, {name}, 2 prompts x 8"
+        what = f"one step at the {shape} shape, {name}, {_batch(rounds)}"
         found, share = times(mine, theirs), memory.median / their_memory.median
         speed = f"{found:.1f}x faster: {shown(mine)} against {shown(theirs)}"
         size = f"{share:.2f} of it: {memory.median:.0f} MiB against {their_memory.median:.0f} MiB"
@@ -316,6 +316,12 @@ def _notices(ours: Rounds) -> list[str]:
 
 def _million(ours: Rounds) -> str:
     return f"{ours[0]['model']['parameters'] / 1e6:.1f} M"
+
+
+def _batch(ours: Rounds) -> str:
+    """`16 prompts x G=8`."""
+    counts = ours[0]["counts"][0]
+    return f"{counts['prompts']:g} prompts x G={counts['responses'] / counts['prompts']:g}"
 
 
 def _rows(name: str) -> int:

@@ -131,8 +131,18 @@ class Bench:
         large = [self.results.measure(self._our_large(f"large/Q8_0/{number}", "Q8_0")) for number in _rounds(self.plan.large)]
         speeds.append(self._speed("after", models))
         steps = {
-            f"{BUNDLED}, 16 prompts x 8": (small, BUNDLED, _most_rows(models[BUNDLED], self.plan.small), False),
-            f"{shape} Q8_0, 2 prompts x 8": (large, shape, self.plan.large.prompts * GROUP_SIZE, speeds[0]["fast_bf16"]),
+            f"{BUNDLED}, {self.plan.small.prompts} prompts x {GROUP_SIZE}": (
+                small,
+                BUNDLED,
+                _most_rows(models[BUNDLED], self.plan.small),
+                False,
+            ),
+            f"{shape} Q8_0, {self.plan.large.prompts} prompts x {GROUP_SIZE}": (
+                large,
+                shape,
+                self.plan.large.prompts * GROUP_SIZE,
+                speeds[0]["fast_bf16"],
+            ),
         }
         return rows.floor_row(speeds, steps)
 
