@@ -7,7 +7,7 @@ import importlib.util
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +18,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import AdapterError, ModelFileError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
+from edge.sizing import learner_settings, probe_plan, step_measure, weights_held
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent, AgentSettings
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from edge.models.mlx_decoder import MlxDecoder
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
-    from edge.training.learner import Learner
-    from edge.training.settings import LearnerSettings, LoraSpec
+    from edge.training.floor import StepMeasure
+    from edge.training.learner import Learner, Probing
+    from edge.training.mlx_learner import MlxLearner
+    from edge.training.torch_learner import TorchLearner
     from edge.verifiers.sandbox.role import Sandbox
     from edge.verifiers.verifier import Verifier
 
@@ -145,12 +148,13 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
         learning = config.learning
         curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
         worker, weights = _SharedWorker(), MlxWeights(path)
+        trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)
         parts = AgentParts(
             state=state,
             curriculum=curriculum,
             open_backend=lambda: open_backend(config, path, worker.get(), weights),
-            open_learner=lambda: open_learner(config, path, worker.get(), weights),
+            open_learner=trainer.open,
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
@@ -160,6 +164,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             clock=clock,
             failpoint=failpoint_from(os.environ),
             release=worker.close,
+            step_measure=trainer.step_measure,
         )
         return Agent(parts, agent_settings(config, state.run_id))
     except BaseException:
@@ -377,44 +382,63 @@ def _mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights:
     return MlxBackend(path, weights.decoder(), worker, n_ctx=tokens, max_rows=rows)
 
 
-async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None) -> Learner:
+async def open_learner(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None
+) -> MlxLearner | TorchLearner:
     """The learner of the engine in use on the same file (on a thread: importing torch takes seconds).
 
-    Raises ModelFileError, UsageError.
+    Its memory is tried before it is handed out. Raises ModelFileError, UsageError, EdgeError when it does not fit.
     """
     if engine_backend(config, path) == "mlx":
-        return await asyncio.to_thread(_mlx_learner, config, path, worker, weights or MlxWeights(path))
-    return await asyncio.to_thread(_torch_learner, config, path, worker)
+        learner: MlxLearner | TorchLearner = await asyncio.to_thread(
+            _mlx_learner, config, path, worker, weights or MlxWeights(path)
+        )
+    else:
+        learner = await asyncio.to_thread(_torch_learner, config, path, worker)
+    await probe_memory(config, path, learner)
+    return learner
 
 
-def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
+class Trainer:
+    """Opens the learner, and tells afterwards against which floor its steps are measured: one that recomputes has a higher one."""
+
+    def __init__(self, config: AgentConfig, path: Path, opened: Callable[[], Awaitable[MlxLearner | TorchLearner]]) -> None:
+        self._config, self._path, self._opened = config, path, opened
+        self._checkpointing = False
+
+    async def open(self) -> Learner:
+        """The learner. Raises what `open_learner` does."""
+        learner = await self._opened()
+        self._checkpointing = learner.checkpointing
+        return learner
+
+    def step_measure(self) -> StepMeasure | None:
+        """None where the device was not measured."""
+        return step_measure(self._config, self._path, checkpointing=self._checkpointing)
+
+
+def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> TorchLearner:
     from edge.training.torch_learner import TorchLearner
 
-    spec, settings = _learner_settings(config)
+    spec, settings = learner_settings(config)
     seed, convert = config.learning.seed, _adapter_converter(path)
     return TorchLearner(_open_decoder(config, path), worker, convert, seed=seed, lora_spec=spec, settings=settings)
 
 
-def _mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> Learner:
+async def probe_memory(config: AgentConfig, path: Path, learner: Probing) -> None:
+    """Try the longest micro-batch that this configuration allows. Raises OutOfMemory with what to lower, UsageError."""
+    from edge.models.weights import available_memory
+    from edge.training.probing import make_fit
+
+    await make_fit(learner, probe_plan(config, path, estimated=engine_backend(config, path) == "llamacpp"), available_memory)
+
+
+def _mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> MlxLearner:
     from edge.training.mlx_learner import MlxLearner
 
-    spec, settings = _learner_settings(config)
+    spec, settings = learner_settings(config)
     seed, convert = config.learning.seed, _adapter_converter(path)
     return MlxLearner(weights.decoder().twin(), worker, convert, seed=seed, lora_spec=spec, settings=settings)
-
-
-def _learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
-    from edge.training.settings import LearnerSettings, LoraSpec
-
-    learning, adapter = config.learning, config.adapter
-    return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
-        learning_rate=learning.learning_rate,
-        weight_decay=learning.weight_decay,
-        max_grad_norm=learning.max_grad_norm,
-        importance_cap=learning.importance_cap,
-        tokens_per_slice=learning.micro_batch_tokens,
-        threads=learning.torch_threads,
-    )
 
 
 def _adapter_converter(path: Path) -> Callable[[Path, Path], None]:
@@ -429,12 +453,9 @@ def _adapter_converter(path: Path) -> Callable[[Path, Path], None]:
 def _open_decoder(config: AgentConfig, path: Path) -> Decoder:
     """The decoder of the file that serves, its weights in memory or left in the file. Raises ModelFileError."""
     from edge.models.decoder import load_decoder
-    from edge.models.gguf_reader import open_gguf
     from edge.models.streamed import open_streamed
-    from edge.models.weights import available_memory, choose_weights
 
-    chosen = choose_weights(config.engine.weights, open_gguf(path).parameters, available_memory())
-    return load_decoder(path) if chosen == "resident" else open_streamed(path)
+    return load_decoder(path) if weights_held(config, path) == "resident" else open_streamed(path)
 
 
 def coordinator_address(config: AgentConfig, folder: Path) -> str:

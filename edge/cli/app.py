@@ -42,6 +42,10 @@ Config = Annotated[Path | None, typer.Option("--config", help="YAML configuratio
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
 ]
+DeviceProfile = Annotated[
+    Path | None,
+    typer.Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
+]
 Mode = Annotated[str | None, typer.Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE")]
 Tasks = Annotated[
     list[str] | None,
@@ -84,6 +88,7 @@ def run(
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
     seed: Seed = None,
     unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -92,7 +97,18 @@ def run(
     from edge.cli import run as command
 
     settings = Settings(
-        config, sets, model, coordinator, state, mode, tasks, target_rate, seed, port=port, unsafe_programs=unsafe_programs
+        config,
+        sets,
+        model,
+        coordinator,
+        state,
+        mode,
+        tasks,
+        target_rate,
+        seed,
+        port=port,
+        unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
     )
     return command.run(settings, command.RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
 
@@ -121,6 +137,7 @@ def learn(
     state: State = None,
     mode: Mode = None,
     unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -140,6 +157,7 @@ def learn(
         seed,
         phase_steps=steps,
         unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
     )
     return command.learn(settings, command.LearnOptions(out, eval_limit, eval_every, json))
 
@@ -273,14 +291,22 @@ def doctor(
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+    ] = False,
+    write_profile: Annotated[
+        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+    ] = None,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Check this machine: Python, extras, models, memory, cores, sandbox, coordinator, state folder."""
+    """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
     from edge.cli import doctor as command
 
-    return command.doctor(Settings(config, sets, model, coordinator, state), as_json=json)
+    settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
+    return command.doctor(settings, as_json=json, measure=measure, profile=write_profile)
 
 
 @config_app.command("show")

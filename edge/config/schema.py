@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 def _share(value: float) -> float:
@@ -17,7 +17,13 @@ def _share(value: float) -> float:
     return value
 
 
+def _switch_word(value: object) -> object:
+    """YAML reads a bare on or off as a truth value."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 Rate = Annotated[float, AfterValidator(_share)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
@@ -74,7 +80,11 @@ class LearningConfig(Section):
     """DA-GRPO. `dual_*` are used by the embedded coordinator; a remote one has its operator's values.
 
     `temperature` 1 without truncation is what the estimator assumes; `advantage_scale` other than `none` is a departure from the paper.
-    `answer_match`: which verdict on a mathematical answer is the reward, the exact string (paper) or equivalence (needs math-verify).
+    `memory_probe`: before the first step, the longest micro-batch that can come is computed once and forgotten, so that memory runs out
+    at once or never (auto: only where by its shapes it takes more than a quarter of what is free). `gradient_checkpointing` computes a
+    block's activations again in the backward pass instead of keeping them: the same gradients in less memory and more time (auto: only
+    where the probe finds that it does not fit otherwise). `answer_match`: which verdict on a mathematical answer is the reward, the
+    exact string (paper) or equivalence (needs math-verify).
     """
 
     group_size: int = Field(8, ge=2)
@@ -92,6 +102,8 @@ class LearningConfig(Section):
     importance_cap: Positive = 2.0
     micro_batch_tokens: int = Field(1024, ge=1)
     torch_threads: int = Field(0, ge=0)
+    memory_probe: Switch = "auto"
+    gradient_checkpointing: Switch = "auto"
     enabled: bool = True
 
 
@@ -208,12 +220,45 @@ class BudgetConfig(Section):
     dial: Rate | None = None
 
 
+class DecodeRate(Section):
+    """Tokens/s of all rows together when so many are decoded at once."""
+
+    rows: int = Field(ge=1)
+    tokens_per_s: Positive
+
+
+class DeviceConfig(Section):
+    """What was measured on this machine; the part of a device profile that `edge-agent doctor --write-profile` fills in.
+
+    Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
+    took. None (or an empty list) is what was not measured; G is 10^9. `bandwidth_gb_per_s`: bytes read from memory, buffers larger
+    than the caches. `infer_gflop_per_s`: 2 x weights x tokens/s of a prompt in the engine. `train_*_gflop_per_s`: torch matrix products of
+    training's shapes. `dequantise_gweights_per_s`: weights turned from the file's form into floats. `model` is what the engine's
+    numbers were taken with: `prefill_tokens_per_s` of one prompt, `decode` for some numbers of rows behind a short prompt.
+    """
+
+    name: str = ""
+    measured_on: str = ""
+    backend: Literal["", "llamacpp", "mlx"] = ""
+    cores: int | None = Field(None, ge=1)
+    memory_mib: int | None = Field(None, ge=1)
+    bandwidth_gb_per_s: Positive | None = None
+    train_fp32_gflop_per_s: Positive | None = None
+    train_bf16_gflop_per_s: Positive | None = None
+    infer_gflop_per_s: Positive | None = None
+    dequantise_gweights_per_s: Positive | None = None
+    model: str = ""
+    prefill_tokens_per_s: Positive | None = None
+    decode: tuple[DecodeRate, ...] = ()
+
+
 class AgentConfig(Section):
     """Everything an agent needs to know. `state_folder` None is the platform's folder for application data."""
 
     mode: Mode = "auto"
     state_folder: str | None = None
     device_profile: str | None = None
+    device: DeviceConfig = DeviceConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     adapter: AdapterConfig = AdapterConfig()

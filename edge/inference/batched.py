@@ -153,6 +153,13 @@ class BatchedBackend:
         group = await self._run(Request(prompt_ids, Sampling(), [0], priority, forced_ids=token_ids))
         return group.responses[0].logprobs
 
+    async def feed(self, prompt_ids: Sequence[int], token_ids: Sequence[int], rows: int) -> None:
+        """Decode the same ids behind one prompt in so many rows together, exactly as a rollout that came to sample them; for measuring."""
+        self._require_open()
+        if len(prompt_ids) + len(token_ids) > self._n_ctx or not prompt_ids or not token_ids:
+            raise UsageError(f"{len(prompt_ids)} + {len(token_ids)} tokens do not make a row of at most {self._n_ctx}")
+        await self._run(Request(prompt_ids, Sampling(), range(rows), Priority.ROLLOUT, forced_ids=token_ids))
+
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this adapter from the next request on; responses in progress are finished with the old one first."""
         async with self._swaps:

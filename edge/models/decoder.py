@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Architecture = Literal["qwen2", "llama"]
 LayerCache = tuple[Tensor, Tensor]
@@ -178,9 +179,13 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. Without `tied_embeddings` the output projection has weights of its own."""
+    """The whole model. Without `tied_embeddings` the output projection has weights of its own.
+
+    With `checkpointing`, autograd keeps of a layer what goes in and comes out, and computes the rest again in the backward pass.
+    """
 
     inverse_freqs: Tensor
+    checkpointing = False
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -210,7 +215,7 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids_BT)
         caches: list[LayerCache] = []
         for index, layer in enumerate(self.model.layers):
-            x, cache = layer(x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
+            x, cache = self._through(layer, x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
             caches.append(cache)
         return Hidden(self.model.norm(x), tuple(caches) if use_cache else None)
 
@@ -218,6 +223,15 @@ class Decoder(nn.Module):
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""
         logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
         return logits
+
+    def _through(self, layer: nn.Module, *inputs: Tensor | LayerCache | None) -> tuple[Tensor, LayerCache]:
+        """The layer's outputs; there is no randomness inside, so no generator's state has to be kept."""
+        if self.checkpointing and torch.is_grad_enabled():
+            made = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            made = layer(*inputs)
+        states, cache = made
+        return states, cache
 
     def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every rotation, float32, broadcastable to [B, H, T, head_dim / 2]."""

@@ -81,7 +81,7 @@ def _library() -> Any:
 
     path = Path(llama_cpp.__file__).parent / "lib" / _LIBRARY
     try:
-        library = ctypes.CDLL(str(path))
+        library: Any = ctypes.CDLL(str(path))
     except OSError as error:
         raise EdgeError(f"{path.name} of llama-cpp-python cannot be loaded", hint="install llama-cpp-python again") from error
     library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)

@@ -86,6 +86,11 @@ class GGUFModel:
         """Weights in the file."""
         return sum(int(tensor.n_elements) for tensor in self._reader.tensors)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in the file."""
+        return sum(int(tensor.n_bytes) for tensor in self._reader.tensors)
+
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key as a plain Python value, or `default`."""
         field = self._reader.get_field(key)

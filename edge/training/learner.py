@@ -63,7 +63,19 @@ class Learner(Protocol):
 
 
 class Probing(Protocol):
-    """A learner whose memory can be tried before the first step, so that it runs out at once or never."""
+    """A learner whose memory can be tried before the first step, so that it runs out at once or never.
+
+    `checkpointing`: activations of a block are computed again in the backward pass instead of kept; the gradients are the same.
+    """
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether it does so."""
+        ...
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Do so from the next update or probe on, or stop it. Raises UsageError where this learner cannot."""
+        ...
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
         """The passes of an update over these groups; weights, optimiser and random streams stay bit for bit as they were.

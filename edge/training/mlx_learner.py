@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from edge.core.clock import Clock, SystemClock
-from edge.core.errors import AdapterError, StateError
+from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.rng import derive_seed
 from edge.core.types import AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
@@ -98,6 +98,19 @@ class MlxLearner:
         """Optimiser steps made so far; refused and empty updates do not count."""
         return self._step
 
+    @property
+    def checkpointing(self) -> bool:
+        """Never: prompts hand their keys and values on beside the layers' outputs."""
+        return False
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Raises UsageError when it is to be on."""
+        if on:
+            raise UsageError(
+                "gradient checkpointing is not there for MLX",
+                hint="lower learning.micro_batch_tokens, or set engine.backend to llamacpp",
+            )
+
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
@@ -149,12 +162,15 @@ class MlxLearner:
         return gradient
 
     def _probe_job(self, groups: Sequence[TrainingGroup]) -> Job[None]:
+        shortage: BaseException | None = None
         try:
             yield from self._gradient(live_rows(groups), _Tally())
         except (MemoryError, RuntimeError) as error:  # MLX says so in words only
             if "allocate" not in str(error) and not isinstance(error, MemoryError):
                 raise
-            raise does_not_fit("the longest micro-batch was tried") from error
+            shortage = error.with_traceback(None)  # whose frames hold the memory in question
+        if shortage is not None:
+            raise does_not_fit("the longest micro-batch was tried") from shortage
 
     def _add_gradient(self, sofar: Arrays, chunk: Sequence[Row], tally: _Tally, hidden_of: HiddenOf) -> Arrays:
         """`sofar` and the gradient of the chunk's loss, computed before this returns."""

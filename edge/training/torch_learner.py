@@ -74,6 +74,7 @@ class TorchLearner:
         self._module = decoder
         self._decoder: CausalDecoder = decoder  # type: ignore[assignment]
         self._projection = projection_of(self._decoder.lm_head)
+        self._decoder.checkpointing = self._settings.gradient_checkpointing
         lora.inject_lora(decoder, self._spec, seed)
         self._parameters = lora.lora_parameters(decoder)
         self._optimiser = self._fresh_optimiser()
@@ -86,6 +87,15 @@ class TorchLearner:
     def step(self) -> int:
         """Optimiser steps made so far; refused and empty updates do not count."""
         return self._step
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return self._decoder.checkpointing
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Compute blocks again in the backward pass, or keep them; not while an update is under way."""
+        self._decoder.checkpointing = on
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
@@ -130,17 +140,23 @@ class TorchLearner:
             self._optimiser.zero_grad(set_to_none=True)
 
     def _probe_job(self, groups: Sequence[TrainingGroup]) -> Job[None]:
-        tally = _Tally()
+        shortage: BaseException | None = None
         try:
-            moments = self._moments_to_come()
-            yield from self._timed(self._gradient(live_rows(groups), tally), tally)
-            del moments
+            yield from self._try_out(groups)
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            raise does_not_fit("the longest micro-batch was tried") from error
+            shortage = error.with_traceback(None)  # whose frames hold the memory in question
         finally:
             self._optimiser.zero_grad(set_to_none=True)
+        if shortage is not None:
+            raise does_not_fit("the longest micro-batch was tried") from shortage
+
+    def _try_out(self, groups: Sequence[TrainingGroup]) -> Generator[None, None, None]:
+        """An update without its end."""
+        moments, tally = self._moments_to_come(), _Tally()
+        yield from self._timed(self._gradient(live_rows(groups), tally), tally)
+        del moments
 
     def _moments_to_come(self) -> list[Tensor]:
         """Memory that AdamW takes at its first step, really taken; nothing once it has it."""

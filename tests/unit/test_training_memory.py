@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
 from edge.core.errors import EdgeError
 from edge.training.batching import live_rows, shared_bundles
 from edge.training.memory import (
+    SLACK,
     BatchLimits,
     MemoryNeed,
     MicroBatch,
@@ -42,7 +44,8 @@ def test_every_part_is_what_counting_by_hand_gives() -> None:
     prompts = 6 * (per_token + 4 * 6)
     responses = 8 * (per_token + 4 * 10)
     between = 4 * 4 * 6 + 2 * (8 + 4) * 2 * 6
-    assert need.activations == 4 * (2 * (prompts + responses + between) + 3 * 8 * 16)
+    temporaries = 3 * 8 * 16 + 4 * 8 * 4 * 10
+    assert need.activations == ceil(SLACK * 4 * (2 * (prompts + responses + between) + temporaries))
     assert need.logits == 4 * 3 * 8 * 50
     assert need.total == sum((need.weights, need.key_values, need.adapter, need.optimiser, need.activations, need.logits))
 
@@ -55,7 +58,7 @@ def test_weights_left_in_the_file_cost_one_matrix_and_a_block_of_the_projection(
 
 def test_half_precision_halves_activations_and_keeps_rounded_weights_of_resident_models() -> None:
     plain, half = memory_need(SHAPE, BATCH, SETTING), memory_need(SHAPE, BATCH, replace(SETTING, value_bytes=2))
-    assert half.activations * 2 == plain.activations
+    assert half.activations * 2 == pytest.approx(plain.activations, abs=2)
     assert half.weights == 4000 + 2000
 
 
@@ -63,7 +66,7 @@ def test_checkpointing_keeps_one_blocks_graph_and_the_stream_between_blocks() ->
     deep = replace(SHAPE, layers=40)
     plain, again = memory_need(deep, BATCH, SETTING), memory_need(deep, BATCH, replace(SETTING, checkpointing=True))
     responses, between = 8 * (4 * 32 + 21 + 4 * 10), 4 * 4 * 6 + 2 * 12 * 12
-    assert again.activations == 4 * (8 * (6 + 8) * 40 + 40 * between + responses + 3 * 8 * 16)
+    assert again.activations == ceil(SLACK * 4 * (8 * (6 + 8) * 40 + 40 * between + responses + 3 * 8 * 16 + 4 * 8 * 4 * 10))
     assert again.activations < plain.activations / 3
 
 
@@ -112,7 +115,8 @@ def test_probe_groups_become_exactly_that_micro_batch_when_they_are_cut(limits: 
 
 def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
     need = MemoryNeed(weights=4 << 20, key_values=1 << 20, adapter=0, optimiser=0, activations=10 << 20, logits=0)
-    check_fits(need, BATCH, free_bytes=10 << 20, held_bytes=5 << 20)
+    assert not check_fits(need, BATCH, free_bytes=10 << 20, held_bytes=5 << 20)
+    assert check_fits(need, BATCH, free_bytes=40 << 20, held_bytes=5 << 20)
     with pytest.raises(EdgeError, match="takes about 15 MiB, 12 MiB are free") as caught:
         check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
     assert "2 responses of 4 tokens to 1 prompts of 6" in str(caught.value)
