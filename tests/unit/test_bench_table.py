@@ -18,7 +18,7 @@ from tools.bench.table.__main__ import parse, plan_of, rows_of
 from tools.bench.table.agent_steps import config_of, count, with_advantages
 from tools.bench.table.batched_peer import command_of, seconds_of
 from tools.bench.table.children import ChildFailed, last_line, run_child
-from tools.bench.table.jobs import BF16, FP32, Places, agent_part, batched_part, trl_part
+from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched_part, trl_part
 from tools.bench.table.parts import Part, Results, run_part
 from tools.bench.table.peers import configure_arguments, install_arguments, peer_constraints
 from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, RolloutLoad, Workload
@@ -119,6 +119,7 @@ def our_round(seconds: float, peak: float = 500.0) -> dict:
         "memory_by_part": {"update": {"rss_mib": 400.0, "anon_mib": 300.0, "file_mib": 100.0}},
         "model": {"parameters": 2_300_000},
         "answers": 3,
+        "checkpointing": False,
     }
 
 
@@ -147,25 +148,36 @@ def test_the_large_row_holds_time_and_memory_of_every_quantisation_against_the_p
 
 
 def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() -> None:
-    model = {"parameters": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0}
-    slow = {"bytes_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 1e9}
+    size = {"parameters": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0, "bf16": False}
+    slow = {**size, "infer_flop_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 9e9}
+    fast = {**slow, "infer_flop_per_s": 2e9}
     speeds = [
-        {**slow, "models": {"m": {**model, "infer_flop_per_s": 1e9}}},
-        {
-            **slow,
-            "bytes_per_s": 2e9,
-            "models": {"m": {**model, "infer_flop_per_s": 2e9}, "n": {**model, "infer_flop_per_s": 4e9}},
-        },
+        {"bytes_per_s": 2e9, "models": {"m": slow, "n": {**slow, "infer_flop_per_s": 4e9}}},
+        {"bytes_per_s": 1e9, "models": {"m": fast, "n": slow}},
     ]
-    row = rows.floor_row(speeds, {"a step": ([our_round(20.0)], "m", 16, False)})
-    prefill = 2 * 1e6 * 2 * 320 / 4e9
-    decode = 128 * max((1e6 + 16 * 1000 * (320 + 64)) / 2e9, 2 * 1e6 * 16 / 4e9)
-    training = 4 * 1e6 * 0.5 * 2 * (320 + 8 * 128) / 1e9
-    assert row.verdicts[0].value == pytest.approx(20.0 / (prefill + decode + training))
+    row = rows.floor_row(speeds, {"a step": ([our_round(20.0)], "m", 16)})
+
+    def floor(infer: float) -> float:
+        prefill = 2 * 1e6 * 2 * 320 / infer
+        decode = 128 * max((1e6 + 16 * 1000 * (320 + 64)) / 2e9, 2 * 1e6 * 16 / infer)
+        return prefill + decode + 4 * 1e6 * 0.5 * 2 * (320 + 8 * 128) / 1e9
+
+    assert row.verdicts[0].value == pytest.approx(20.0 / floor(2e9))
+    assert row.data["a step"]["times_lowest_floor"]["median"] == pytest.approx(20.0 / floor(4e9))
+
+
+def test_a_step_that_computes_again_has_the_higher_floor() -> None:
+    rates = {"infer_flop_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 1e9}
+    model = {"parameters": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0}
+    speed = rows.device_speed({"bytes_per_s": 1e9}, rates, False)
+    plain, again = (
+        rows.step_against_floor({**our_round(20.0), "checkpointing": on}, model, 16, speed)[1][0] for on in (False, True)
+    )
+    assert again.training_s == pytest.approx(1.5 * plain.training_s)
 
 
 def test_the_memory_row_holds_four_bit_models_against_their_goals_in_gigabytes() -> None:
-    row = rows.memory_row({"qwen2.5-0.5b": {"Q8_0": our_round(1.0, 9000), "Q4_K_M": our_round(1.0, 1600e6 / 2**20)}})
+    row = rows.memory_row({"qwen2.5-0.5b": {"Q8_0, lean": our_round(1.0, 9000), "Q4_K_M, lean": our_round(1.0, 1600e6 / 2**20)}})
     assert [line.met for line in row.verdicts] == [None, True]
 
 
@@ -266,7 +278,8 @@ def test_a_part_is_ended_with_what_it_has_started_when_the_bench_leaves(tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         run_child([sys.executable, "-c", code], log=log, environment=os.environ, folder=tmp_path, tell=leave_when_it_runs)
-    assert gone(int(last_line(log)))
+    child = int(last_line(log))
+    assert until(lambda: gone(child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
@@ -422,11 +435,14 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
 
 def test_a_job_becomes_a_valid_configuration_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
-    job = agent_part(Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True, weights="streamed").job
+    job = agent_part(
+        Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True, weights="streamed", learning=LEAN
+    ).job
     config = config_of(dict(job))
     assert config.learning.prompts_per_step == 2
     assert config.learning.max_tokens == 128
     assert config.engine.weights == "streamed"
+    assert (config.learning.gradient_checkpointing, config.learning.micro_batch_tokens) == ("on", 512)
     assert config.phases[0].steps == 3
 
 

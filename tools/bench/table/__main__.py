@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from edge.core.errors import EdgeError, UsageError
+from edge.core.processor import usable_cores
 from tools.bench.table import peers
 from tools.bench.table.jobs import Places
-from tools.bench.table.machine import QUIET_LOAD, describe_machine, load_1min, usable_cores
+from tools.bench.table.machine import QUIET_LOAD, describe_machine, load_1min
 from tools.bench.table.parts import REPOSITORY, Results, write_json
 from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, Plan
 from tools.bench.table.run import Bench

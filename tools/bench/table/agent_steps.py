@@ -58,20 +58,27 @@ class Recorder:
 class CountingLearner:
     """A learner that counts what it is given, and makes up advantages where the model has none."""
 
-    def __init__(self, inner: Learner, made_up: bool) -> None:
+    def __init__(self, inner: Any, made_up: bool) -> None:
         self._inner = inner
         self._made_up = made_up
         self.counts: list[dict[str, float]] = []
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return bool(self._inner.checkpointing)
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One update of the real learner."""
         given = [with_advantages(group) for group in groups] if self._made_up else list(groups)
         self.counts.append(count(given))
-        return await self._inner.update(given)
+        report: LearnerReport = await self._inner.update(given)
+        return report
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """As the real learner."""
-        return await self._inner.export(folder, version)
+        adapter: AdapterRef = await self._inner.export(folder, version)
+        return adapter
 
     async def save(self, folder: Path) -> None:
         """As the real learner."""
@@ -145,6 +152,7 @@ def config_of(job: dict[str, Any]) -> AgentConfig:
                 "dual_init": job["dual"],
                 "dual_lr": job["dual_lr"],
                 "torch_threads": job["threads"],
+                **job["learning"],
             },
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
@@ -216,6 +224,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         "warmup": [told_of(step) for step in recorder.steps[: job["warmup"]]],
         "steps": [told_of(step) for step in recorder.steps[job["warmup"] :]],
         "counts": counted[0].counts[job["warmup"] :],
+        "checkpointing": counted[0].checkpointing,
         "peak_mib": memory_now()["peak_mib"],
         "children_peak_mib": children,
         "loaded": loaded,

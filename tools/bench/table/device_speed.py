@@ -1,98 +1,69 @@
-"""What this machine reaches: BW, F_i and F_t of ENGINE section 6, each the best of some repeats, because a floor wants the best.
+"""What this machine reaches: BW, F_i and F_t of ENGINE section 6, measured as `edge-agent doctor --measure` does, the best of some repeats.
 
     python -m tools.bench.table.device_speed JOB RESULT
 
-BW is reading a buffer larger than the caches with torch's threads; F_t torch's matrix products in both types at training's shapes; F_i is
-2 x weights x tokens/s of a prompt of 512 tokens in llama.cpp, for each model given.
+Knows models and threads; the measurements themselves are edge.training.speed's. F_i is 2 x weights x tokens/s of a prompt of 512 tokens in
+llama.cpp and F_t the speed of torch's products at the model's own sizes, for each model given; BW is the machine's.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-BUFFER_BYTES = 1 << 29
-PRODUCTS = ((1024, 192, 576), (1024, 896, 4864), (2048, 1536, 8960))
-"""(tokens, inputs, outputs)."""
-PROMPT_TOKENS = 512
+if TYPE_CHECKING:
+    from edge.core.clock import Clock
 
-
-def best_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The shortest of some runs, after one to warm up."""
-    work()
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return min(found)
+PROMPT_TOKENS, TRAINING_TOKENS = 512, 1024
 
 
-def bandwidth(repeats: int) -> float:
-    """Bytes read per second."""
+def model_speeds(path: Path, threads: int, clock: Clock, seconds: float) -> dict[str, float]:
+    """F_i, F_t in both types, and N, q and κ of one model."""
     import torch
 
-    values = torch.ones(BUFFER_BYTES // 4)
-    return BUFFER_BYTES / best_seconds(values.sum, repeats)
-
-
-def train_speed(half: bool, repeats: int) -> float:
-    """FLOP/s of the fastest product."""
-    import torch
-
-    dtype, found = torch.bfloat16 if half else torch.float32, 0.0
-    for tokens, inputs, outputs in PRODUCTS:
-        x, weight = torch.randn(tokens, inputs, dtype=dtype), torch.randn(outputs, inputs, dtype=dtype)
-        seconds = best_seconds(lambda x=x, weight=weight: x @ weight.T, repeats)  # type: ignore[misc]
-        found = max(found, 2 * tokens * inputs * outputs / seconds)
-    return found
-
-
-def infer_speed(path: Path, threads: int, repeats: int) -> dict[str, float]:
-    """F_i and what belongs to it of one model."""
     from edge.inference.gguf_model import GgufModel
     from edge.inference.llama_engine import LlamaEngine
+    from edge.sizing import model_cost, model_shape
+    from edge.training.speed import fastest, product_flop_per_s
 
+    cost, sizes = model_cost(path), list(model_shape(path).linear_sizes().values())
     model = GgufModel(path)
-    engine = LlamaEngine(model, rows=2, n_ctx=PROMPT_TOKENS + 8, n_threads=threads)
+    engine = LlamaEngine(model, rows=2, n_ctx=PROMPT_TOKENS, n_threads=threads)
     ids = [token % (model.vocabulary.size - 8) for token in range(PROMPT_TOKENS)]
-    seconds = best_seconds(lambda: engine.prefill(0, ids), repeats)
-    told = {
-        "infer_flop_per_s": 2 * model.parameters * PROMPT_TOKENS / seconds,
-        "prefill_tokens_per_s": PROMPT_TOKENS / seconds,
-        "parameters": model.parameters,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "bytes_per_weight": path.stat().st_size / model.parameters,
-    }
+    prompt_s = fastest(lambda: engine.prefill(0, ids), clock, seconds)
     engine.close()
     model.close()
-    return told
+    return {
+        "infer_flop_per_s": 2 * cost.weights * PROMPT_TOKENS / prompt_s,
+        "prefill_tokens_per_s": PROMPT_TOKENS / prompt_s,
+        "train_fp32_flop_per_s": product_flop_per_s(sizes, TRAINING_TOKENS, torch.float32, clock, seconds),
+        "train_bf16_flop_per_s": product_flop_per_s(sizes, TRAINING_TOKENS, torch.bfloat16, clock, seconds),
+        "parameters": cost.weights,
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "bytes_per_weight": cost.bytes_per_weight,
+    }
 
 
 def main(paths: Sequence[str]) -> None:
     """Measure one thing after the other."""
     job: dict[str, Any] = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    models = {}
-    for name, path in job["models"].items():
-        print(f"prompts of {name}", flush=True)
-        models[name] = infer_speed(Path(path), job["threads"], job["repeats"])
     import torch
 
-    from edge.training.precision import has_fast_bf16
+    from edge.core.clock import SystemClock
+    from edge.sizing import trains_in_bf16
+    from edge.training.speed import read_bytes_per_s
 
     torch.set_num_threads(job["threads"])
-    print("memory and matrix products", flush=True)
-    result = {
-        "bytes_per_s": bandwidth(job["repeats"]),
-        "train_fp32_flop_per_s": train_speed(False, job["repeats"]),
-        "train_bf16_flop_per_s": train_speed(True, job["repeats"]),
-        "fast_bf16": has_fast_bf16(torch.device("cpu")),
-        "models": models,
-    }
+    clock, models = SystemClock(), {}
+    for name, path in job["models"].items():
+        print(f"{name}: prompts and products", flush=True)
+        speeds = model_speeds(Path(path), job["threads"], clock, job["seconds"])
+        models[name] = {**speeds, "bf16": trains_in_bf16(int(speeds["parameters"]))}
+    print("memory", flush=True)
+    result = {"bytes_per_s": read_bytes_per_s(clock, job["seconds"]), "models": models}
     Path(paths[1]).write_text(json.dumps(result), encoding="utf-8")
 
 

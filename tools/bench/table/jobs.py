@@ -15,6 +15,9 @@ from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RA
 PEER_SCRIPT = Path(__file__).with_name("trl_peer.py")
 FP32 = {"bf16": False, "gradient_checkpointing": False}
 DEFAULTS: dict[str, Any] = {}
+CHECKPOINTING = {"gradient_checkpointing": "on"}
+LEAN = {**CHECKPOINTING, "micro_batch_tokens": 512}
+"""Our own settings for little memory."""
 BF16 = {"bf16": True, "gradient_checkpointing": True, "model_init_kwargs": {"dtype": "bfloat16"}}
 _AGENT_FLAG = "EDGE_AGENT_ALLOCATOR"
 _NEUTRAL = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -83,8 +86,9 @@ def agent_part(
     random_model: bool,
     weights: str = "auto",
     serve: bool = False,
+    learning: Mapping[str, Any] | None = None,
 ) -> Part:
-    """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself."""
+    """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults."""
     job = {
         "model": str(model),
         "model_bytes": model.stat().st_size,
@@ -94,6 +98,7 @@ def agent_part(
         "weights": weights,
         "endless": random_model,
         "serve": serve,
+        "learning": dict(learning or {}),
         **_common(places, key, work, threads, random_model),
     }
     return Part(key, module("agent_steps"), job, environment_of(threads, {**ALLOCATOR, _AGENT_FLAG: "tuned"}))
@@ -136,9 +141,9 @@ def batched_part(key: str, program: Path, model: Path, load: RolloutLoad, thread
     return Part(key, module("batched_peer"), job, environment_of(threads))
 
 
-def speed_part(key: str, models: Mapping[str, Path], threads: int, repeats: int) -> Part:
-    """What the machine reaches."""
-    job = {"models": {name: str(path) for name, path in models.items()}, "threads": threads, "repeats": repeats}
+def speed_part(key: str, models: Mapping[str, Path], threads: int, seconds: float) -> Part:
+    """What the machine reaches; every rate is measured for about so many seconds."""
+    job = {"models": {name: str(path) for name, path in models.items()}, "threads": threads, "seconds": seconds}
     return Part(key, module("device_speed"), job, environment_of(threads))
 
 

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from edge.core.processor import cpu_name, usable_cores
+
 PACKAGES = ("edge-agent", "torch", "llama-cpp-python", "gguf", "peft", "numpy")
 QUIET_LOAD = 0.5
 """A load average of one minute below which nothing else runs here worth speaking of."""
@@ -19,7 +21,7 @@ def describe_machine() -> dict[str, Any]:
     import psutil
 
     return {
-        "cpu": cpu_name(),
+        "cpu": cpu_name() or platform.machine(),
         "cores": usable_cores(),
         "physical_cores": psutil.cpu_count(logical=False),
         "memory_mib": psutil.virtual_memory().total >> 20,
@@ -29,20 +31,6 @@ def describe_machine() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in PACKAGES},
         "commit": commit(),
     }
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's own name, or the architecture where the system does not tell."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def version_of(package: str) -> str:

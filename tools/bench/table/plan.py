@@ -51,13 +51,13 @@ class Plan:
     memory: Workload
     mismatch_prompts: int
     mismatch_tokens: int
-    speed_repeats: int
+    speed_s: float
 
 
 FULL = Plan(
     size="full",
     small=Workload(16, None, 110, 512, warmup=2, steps=5, rounds=3),
-    large=Workload(2, 320, 128, 512, warmup=1, steps=1, rounds=2),
+    large=Workload(2, 320, 128, 448, warmup=1, steps=1, rounds=2),
     large_shape="qwen2.5-0.5b",
     peer_warmup=1,
     peer_steps=1,
@@ -68,39 +68,39 @@ FULL = Plan(
     ),
     rollout_rounds=3,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
-    memory=Workload(2, 320, 128, 512, warmup=0, steps=1, rounds=1),
+    memory=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
     mismatch_prompts=4,
     mismatch_tokens=64,
-    speed_repeats=5,
+    speed_s=2.0,
 )
 QUICK = Plan(
     size="quick",
     small=Workload(16, None, 110, 512, warmup=1, steps=2, rounds=1),
-    large=Workload(2, 320, 128, 512, warmup=0, steps=1, rounds=1),
+    large=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
     large_shape="qwen2.5-0.5b",
     peer_warmup=0,
     peer_steps=1,
     rollouts=(RolloutLoad("nano-edge", 16, 64, 64, repeats=2), RolloutLoad("qwen2.5-0.5b", 2, 320, 128, repeats=1)),
     rollout_rounds=1,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
-    memory=Workload(2, 320, 32, 512, warmup=0, steps=1, rounds=1),
+    memory=Workload(2, 320, 32, 448, warmup=0, steps=1, rounds=1),
     mismatch_prompts=2,
     mismatch_tokens=32,
-    speed_repeats=3,
+    speed_s=1.0,
 )
 TINY = Plan(
     size="tiny",
     small=Workload(2, None, 16, 512, warmup=0, steps=1, rounds=1),
-    large=Workload(2, 64, 8, 128, warmup=0, steps=1, rounds=1),
+    large=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
     large_shape="tiny",
     peer_warmup=0,
     peer_steps=1,
     rollouts=(RolloutLoad("nano-edge", 2, 16, 8, repeats=1), RolloutLoad("tiny", 2, 64, 8, repeats=1)),
     rollout_rounds=1,
     memory_shapes=("tiny",),
-    memory=Workload(2, 64, 8, 128, warmup=0, steps=1, rounds=1),
+    memory=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
     mismatch_prompts=2,
     mismatch_tokens=8,
-    speed_repeats=1,
+    speed_s=0.1,
 )
 """Tries the bench out; its figures mean nothing."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.training.floor import DeviceSpeed, Floor, ModelCost, StepWork, step_floor
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, Floor, ModelCost, StepWork, step_floor
 from tools.bench.table.spread import Spread, spread, times
 from tools.bench.table.verdicts import Lines, Row
 
 Rounds = Sequence[Mapping[str, Any]]
 """The results of one competitor, one a round."""
+RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 PARTS = ("rollout", "update", "save", "close", "swap")
 MEMORY_GOALS = {"qwen2.5-0.5b": 1.6, "qwen2.5-1.5b": 3.0}
-"""GB (10^9 bytes) of one process that serves, rolls out and trains, Q4_K_M."""
+"""GB (10^9 bytes) of one process that serves, rolls out and trains."""
+MEMORY_GOAL = "Q4_K_M, lean"
 TRL_NAMES = {
     "fp32": "TRL fp32",
     "defaults": "TRL, its defaults",
@@ -67,7 +69,7 @@ def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
 
 
 def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
-    """One step of the real shape against TRL in bf16 with checkpointing; the goals are held against our Q8_0."""
+    """One step of the real shape against TRL in bf16 with checkpointing; with and without checkpointing on our side."""
     lines, theirs, their_memory = Lines(), step_seconds(peer), peak_mib(peer)
     for name, rounds in ours.items():
         mine, memory = step_seconds(rounds), peak_mib(rounds)
@@ -112,29 +114,31 @@ def tokens_per_s(rounds: Rounds) -> Spread:
     return spread(result["tokens"] / seconds for result in rounds for seconds in result["seconds"])
 
 
-def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int, bool]]) -> Row:
-    """Whole steps against the floor. Every entry is (our rounds, the model's name in `speeds`, rows at most, trained in bf16).
+def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int]]) -> Row:
+    """Whole steps against the floor. Every entry is (our rounds, the model's name in `speeds`, rows at most).
 
-    The device's rates are the best that any round reached; F_i the best of all models, so that the floor is as low as it can be.
+    The rates are the best that any round reached: with this very model, as `edge-agent doctor --measure` takes them, and told beside it
+    with any of the models, which makes the floor as low as this machine can.
     """
     lines, data, profile = Lines(), {}, []
     device = _best(speeds)
-    for name, (rounds, model, most_rows, half) in steps.items():
-        speed = device_speed(device, half, device["infer_flop_per_s"])
-        own_speed = device_speed(device, half, device["models"][model]["infer_flop_per_s"])
-        found = [step_against_floor(result, device["models"][model], most_rows, speed) for result in rounds]
-        factors = spread(value for factors, _ in found for value in factors)
-        own = spread(v for r in rounds for v in step_against_floor(r, device["models"][model], most_rows, own_speed)[0])
-        told = f"{factors.median:.1f}x {_range(factors, 1)} ({own.median:.1f}x with the prompt speed of this very model)"
+    for name, (rounds, model, most_rows) in steps.items():
+        own, any_model = device["models"][model], device["any_model"]
+        found = [step_against_floor(result, own, most_rows, device_speed(device, own, own["bf16"])) for result in rounds]
+        lowest = [step_against_floor(result, own, most_rows, device_speed(device, any_model, own["bf16"])) for result in rounds]
+        factors, strict = (spread(value for factors, _ in each for value in factors) for each in (found, lowest))
+        told = f"{factors.median:.1f}x {_range(factors, 1)}; {strict.median:.1f}x with the best rates of any model"
         lines.at_most(f"whole step, {name}", "the floor of section 6", told, factors.median, 2.0)
         floors = [floor for _, floors in found for floor in floors]
-        data[name] = {"times_floor": factors.to_json(), "times_floor_own": own.to_json(), "floor": _floor_parts(floors)}
+        data[name] = {"times_floor": factors.to_json(), "times_lowest_floor": strict.to_json(), "floor": _floor_parts(floors)}
         profile += floor_profile(name, rounds, floors)
-    rates = (
-        f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s, F_i {device['infer_flop_per_s'] / 1e9:.0f}, "
-        f"F_t {device['train_fp32_flop_per_s'] / 1e9:.0f} (fp32) and {device['train_bf16_flop_per_s'] / 1e9:.0f} (bf16) GFLOP/s"
+    notes = [
+        f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s",
+        *(_rates_text(name, rates) for name, rates in device["models"].items()),
+    ]
+    return Row(
+        "floor", "a step against its floor", tuple(lines.verdicts), {"device": device, **data}, tuple(profile), tuple(notes)
     )
-    return Row("floor", "a step against its floor", tuple(lines.verdicts), {"device": device, **data}, tuple(profile), (rates,))
 
 
 def step_against_floor(
@@ -151,33 +155,35 @@ def step_against_floor(
             response_tokens=counts["response_tokens"],
             rows=min(most_rows, counts["responses"]),
             dropped_share=step["frac_reward_zero_std"],
+            passes=PASSES_WITH_CHECKPOINTING if result["checkpointing"] else PASSES,
         )
         floors.append(step_floor(speed, cost, work))
         factors.append(step["seconds"] / floors[-1].total_s)
     return factors, floors
 
 
-def device_speed(device: Mapping[str, Any], half: bool, infer_flop_per_s: float) -> DeviceSpeed:
+def device_speed(device: Mapping[str, Any], rates: Mapping[str, Any], half: bool) -> DeviceSpeed:
     """The three rates of the formula."""
-    train = device["train_bf16_flop_per_s"] if half else device["train_fp32_flop_per_s"]
-    return DeviceSpeed(device["bytes_per_s"], infer_flop_per_s, train)
+    train = rates["train_bf16_flop_per_s"] if half else rates["train_fp32_flop_per_s"]
+    return DeviceSpeed(device["bytes_per_s"], rates["infer_flop_per_s"], train)
 
 
 def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
-    """Peak memory of one process that serves, rolls out and trains, by shape and quantisation."""
+    """Peak memory of one process that serves, rolls out and trains, by shape and by quantisation and settings."""
     lines, profile = Lines(), []
-    for shape, by_kind in measured.items():
-        for kind, result in by_kind.items():
+    for shape, by_setting in measured.items():
+        for setting, result in by_setting.items():
             gigabytes = result["peak_mib"] * (1 << 20) / 1e9
-            what = f"peak memory at the {shape} shape, {kind}: serving, rollouts and training in one process"
-            told = f"{gigabytes:.2f} GB ({result['answers']} answers served meanwhile)"
-            if kind == "Q4_K_M" and shape in MEMORY_GOALS:
+            what = f"peak memory at the {shape} shape, {setting}: serving, rollouts and training in one process"
+            told = f"{gigabytes:.2f} GB; a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
+            if setting == MEMORY_GOAL and shape in MEMORY_GOALS:
                 lines.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
             else:
                 lines.told(what, "-", told)
-            profile += [f"{shape} {kind}, {entry}" for entry in memory_profile([result])]
-    data = {shape: dict(by_kind) for shape, by_kind in measured.items()}
-    return Row("memory", "memory of one process", tuple(lines.verdicts), data, profile=tuple(profile))
+            profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
+    data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
+    notes = ("lean is gradient checkpointing and micro-batches of 512 tokens",)
+    return Row("memory", "memory of one process", tuple(lines.verdicts), data, tuple(profile), notes)
 
 
 def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -263,15 +269,19 @@ def _floor_parts(floors: Sequence[Floor]) -> dict[str, float]:
 
 
 def _best(speeds: Rounds) -> dict[str, Any]:
-    """The best of every rate over the rounds; `infer_flop_per_s` over all models too."""
-    models: dict[str, dict[str, float]] = {}
+    """The best of every rate over the rounds, by model and of any model."""
+    models: dict[str, dict[str, Any]] = {}
     for result in speeds:
-        for name, model in result["models"].items():
-            if name not in models or model["infer_flop_per_s"] > models[name]["infer_flop_per_s"]:
-                models[name] = dict(model)
-    rates = ("bytes_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
-    best: dict[str, Any] = {rate: max(result[rate] for result in speeds) for rate in rates}
-    return {**best, "infer_flop_per_s": max(model["infer_flop_per_s"] for model in models.values()), "models": models}
+        for name, rates in result["models"].items():
+            known = models.setdefault(name, dict(rates))
+            known |= {rate: max(known[rate], rates[rate]) for rate in RATES}
+    any_model = {rate: max(rates[rate] for rates in models.values()) for rate in RATES}
+    return {"bytes_per_s": max(result["bytes_per_s"] for result in speeds), "models": models, "any_model": any_model}
+
+
+def _rates_text(name: str, rates: Mapping[str, Any]) -> str:
+    infer, fp32, half = (rates[rate] / 1e9 for rate in RATES)
+    return f"{name}: F_i {infer:.0f}, F_t {fp32:.0f} (fp32) and {half:.0f} (bf16) GFLOP/s"
 
 
 def _compared(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.bootstrap import bundled_models
+from edge.core.processor import usable_cores
 from tools.bench.table import jobs, rows
-from tools.bench.table.machine import commit, usable_cores
+from tools.bench.table.machine import commit
 from tools.bench.table.models import gguf_file
 from tools.bench.table.parts import Part, Results
 from tools.bench.table.plan import GROUP_SIZE, Plan, Workload
@@ -100,10 +101,11 @@ class Bench:
             "trl-bf16": lambda key: jobs.trl_part(
                 self.places, key, python, folder, enough, peer, self.threads, jobs.BF16, random_model=True
             ),
-            "Q4_K_M": lambda key: self._our_large(key, "Q4_K_M"),
+            "Q8_0-checkpointing": lambda key: self._our_large(key, "Q8_0", jobs.CHECKPOINTING),
         }
         measured = self._alternating("large", competitors, work.rounds)
-        return rows.large_row({kind: measured[kind] for kind in ("Q8_0", "Q4_K_M")}, measured["trl-bf16"], shape)
+        ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
+        return rows.large_row(ours, measured["trl-bf16"], shape)
 
     def rollout(self) -> Row:
         """Rollouts against the batched bench."""
@@ -130,41 +132,37 @@ class Bench:
         small = [self.results.measure(self._our_small(f"small/ours/{number}")) for number in _rounds(self.plan.small)]
         large = [self.results.measure(self._our_large(f"large/Q8_0/{number}", "Q8_0")) for number in _rounds(self.plan.large)]
         speeds.append(self._speed("after", models))
+        small_work, large_work = self.plan.small, self.plan.large
         steps = {
-            f"{BUNDLED}, {self.plan.small.prompts} prompts x {GROUP_SIZE}": (
-                small,
-                BUNDLED,
-                _most_rows(models[BUNDLED], self.plan.small),
-                False,
-            ),
-            f"{shape} Q8_0, {self.plan.large.prompts} prompts x {GROUP_SIZE}": (
-                large,
-                shape,
-                self.plan.large.prompts * GROUP_SIZE,
-                speeds[0]["fast_bf16"],
-            ),
+            f"{BUNDLED}, {small_work.prompts} prompts x {GROUP_SIZE}": (small, BUNDLED, _most_rows(models[BUNDLED], small_work)),
+            f"{shape} Q8_0, {large_work.prompts} prompts x {GROUP_SIZE}": (large, shape, large_work.prompts * GROUP_SIZE),
         }
         return rows.floor_row(speeds, steps)
 
     def memory(self) -> Row:
-        """One process that does everything, at every shape and quantisation, weights streamed."""
+        """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
+        settings = (("Q8_0", "lean", jobs.LEAN), ("Q4_K_M", "lean", jobs.LEAN), ("Q4_K_M", "default", {}))
         measured: dict[str, dict[str, dict[str, Any]]] = {}
         for shape in self.plan.memory_shapes:
-            for kind in ("Q8_0", "Q4_K_M"):
-                model, work = self._random(shape, kind), self.plan.memory
-                self._prompts(model, work, None)
-                part = jobs.agent_part(
-                    self.places,
-                    f"memory/{shape}-{kind.lower()}",
-                    model,
-                    work,
-                    self.threads,
-                    random_model=True,
-                    weights="streamed",
-                    serve=True,
-                )
-                measured.setdefault(shape, {})[kind] = self.results.measure(part)
+            for kind, name, learning in settings:
+                part = self._memory_part(shape, kind, name, learning)
+                measured.setdefault(shape, {})[f"{kind}, {name}"] = self.results.measure(part)
         return rows.memory_row(measured)
+
+    def _memory_part(self, shape: str, kind: str, name: str, learning: Mapping[str, Any]) -> Part:
+        model, work, key = self._random(shape, kind), self.plan.memory, f"memory/{shape}-{kind.lower()}-{name}"
+        self._prompts(model, work, None)
+        return jobs.agent_part(
+            self.places,
+            key,
+            model,
+            work,
+            self.threads,
+            random_model=True,
+            weights="streamed",
+            serve=True,
+            learning=learning,
+        )
 
     def mismatch(self) -> Row:
         """The bundled model in several quantisations, and the real shape."""
@@ -197,13 +195,13 @@ class Bench:
     def _our_small(self, key: str) -> Part:
         return jobs.agent_part(self.places, key, self._bundled(), self.plan.small, self.threads, random_model=False)
 
-    def _our_large(self, key: str, kind: str) -> Part:
+    def _our_large(self, key: str, kind: str, learning: Mapping[str, Any] | None = None) -> Part:
         model = self._random(self.plan.large_shape, kind)
         self._prompts(model, self.plan.large, None)
-        return jobs.agent_part(self.places, key, model, self.plan.large, self.threads, random_model=True)
+        return jobs.agent_part(self.places, key, model, self.plan.large, self.threads, random_model=True, learning=learning)
 
     def _speed(self, when: str, models: Mapping[str, Path]) -> dict[str, Any]:
-        return self.results.measure(jobs.speed_part(f"floor/{when}", models, self.threads, self.plan.speed_repeats))
+        return self.results.measure(jobs.speed_part(f"floor/{when}", models, self.threads, self.plan.speed_s))
 
     def _mismatch(
         self, key: str, model: Path, original: Path | None, items: Path, tokens: int, *, random: bool
@@ -264,6 +262,8 @@ def _most_rows(model: Path, work: Workload) -> int:
     """Rows that rollouts may fill together by default."""
     from edge.inference.batched import rows_that_fit
     from edge.models.gguf_reader import open_gguf
+    from edge.sizing import model_shape
 
-    spec = open_gguf(model).decoder_spec()
-    return rows_that_fit(4 * spec.layers * spec.kv_heads * spec.head_dim * min(work.context_tokens, spec.context_length))
+    return rows_that_fit(
+        model_shape(model).kv_bytes_per_token * min(work.context_tokens, open_gguf(model).decoder_spec().context_length)
+    )
