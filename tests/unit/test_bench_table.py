@@ -25,6 +25,7 @@ from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, RolloutLoad, Workloa
 from tools.bench.table.spread import spread, times
 from tools.bench.table.trl_peer import arguments_of, centred, task_reward
 from tools.bench.table.verdicts import Lines, Row, markdown
+from tools.bench.table.where import StackWatch
 
 WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
 MACHINE = {
@@ -187,6 +188,35 @@ def test_the_rollout_row_compares_tokens_per_second() -> None:
     )
     assert row.verdicts[0].value == pytest.approx(0.8)
     assert row.missed
+
+
+def test_a_watched_process_tells_which_functions_take_most() -> None:
+    told = rows.where_profile({"where": {"rollout": {"llama_engine.decode": 0.7, "sampling.draw": 0.2}, "load": {"x": 1.0}}})
+    assert told == ["rollout, by function: llama_engine.decode 70%, sampling.draw 20%"]
+
+
+def test_moments_are_booked_on_the_innermost_function_of_the_project_and_waiting_is_not() -> None:
+    from edge.core.worker import EngineWorker, Priority
+
+    inside, leave, worker = Event(), Event(), EngineWorker("watched")
+
+    def slow_call() -> None:
+        inside.set()
+        leave.wait(30)
+
+    with StackWatch("watched", lambda: "part", every_s=0.001) as watch:
+        done = worker.submit(one_slice(slow_call), Priority.ROLLOUT)
+        assert inside.wait(30)
+        until(watch.shares)
+        leave.set()
+        done.result(30)
+    worker.close()
+    assert set(watch.shares()["part"]) == {"worker.EngineWorker._run_slice"}
+
+
+def one_slice(call):
+    return call()
+    yield
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ its own end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
+from tools.bench.table.where import StackWatch
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
@@ -205,7 +207,9 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Make the job's steps."""
     shutil.rmtree(job["scratch"], ignore_errors=True)
     counted: list[CountingLearner] = []
-    with MemoryWatch() as memory:
+    with contextlib.ExitStack() as watches:
+        memory = watches.enter_context(MemoryWatch())
+        stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
         async with build(config_of(job), job, recorder, counted) as agent:
@@ -229,6 +233,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         "children_peak_mib": children,
         "loaded": loaded,
         "memory_by_part": memory.peaks(),
+        "where": stacks.shares() if stacks is not None else {},
         "answers": answers,
         "notices": recorder.notices,
         "model": {"name": rows.name, "parameters": rows.parameters, "file_bytes": rows.file_bytes},

@@ -87,6 +87,7 @@ def agent_part(
     weights: str = "auto",
     serve: bool = False,
     learning: Mapping[str, Any] | None = None,
+    profile: bool = False,
 ) -> Part:
     """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults."""
     job = {
@@ -99,6 +100,7 @@ def agent_part(
         "endless": random_model,
         "serve": serve,
         "learning": dict(learning or {}),
+        "profile": profile,
         **_common(places, key, work, threads, random_model),
     }
     return Part(key, module("agent_steps"), job, environment_of(threads, {**ALLOCATOR, _AGENT_FLAG: "tuned"}))

@@ -56,6 +56,11 @@ class MemoryWatch:
         self._look()
         self._part = name
 
+    @property
+    def current(self) -> str:
+        """What is being done."""
+        return self._part
+
     def peaks(self) -> Mapping[str, Mapping[str, float]]:
         """By part, in the order in which they were first seen: MiB by kind at the fullest moment."""
         self._look()

@@ -230,6 +230,16 @@ def time_profile(ours: Rounds) -> list[str]:
     return [f"time of a step {total:.2f} s: {', '.join(told)}, between steps {max(0.0, rest):.2f} s"]
 
 
+def where_profile(result: Mapping[str, Any]) -> list[str]:
+    """The functions that take most of the rollouts and of the update, of a process whose stacks were watched."""
+    told = []
+    for part in ("rollout", "update"):
+        shares = result["where"].get(part, {})
+        if shares:
+            told.append(f"{part}, by function: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
+    return told
+
+
 def memory_profile(ours: Rounds) -> list[str]:
     """Resident memory at the fullest moment of every part, of the last round."""
     entries = []

@@ -86,7 +86,8 @@ class Bench:
                 tuned_allocator=tuned,
             )
         measured = self._alternating("small", competitors, work.rounds)
-        return rows.small_row(measured.pop("ours"), measured)
+        row = rows.small_row(measured.pop("ours"), measured)
+        return self._profiled(row, model, work, random_model=False)
 
     def large(self) -> Row:
         """The real shape against TRL."""
@@ -105,7 +106,8 @@ class Bench:
         }
         measured = self._alternating("large", competitors, work.rounds)
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
-        return rows.large_row(ours, measured["trl-bf16"], shape)
+        row = rows.large_row(ours, measured["trl-bf16"], shape)
+        return self._profiled(row, self._file(shape, "Q8_0"), work, random_model=True)
 
     def rollout(self) -> Row:
         """Rollouts against the batched bench."""
@@ -137,7 +139,9 @@ class Bench:
             f"{BUNDLED}, {small_work.prompts} prompts x {GROUP_SIZE}": (small, BUNDLED, _most_rows(models[BUNDLED], small_work)),
             f"{shape} Q8_0, {large_work.prompts} prompts x {GROUP_SIZE}": (large, shape, large_work.prompts * GROUP_SIZE),
         }
-        return rows.floor_row(speeds, steps)
+        row = rows.floor_row(speeds, steps)
+        row = self._profiled(row, models[BUNDLED], small_work, random_model=False)
+        return self._profiled(row, models[shape], large_work, random_model=True)
 
     def memory(self) -> Row:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
@@ -189,6 +193,15 @@ class Bench:
     def install(self) -> Row:
         """From a clean checkout to a learned step."""
         return rows.install_row(self.results.measure(jobs.install_part(self.places, commit())), usable_cores())
+
+    def _profiled(self, row: Row, model: Path, work: Workload, *, random_model: bool) -> Row:
+        """The row; where a goal is missed, with where our time goes, from a process of its own whose stacks are watched."""
+        if not row.missed:
+            return row
+        key = f"profile/{model.stem}"
+        part = jobs.agent_part(self.places, key, model, work, self.threads, random_model=random_model, profile=True)
+        told = (f"{model.stem}: {entry}" for entry in rows.where_profile(self.results.measure(part)))
+        return replace(row, profile=(*row.profile, *told))
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
