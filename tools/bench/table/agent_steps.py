@@ -48,6 +48,8 @@ class Recorder:
         told = event.to_json()
         if event.kind == "step_progress":
             self.memory.part(told["part"])
+        elif event.kind == "run_started":
+            self.memory.part("rollout")
         elif event.kind == "notice":
             self.notices.append(told["text"])
         elif event.kind == "step_finished":
@@ -55,6 +57,7 @@ class Recorder:
             self.steps.append({"seconds": now - self.ended, **told})
             print(f"step {told['step']}: {now - self.ended:.2f} s", flush=True)
             self.ended = now
+            self.memory.part("rollout")
 
 
 class CountingLearner:
@@ -229,7 +232,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         "steps": [told_of(step) for step in recorder.steps[job["warmup"] :]],
         "counts": counted[0].counts[job["warmup"] :],
         "checkpointing": counted[0].checkpointing,
-        "peak_mib": memory_now()["peak_mib"],
+        "peak_mib": max(memory_now()["peak_mib"], *(found["rss_mib"] for found in memory.peaks().values())),
         "children_peak_mib": children,
         "loaded": loaded,
         "memory_by_part": memory.peaks(),

@@ -145,7 +145,11 @@ class Bench:
 
     def memory(self) -> Row:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
-        settings = (("Q8_0", "lean", jobs.LEAN), ("Q4_K_M", "lean", jobs.LEAN), ("Q4_K_M", "default", {}))
+        settings: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+            ("Q8_0", "lean", jobs.LEAN),
+            ("Q4_K_M", "lean", jobs.LEAN),
+            ("Q4_K_M", "default", {}),
+        )
         measured: dict[str, dict[str, dict[str, Any]]] = {}
         for shape in self.plan.memory_shapes:
             for kind, name, learning in settings:
