@@ -13,7 +13,6 @@ from edge.core.types import Message
 from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import template_of
 from edge.models.gguf_reader import open_gguf
-from tools.bench.table.agent_steps import Endless
 from tools.bench.table.models import byte_letters, gguf_file, made_up_tokens, make_random, random_tensors, spec_of
 from tools.bench.table.prompts import as_line, made_up_items
 from tools.bench.table.rollouts import RandomPrompts
@@ -88,13 +87,6 @@ def test_a_line_of_made_up_items_is_a_task_file_for_the_agent(made: Path, tmp_pa
     stream = open_source(str(file)).train(0)
     assert {next(stream).question for _ in range(4)} == {item.question for item in items}
     assert json.loads(file.read_text().splitlines()[0])["task"] == "bench"
-
-
-def test_no_token_of_an_endless_vocabulary_ends_a_response(made: Path) -> None:
-    model = GgufModel(gguf_file(made, "tiny", "Q8_0"))
-    assert any(model.vocabulary.ends)
-    assert not any(Endless(model.vocabulary).ends)
-    model.close()
 
 
 def test_random_prompts_have_the_length_asked_for_and_differ_by_message() -> None:

@@ -16,10 +16,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
 from tools.bench.table.where import StackWatch
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
     from edge.core.events import Event, EventSink
     from edge.core.types import AdapterRef, TrainingGroup
-    from edge.core.worker import EngineWorker
-    from edge.inference.backend import InferenceBackend
     from edge.training.learner import Learner, LearnerReport
 
 
@@ -113,29 +111,14 @@ def count(groups: Sequence[TrainingGroup]) -> dict[str, float]:
     }
 
 
-class Endless:
-    """A vocabulary none of whose tokens ends a response."""
+def endless(backend: Any) -> Any:
+    """The backend, none of whose tokens ends a response any more: a model with random weights has no use for an end.
 
-    def __init__(self, vocabulary: Any) -> None:
-        self.pieces: list[bytes] = vocabulary.pieces
-        self.texts: list[str] = [""] * len(vocabulary.texts)
-        self.ends = [False] * len(vocabulary.ends)
-
-
-def open_endless(path: Path, worker: EngineWorker, n_ctx: int, rows: int | None, threads: int | None) -> InferenceBackend:
-    """The llama.cpp backend as it always is, but for responses that end at their greatest length only."""
-    from edge.inference.batched import BatchedBackend, rows_that_fit
-    from edge.inference.gguf_model import GgufModel
-    from edge.inference.llama_engine import LlamaEngine
-    from edge.inference.llamacpp import describe, physical_cores, template_of
-
-    model = GgufModel(path)
-    rollout_rows = rows or rows_that_fit(model.kv_bytes_per_token * n_ctx)
-    engine = LlamaEngine(model, rows=rollout_rows + 2, n_ctx=n_ctx, n_threads=threads or physical_cores())
-    tokens = Endless(model.vocabulary)
-    return BatchedBackend(
-        engine, tokens, template_of(model), describe(model), worker, rollout_rows=rollout_rows, close_model=model.close
-    )
+    Reaches into the backend, because nobody but a bench of random models has a reason to ask for this.
+    """
+    ends: list[bool] = backend._batcher._tokens.ends
+    ends[:] = [False] * len(ends)
+    return backend
 
 
 def config_of(job: dict[str, Any]) -> AgentConfig:
@@ -166,44 +149,34 @@ def config_of(job: dict[str, Any]) -> AgentConfig:
 
 
 def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: list[CountingLearner]) -> Agent:
-    """The agent of `edge-agent run`, with a learner that is counted and, for random models, responses without end."""
+    """The agent of `edge-agent run`, with a learner that is counted and, for random models, responses without end.
+
+    Its parts are exchanged from outside, so that whatever else an agent is made of is measured too.
+    """
     from edge import bootstrap
-    from edge.agent.agent import Agent, AgentParts
-    from edge.agent.curriculum import Curriculum
-    from edge.agent.state import StateFolder
-    from edge.core.clock import SystemClock
-    from edge.core.worker import EngineWorker
-    from edge.routing.self_offload import SelfOffload
-    from edge.tasks.registry import open_source
 
-    clock, worker, path = SystemClock(), EngineWorker(), bootstrap.model_file(config.model.path)
-    state = StateFolder(bootstrap.state_folder(config))
-
-    async def open_backend() -> InferenceBackend:
-        if not job["endless"]:
-            return await bootstrap.open_backend(config, path, worker)
-        rows, threads = config.engine.max_rows or None, config.engine.threads or None
-        return await asyncio.to_thread(open_endless, path, worker, config.model.context_tokens, rows, threads)
+    agent = bootstrap.build_agent(config, sink)
+    parts: Any = agent._parts
 
     async def open_learner() -> Learner:
-        counted.append(CountingLearner(await bootstrap.open_learner(config, path, worker), job["made_up_rewards"]))
-        return counted[-1]
+        counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))
+        return cast("Learner", counted[-1])
 
-    parts = AgentParts(
-        state=state,
-        curriculum=Curriculum(config.phases, open_source, state, config.learning.seed, config.learning.prompts_per_step),
-        open_backend=open_backend,
-        open_learner=open_learner,
-        client=bootstrap.build_client(config, bootstrap.coordinator_address(config, state.folder), state.run_id),
-        coordinator=bootstrap.build_embedded(config, state.folder, sink, clock),
-        coordinator_name="embedded",
-        verifier=bootstrap.build_verifier(config),
-        policy=SelfOffload(),
-        sink=sink,
-        clock=clock,
-        release=worker.close,
-    )
-    return Agent(parts, bootstrap.agent_settings(config, state.run_id))
+    exchanged: dict[str, Any] = {"open_learner": open_learner}
+    for name in ("open_backend", "open_rollouts") if job["endless"] else ():
+        if getattr(parts, name, None) is not None:
+            exchanged[name] = opening_endless(getattr(parts, name))
+    agent._parts = replace(parts, **exchanged)
+    return agent
+
+
+def opening_endless(opener: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The same way to open a backend, whose responses end at their greatest length only."""
+
+    async def opened(*given: Any) -> Any:
+        return endless(await opener(*given))
+
+    return opened
 
 
 async def measure(job: dict[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,13 @@ async def sampled(job: dict[str, Any], questions: Sequence[str]) -> list[PromptG
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend
     from edge.inference.llamacpp import LlamaCppBackend
-    from tools.bench.table.agent_steps import open_endless
+    from tools.bench.table.agent_steps import endless
 
-    worker, path = EngineWorker(), Path(job["model"])
-    n_ctx, rows, threads = job["context_tokens"], job["rows"], job["threads"]
-    backend: InferenceBackend
-    if job["endless"]:
-        backend = open_endless(path, worker, n_ctx, rows, threads)
-    else:
-        backend = LlamaCppBackend(path, worker, n_threads=threads, n_ctx=n_ctx, max_rows=rows)
+    worker = EngineWorker()
+    backend: InferenceBackend = LlamaCppBackend(
+        Path(job["model"]), worker, n_threads=job["threads"], n_ctx=job["context_tokens"], max_rows=job["rows"]
+    )
+    backend = endless(backend) if job["endless"] else backend
     sampling, seeds = Sampling(max_tokens=job["max_tokens"]), range(job["group_size"])
     try:
         return list(

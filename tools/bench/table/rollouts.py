@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tools.bench.table.agent_steps import Endless
 from tools.bench.table.memory_watch import memory_now
 
 if TYPE_CHECKING:
@@ -47,10 +46,11 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     rows = job["prompts"] * job["group_size"]
     model, worker = GgufModel(Path(job["model"])), EngineWorker()
+    model.vocabulary.ends[:] = [False] * model.vocabulary.size
     engine = LlamaEngine(model, rows=rows + 1, n_ctx=job["context_tokens"], n_threads=job["threads"])
     template: Any = RandomPrompts(job["prompt_tokens"], model.vocabulary.size - 8)
     backend = BatchedBackend(
-        engine, Endless(model.vocabulary), template, describe(model), worker, rollout_rows=rows, close_model=model.close
+        engine, model.vocabulary, template, describe(model), worker, rollout_rows=rows, close_model=model.close
     )
     try:
         await rollouts(backend, job, 0)
