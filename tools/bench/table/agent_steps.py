@@ -190,7 +190,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         memory.part("load")
         async with build(config_of(job), job, recorder, counted) as agent:
             loaded = memory_now()
-            served = asyncio.create_task(serve(agent)) if job["serve"] else None
+            served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
             recorder.ended = time.perf_counter()
             await agent.learn()
             if served is not None:
@@ -216,13 +216,16 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def serve(agent: Agent) -> None:
-    """Somebody asks a short question again and again while the agent learns."""
+async def serve(agent: Agent, memory: MemoryWatch) -> None:
+    """Somebody asks a short question once in every part of the work: while it loads, samples, trains and reports."""
     from edge.core.types import Message
 
+    asked: set[str] = set()
     while True:
-        await asyncio.sleep(5.0)
-        await agent.answerer.answer([Message("user", "How many are 3 and 4?")], mode="local-only")
+        await asyncio.sleep(0.1)
+        if memory.current not in asked:
+            asked.add(memory.current)
+            await agent.answerer.answer([Message("user", "How many are 3 and 4?")], mode="local-only")
 
 
 def told_of(step: dict[str, Any]) -> dict[str, Any]:
