@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edge.core.types import Message
 from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import template_of
 from edge.models.gguf_reader import open_gguf
-from tools.bench.table.models import byte_letters, gguf_file, made_up_tokens, make_random, random_tensors, spec_of
+from tools.bench.table.models import byte_letters, gguf_file, made_up_tokens, make_bundled, make_random, random_tensors, spec_of
 from tools.bench.table.prompts import as_line, made_up_items
 from tools.bench.table.rollouts import RandomPrompts
 
@@ -52,6 +53,17 @@ def test_what_is_there_is_not_made_again_and_the_half_precision_file_goes_unless
     before = files[0].stat().st_mtime_ns
     assert make_random(tmp_path, "tiny", ["Q8_0"], transformers=False) == files
     assert files[0].stat().st_mtime_ns == before
+
+
+def test_another_version_of_the_bundled_model_is_requantised_and_converted_anew(made: Path, tmp_path: Path) -> None:
+    source = tmp_path / "nano.gguf"
+    shutil.copy(gguf_file(made, "tiny", "Q8_0"), source)
+    first = make_bundled(tmp_path / "out", source, ["Q4_0"], transformers=True)
+    assert make_bundled(tmp_path / "out", source, ["Q4_0"], transformers=True) == first
+    shutil.copy(gguf_file(made, "tiny", "Q4_K_M"), source)
+    second = make_bundled(tmp_path / "out", source, ["Q4_0"], transformers=True)
+    assert not set(first) & set(second)
+    assert all(path.exists() for path in (*first, *second))
 
 
 def test_the_made_up_vocabulary_has_the_size_of_the_shape_and_every_byte() -> None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.bench.table.children import end_with_parent
+
 
 def command_of(job: dict[str, Any]) -> list[str]:
     """The command line of one run."""
@@ -47,7 +49,7 @@ def main(paths: Sequence[str]) -> None:
     job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     seconds = []
     for _ in range(job["repeats"]):
-        done = subprocess.run(command_of(job), capture_output=True, text=True, check=False)
+        done = subprocess.run(command_of(job), capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
         if done.returncode:
             raise SystemExit(f"{Path(job['program']).name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         seconds.append(seconds_of(done.stdout + done.stderr, job["prompts"]))

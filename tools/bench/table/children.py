@@ -1,7 +1,7 @@
 """Measured processes. Knows how they are started, watched and ended; knows nothing of what they measure.
 
-Every process gets a session of its own and is ended with all of it when this one leaves, by whatever way; on Linux the kernel ends it
-even when this process is killed.
+Every process gets a session of its own and is ended with all of it when this one leaves by an exception or a signal it can handle. When
+this one is killed outright, the kernel ends the process itself (on Linux), but not what that has started and not told the same.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_child(
             env=dict(environment),
             cwd=folder,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent(),
         )
         try:
             code = _watch(process, log, began, tell, timeout_s)
@@ -98,6 +98,10 @@ def _signal(session: int, number: int) -> None:
         os.killpg(session, number)
 
 
-def _end_with_parent() -> None:
-    """In the child, before it becomes the command: ask the kernel to end it when its parent dies."""
+def end_with_parent() -> Callable[[], None] | None:
+    """For Popen's `preexec_fn`: asks the kernel to end the new process when its parent dies. None where there is no such kernel."""
+    return _ask_for_end if sys.platform == "linux" else None
+
+
+def _ask_for_end() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

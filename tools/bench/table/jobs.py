@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.cli.allocator import SETTINGS as ALLOCATOR
+from tools.bench.table.models import identity
 from tools.bench.table.parts import Part
 from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RATE, RANK, TARGET_RATE, RolloutLoad, Workload
 
@@ -58,7 +59,7 @@ def models_part(places: Places, shape: str, kinds: list[str], transformers: bool
     """Make a model's files; `source` is the bundled model where it is not a random one."""
     job: dict[str, Any] = {"folder": str(places.models), "shape": shape, "quantisations": kinds, "transformers": transformers}
     if source is not None:
-        job |= {"source": str(source), "source_bytes": source.stat().st_size, "source_changed": source.stat().st_mtime_ns}
+        job |= {"source": str(source), "source_is": identity(source)}
     return Part(f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}", module("models"), job)
 
 
@@ -67,7 +68,7 @@ def prompts_part(places: Places, model: Path, work: Workload, source: str | None
     items = places.items(model, work)
     job = {
         "model": str(model),
-        "model_bytes": model.stat().st_size,
+        "model_is": identity(model),
         "source": source,
         "prompt_tokens": work.prompt_tokens,
         "wanted": wanted,
@@ -92,7 +93,7 @@ def agent_part(
     """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults."""
     job = {
         "model": str(model),
-        "model_bytes": model.stat().st_size,
+        "model_is": identity(model),
         "items": str(places.items(model, work)),
         "prompts_per_step": work.prompts,
         "max_rows": work.prompts * GROUP_SIZE if random_model else 0,
@@ -164,7 +165,7 @@ def mismatch_part(
     """Sampler against trainer."""
     job = {
         "model": str(model),
-        "model_bytes": model.stat().st_size,
+        "model_is": identity(model),
         "original": str(original) if original else "",
         "items": str(items),
         "prompts": prompts,
@@ -209,7 +210,7 @@ def _common(places: Places, key: str, work: Workload, threads: int, random_model
 def _rollout_job(model: Path, load: RolloutLoad, threads: int) -> dict[str, Any]:
     return {
         "model": str(model),
-        "model_bytes": model.stat().st_size,
+        "model_is": identity(model),
         "prompts": load.prompts,
         "group_size": GROUP_SIZE,
         "prompt_tokens": load.prompt_tokens,

@@ -9,6 +9,7 @@ norm is scaled so that its distributions have the entropy of a language model's 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ CONTEXT_TOKENS = 2048
 WEIGHT_STD = 0.02
 LOGIT_STD = 3.5
 """Standard deviation of a random model's logits; some 7 nats of entropy over Qwen2.5's vocabulary."""
+_LOOKED_AT = 1 << 20
 QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
 """llama.cpp's numbers for the file types."""
 
@@ -59,6 +61,16 @@ def spec_of(shape: str) -> DecoderSpec:
         context_length=CONTEXT_TOKENS,
         rope_base=1e6,
     )
+
+
+def identity(path: Path) -> str:
+    """What tells two versions of a file apart without reading gigabytes: size, beginning and end."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256(str(size).encode() + file.read(_LOOKED_AT))
+        file.seek(max(0, size - _LOOKED_AT))
+        digest.update(file.read())
+    return digest.hexdigest()[:12]
 
 
 def gguf_file(folder: Path, name: str, quantisation: str) -> Path:
@@ -89,13 +101,17 @@ def make_random(folder: Path, shape: str, quantisations: Sequence[str], transfor
 
 
 def make_bundled(folder: Path, source: Path, quantisations: Sequence[str], transformers: bool) -> list[Path]:
-    """The bundled model requantised from its own Q8_0 weights, and as a transformers folder with its own tokenizer."""
+    """The bundled model requantised from its own Q8_0 weights, and as a transformers folder with its own tokenizer.
+
+    Names carry the identity of the source, so that another version of it is made anew.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [gguf_file(folder, source.stem, kind) for kind in quantisations]
+    name = f"{source.stem}-{identity(source)}"
+    wanted = [gguf_file(folder, name, kind) for kind in quantisations]
     for kind, file in zip(quantisations, wanted, strict=True):
         if not file.exists():
             quantise(source, file, kind)
-    peer = folder / f"{source.stem}-transformers"
+    peer = folder / f"{name}-transformers"
     if transformers and not peer.exists():
         from edge.models.gguf_reader import open_gguf
 

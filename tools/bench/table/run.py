@@ -175,11 +175,11 @@ class Bench:
     def mismatch(self) -> Row:
         """The bundled model in several quantisations, and the real shape."""
         bundled, measured = self._bundled(), {}
-        self._made(BUNDLED, ["Q4_0", "Q4_K_M"], transformers=True)
+        four_bit = dict(zip(("Q4_0", "Q4_K_M"), self._made(BUNDLED, ["Q4_0", "Q4_K_M"], transformers=False), strict=True))
         self._prompts(bundled, self.plan.small, SOURCE)
         items = self.places.items(bundled, self.plan.small)
         for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
-            model = bundled if kind == "Q8_0" else gguf_file(self.places.models, BUNDLED, kind)
+            model = four_bit.get(kind, bundled)
             original = None if kind == "Q8_0" else bundled
             measured[f"{BUNDLED} {kind}"] = self._mismatch(f"nano-{kind.lower()}", model, original, items, 110, random=False)
         shape = self.plan.large_shape
