@@ -207,11 +207,12 @@ def test_moments_are_booked_on_the_innermost_function_of_the_project_and_waiting
     with StackWatch("watched", lambda: "part", every_s=0.001) as watch:
         done = worker.submit(one_slice(slow_call), Priority.ROLLOUT)
         assert inside.wait(30)
-        until(watch.shares)
+        seen = set(until(watch.shares)["part"])
         leave.set()
         done.result(30)
     worker.close()
-    assert set(watch.shares()["part"]) == {"worker.EngineWorker._run_slice"}
+    assert seen == {"worker.EngineWorker._run_slice"}
+    assert "worker.EngineWorker._loop" not in watch.shares()["part"]
 
 
 def one_slice(call):
