@@ -47,15 +47,18 @@ def model_shape(path: Path) -> ModelShape:
     from edge.training.memory import ModelShape
 
     if path.is_dir():
-        from edge.models.folder_sizes import folder_sizes
+        from edge.models.hf_config import shape_of_folder
+        from edge.models.spec import parameter_count
 
-        return ModelShape(**folder_sizes(path))
-    from edge.models.gguf_reader import open_gguf
+        spec = shape_of_folder(path)
+        parameters = parameter_count(spec)
+    else:
+        from edge.models.gguf_reader import open_gguf
 
-    file = open_gguf(path)
-    spec = file.decoder_spec()
+        file = open_gguf(path)
+        spec, parameters = file.decoder_spec(), file.parameters
     heads = spec.heads, spec.kv_heads, spec.head_dim
-    return ModelShape(file.parameters, spec.vocab_size, spec.width, spec.layers, *heads, spec.ffn_width)
+    return ModelShape(parameters, spec.vocab_size, spec.width, spec.layers, *heads, spec.ffn_width)
 
 
 def training_setting(config: AgentConfig, path: Path) -> TrainingSetting:
@@ -70,8 +73,9 @@ def training_setting(config: AgentConfig, path: Path) -> TrainingSetting:
         weights="streamed" if path.is_dir() else weights_held(config, path),
         value_bytes=2 if trains_in_bf16(shape.parameters) else 4,
         vocab_chunk_elements=settings.vocab_chunk_elements,
-        rows=most_rows(config, shape.kv_bytes_per_token * context),
+        rows=most_rows(config, path),
         context_tokens=context,
+        row_value_bytes=row_value_bytes(config),
     )
 
 
@@ -109,11 +113,19 @@ def row_tokens(config: AgentConfig, path: Path) -> int:
     return min(config.model.context_tokens, open_gguf(path).decoder_spec().context_length or config.model.context_tokens)
 
 
-def most_rows(config: AgentConfig, row_bytes: int) -> int:
-    """Rows that rollouts may fill together."""
+def most_rows(config: AgentConfig, path: Path) -> int:
+    """Rows that rollouts may fill together. Raises ModelFileError."""
     from edge.inference.batched import rows_that_fit
 
-    return config.engine.max_rows or rows_that_fit(row_bytes)
+    if config.engine.max_rows:
+        return config.engine.max_rows
+    token_bytes = model_shape(path).kv_bytes(row_value_bytes(config))
+    return rows_that_fit(token_bytes * row_tokens(config, path))
+
+
+def row_value_bytes(config: AgentConfig) -> int:
+    """Bytes of a number in the engine's rows: ONNX Runtime keeps keys and values in float32, the others in half precision."""
+    return 4 if config.engine.backend == "onnx" else 2
 
 
 def trains_in_bf16(parameters: int) -> bool:
@@ -133,7 +145,7 @@ def step_measure(config: AgentConfig, path: Path, *, checkpointing: bool = False
     speed = device_speed(config.device, trains_in_bf16(shape.parameters))
     if speed is None:
         return None
-    rows = most_rows(config, shape.kv_bytes_per_token * row_tokens(config, path))
+    rows = most_rows(config, path)
     return StepMeasure(speed, model_cost(path), rows, PASSES_WITH_CHECKPOINTING if checkpointing else PASSES)
 
 

@@ -20,6 +20,7 @@ from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
 from edge.console import percent
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
+from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
     from edge.agent.versions import Versions
@@ -246,11 +247,11 @@ def _copy_peft(folder: Path, draft: Path) -> None:
 def _copy_gguf(folder: Path, draft: Path, settings: Settings) -> None:
     """The file that was served; an adapter trained on MLX has none, so it is made for the configured model."""
     from edge.bootstrap import model_file
-    from edge.inference.adapters import GGUF_FILE, check_adapter, write_gguf_adapter
+    from edge.inference.adapters import check_adapter, write_gguf_adapter
 
     check_adapter(folder)
-    if (folder / GGUF_FILE).is_file():
-        shutil.copyfile(folder / GGUF_FILE, draft)
+    if (folder / GGUF_ADAPTER).is_file():
+        shutil.copyfile(folder / GGUF_ADAPTER, draft)
         return
     base = model_file(settings.config().model.path)
     if base.is_dir():

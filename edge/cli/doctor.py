@@ -149,7 +149,7 @@ def check_backends() -> Iterator[Finding]:
         if version is None:
             yield Finding(name, "ok", f"not installed (pip install 'edge-agent[{extra}]')")
         else:
-            yield Finding(name, "ok", f"{package} {version}{_providers() if package == 'onnxruntime' else ''}")
+            yield Finding(name, "ok", f"{package} {version}")
 
 
 def _version(package: str) -> str | None:
@@ -157,15 +157,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _providers() -> str:
-    """What the ONNX runtime can compute on."""
-    try:
-        providers = importlib.import_module("onnxruntime").get_available_providers()
-    except ImportError as error:
-        return f", which cannot be loaded ({error})"
-    return f", providers {', '.join(providers)}"
 
 
 def check_processor() -> Finding:
@@ -211,11 +202,13 @@ def check_engine(config: AgentConfig) -> Finding:
 
 def _onnx_finding(config: AgentConfig) -> Finding:
     """What of the wished-for providers ONNX Runtime has here."""
-    import onnxruntime
-
     from edge.core.providers import choose_providers
 
-    choice = choose_providers(config.engine.onnx_providers, onnxruntime.get_available_providers())
+    try:
+        available = importlib.import_module("onnxruntime").get_available_providers()
+    except ImportError as error:
+        return Finding("engine", "fail", f"ONNX Runtime cannot be loaded ({error})", "pip install 'edge-agent[onnx]'")
+    choice = choose_providers(config.engine.onnx_providers, available)
     if choice.missing:
         hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
         return Finding("engine", "warn", f"{choice.said}; torch trains", hint)

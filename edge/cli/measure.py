@@ -1,7 +1,8 @@
 """`edge-agent doctor --measure`: what this machine reaches with the chosen model, and what follows from it.
 
 Knows the order of measurements and how long each may take; the numbers come from the engine itself, from torch, and from the formulas of
-edge.training. Nothing is written and nothing stays open, also when it is interrupted.
+edge.training. Nothing is written (but the graph of an ONNX engine where there is none) and nothing stays open, also when it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) 
 
 
 async def _rates(config: AgentConfig, path: Path, backend: BatchedBackend, say: Say, clock: Clock) -> EngineRates:
-    from edge.sizing import model_shape, most_rows, row_tokens
+    from edge.sizing import row_tokens
 
     context = row_tokens(config, path)
     prompts = list(_prompts(config, backend))
@@ -146,8 +147,7 @@ async def _rates(config: AgentConfig, path: Path, backend: BatchedBackend, say: 
     length = max(1, min(_PREFILL_TOKENS, context - 2))
     prefill_s = max(1e-9, await _quickest(partial(backend.feed, ids[:length], ids[:1], 1), clock))
     prompt_tokens = sum(map(len, prompts)) / len(prompts)
-    rows = most_rows(config, model_shape(path).kv_bytes_per_token * context)
-    decode, complete = await _decode_rates(backend, ids, rows, say, clock)
+    decode, complete = await _decode_rates(backend, ids, backend.rollout_rows, say, clock)
     say("lengths of answers")
     response_tokens = await _response_tokens(config, backend)
     longest = min(config.learning.max_tokens, context)

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, ModelFileError
 from edge.core.gguf_header import read_header
+from edge.core.types import GGUF_ADAPTER
 
-GGUF_FILE = "adapter.gguf"
 _PREFIX = "base_model.model."
 _PARTS = ("lora_A", "lora_B")
 
@@ -93,7 +93,7 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
 def check_adapter(folder: Path) -> None:
     """Read an adapter folder through: peft's files, and adapter.gguf where there is one. Raises AdapterError."""
     read_peft_adapter(folder)
-    served = folder / GGUF_FILE
+    served = folder / GGUF_ADAPTER
     if not served.exists():
         return
     try:

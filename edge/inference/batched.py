@@ -75,6 +75,7 @@ class BatchedBackend:
         self._worker = worker
         self._n_ctx = engine.n_ctx
         self._close_model = close_model
+        self.rollout_rows = rollout_rows
         self._batcher = Batcher(engine, tokens, rollout_rows=rollout_rows)
         self._lock = threading.Lock()
         self._pumping: set[Priority] = set()

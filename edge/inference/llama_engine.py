@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
+from edge.core.types import GGUF_ADAPTER
 from edge.inference.gguf_model import ENGINE_LOG, GgufModel
 from edge.inference.sampling import Floats
 
-ADAPTER_FILE = "adapter.gguf"
 PREFILL_CHUNK = 512
 """Longest piece of a prompt in one decode call; fixed, so that results do not depend on settings."""
 
@@ -93,7 +93,7 @@ class LlamaEngine:
 
     def load_adapter(self, folder: Path) -> Any:
         """Load `adapter.gguf` without using it. Raises AdapterError when it is missing, corrupt or does not fit the model."""
-        path = folder / ADAPTER_FILE
+        path = folder / GGUF_ADAPTER
         if not path.is_file():
             raise AdapterError(f"{path}: no such adapter file")
         ENGINE_LOG.forget()

@@ -64,7 +64,8 @@ class OnnxEngine:
         self.n_ctx = n_ctx
         self.vocab_size = graph.vocab_size
         self._session = graph.session
-        self._cache = np.zeros((2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim), dtype=np.float32)
+        places = (2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim)
+        self._cache = np.full(places, 0.0, dtype=np.float32)  # written, so that the memory is taken now: learning counts on that
         self._lora_shapes = graph.lora_shapes
         self._bare = {name: np.zeros(_of_rank(shape, 1), dtype=np.float32) for name, shape in self._lora_shapes.items()}
         self._adapter: Adapter = self._bare

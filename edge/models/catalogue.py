@@ -8,7 +8,6 @@ themselves.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, read_header
 from edge.core.names import shown
-from edge.models.spec import parameter_shapes
+from edge.models.spec import parameter_count
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
 _KV_VALUE_BYTES = 2
@@ -185,7 +184,7 @@ def describe_folder(folder: Path) -> About:
     return About(
         title=folder.resolve().name,
         architecture=spec.architecture,
-        parameters=sum(math.prod(shape) for shape in parameter_shapes(spec).values()),
+        parameters=parameter_count(spec),
         file_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         quantisation=f"MLX {packed['bits']} bit" if packed.get("bits") else dtype,
         context_tokens=spec.context_length,

@@ -5,6 +5,7 @@ Parameters carry their Hugging Face names (`model.layers.0.self_attn.q_proj.weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,6 +81,11 @@ def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, spec.width)
     return shapes
+
+
+def parameter_count(spec: DecoderSpec) -> int:
+    """Every weight of the decoder, norms and biases too."""
+    return sum(math.prod(shape) for shape in parameter_shapes(spec).values())
 
 
 def stored_name(parameter: str) -> str:

@@ -51,7 +51,11 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Key/value bytes of one token of a row in half precision."""
-        return 2 * 2 * self.layers * self.kv_width
+        return self.kv_bytes(2)
+
+    def kv_bytes(self, value_bytes: int) -> int:
+        """Key/value bytes of one token of a row whose numbers take so many bytes."""
+        return 2 * value_bytes * self.layers * self.kv_width
 
     def linear_sizes(self) -> dict[str, tuple[int, int]]:
         """(inputs, outputs) of the linear layers of a block."""
@@ -97,7 +101,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """How training holds things. `value_bytes` is 4 for fp32 and 2 for bf16; `rows` x `context_tokens` is what the sampler keeps."""
+    """How training holds things. `value_bytes` is 4 for fp32 and 2 for bf16.
+
+    `rows` x `context_tokens` is what the sampler keeps, in numbers of `row_value_bytes`.
+    """
 
     rank: int
     targets: tuple[str, ...]
@@ -107,6 +114,11 @@ class TrainingSetting:
     checkpointing: bool = False
     rows: int = 0
     context_tokens: int = 0
+    row_value_bytes: int = 2
+
+    def row_bytes(self, shape: ModelShape) -> int:
+        """What the sampler's rows take."""
+        return self.rows * self.context_tokens * shape.kv_bytes(self.row_value_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,7 @@ def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) 
     adapter = 4 * lora_parameters(shape, setting)
     return MemoryNeed(
         weights=_weight_bytes(shape, setting),
-        key_values=setting.rows * setting.context_tokens * shape.kv_bytes_per_token,
+        key_values=setting.row_bytes(shape),
         adapter=2 * adapter,
         optimiser=2 * adapter,
         activations=_activation_bytes(shape, batch, setting),
@@ -150,7 +162,7 @@ def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) 
 def held_before_learning(shape: ModelShape, setting: TrainingSetting) -> int:
     """Bytes of the need that are in use once sampler and trainer are open: key/value rows, and weights held as floats."""
     loaded = 4 * shape.parameters if setting.weights == "resident" else 0
-    return loaded + setting.rows * setting.context_tokens * shape.kv_bytes_per_token
+    return loaded + setting.row_bytes(shape)
 
 
 def lora_parameters(shape: ModelShape, setting: TrainingSetting) -> int:

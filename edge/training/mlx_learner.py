@@ -23,7 +23,7 @@ from torch import Tensor
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.rng import derive_seed
-from edge.core.types import AdapterRef, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training.batching import Row, is_live, live_rows, plain_chunks
 from edge.training.checkpoint import new_folder, read_state, write_state
@@ -41,7 +41,6 @@ Arrays = dict[str, mx.array]
 HiddenOf = Callable[[HiddenStates, Sequence[Row]], mx.array]
 
 STATE_FILE = "learner.safetensors"
-GGUF_FILE = "adapter.gguf"
 _ADAPTER, _OPTIMISER = "adapter/", "optimiser/"
 
 
@@ -257,7 +256,7 @@ class MlxLearner:
         with new_folder(folder) as draft:
             write_peft_folder(_as_torch(self._decoder.lora()), self._spec, draft)
             yield
-            self._convert(draft, draft / GGUF_FILE)
+            self._convert(draft, draft / GGUF_ADAPTER)
             yield
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

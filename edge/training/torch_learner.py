@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training import lora
 from edge.training.batching import Row, Targets, is_live, live_rows
@@ -45,7 +45,6 @@ AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
 
 STATE_FILE = "learner.safetensors"
-GGUF_FILE = "adapter.gguf"
 _ADAPTER, _OPTIMISER = "adapter/", "optimiser/"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -271,7 +270,7 @@ class TorchLearner:
         with new_folder(folder) as draft:
             lora.write_peft_folder(lora.lora_state(self._module), self._spec, draft)
             yield
-            self._convert(draft, draft / GGUF_FILE)
+            self._convert(draft, draft / GGUF_ADAPTER)
             yield
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

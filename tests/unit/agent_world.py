@@ -111,6 +111,7 @@ class World:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
         self.sink = MemorySink()
         self.learners: list[ScriptedLearner] = []
+        self.opened: list[str] = []
         self.serving = self.rollouts = ScriptedBackend(self.script)
         self.clock = ManualClock()
 
@@ -160,10 +161,12 @@ class World:
         return self.serving
 
     async def _open_rollouts(self, serving: object) -> ScriptedBackend:
+        self.opened.append("rollouts")
         self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
         return self.rollouts
 
     async def _open_learner(self) -> ScriptedLearner:
+        self.opened.append("learner")
         self.learners.append(ScriptedLearner())
         return self.learners[-1]
 

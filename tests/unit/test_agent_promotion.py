@@ -66,6 +66,12 @@ async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_pat
     ]
 
 
+async def test_the_engine_for_learning_is_open_before_the_learners_memory_is_tried(tmp_path: Path) -> None:
+    world = gated(tmp_path, steps=2)
+    await learned(world)
+    assert world.opened == ["rollouts", "learner"]
+
+
 async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_on_from_it(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", worse=[4])
     steps, line = await learned(world)

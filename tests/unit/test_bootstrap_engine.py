@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_
         assert "CPU" in finding.text
     mine = Settings(sets=[f"device_profile={profile}", "engine.onnx_providers=[CPU]"]).config()
     assert mine.engine.onnx_providers == ("CPU",)
+
+
+def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
+    finding = doctor.check_engine(config("onnx"))
+    assert (finding.state, "cannot be loaded" in finding.text) == ("fail", True)
+    assert "edge-agent[onnx]" in finding.hint
 
 
 def test_an_unknown_engine_is_refused() -> None:

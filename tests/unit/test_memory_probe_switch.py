@@ -13,7 +13,7 @@ from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import TrainingGroup
-from edge.sizing import device_speed, model_cost, model_shape, probe_plan, step_measure
+from edge.sizing import device_speed, model_cost, model_shape, most_rows, probe_plan, step_measure
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING
 from edge.training.memory import OutOfMemory, TrainingSetting, does_not_fit, memory_need, worst_micro_batch
 from edge.training.probing import ProbePlan, make_fit
@@ -119,6 +119,17 @@ async def test_too_little_memory_is_refused_before_anything_is_tried(monkeypatch
         await tried(monkeypatch, 1)
 
 
+def test_rows_that_keep_float32_are_fewer_and_held_as_such() -> None:
+    def of(engine: str, rows: int) -> AgentConfig:
+        return config(
+            "model.context_tokens=1000", "engine.weights=resident", f"engine.backend={engine}", f"engine.max_rows={rows}"
+        )
+
+    assert most_rows(of("onnx", 0), MODEL) == most_rows(of("llamacpp", 0), MODEL) // 2
+    half, single = (probe_plan(of(engine, 4), MODEL, estimated=True).held_bytes for engine in ("llamacpp", "onnx"))
+    assert single - half == 4 * 1000 * model_shape(MODEL).kv_bytes_per_token
+
+
 def test_the_floor_needs_bandwidth_and_both_speeds() -> None:
     full = ["device.bandwidth_gb_per_s=10", "device.infer_gflop_per_s=50", "device.train_fp32_gflop_per_s=80"]
     measure = step_measure(config(*full), MODEL)
@@ -146,11 +157,12 @@ def test_a_model_costs_what_its_file_says() -> None:
 
 def test_a_folder_is_sized_by_its_configuration_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     text = (
-        '{"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, '
+        '{"model_type": "llama", "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_size": 8, "num_hidden_layers": 2, '
+        '"num_attention_heads": 4, "num_key_value_heads": 2, '
         '"vocab_size": 50, "intermediate_size": 16, "tie_word_embeddings": true}'
     )
     (tmp_path / "config.json").write_text(text)
-    assert model_shape(tmp_path).parameters == 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16) + 50 * 8
+    assert model_shape(tmp_path).parameters == 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 2 * 8) + 8 + 50 * 8
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelFileError, match=r"no usable config\.json"):
+    with pytest.raises(ModelFileError, match=r"config\.json: the architecture None is not supported"):
         model_shape(tmp_path)

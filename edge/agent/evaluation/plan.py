@@ -18,8 +18,9 @@ from edge.agent.events import EvalProgress, Notice
 from edge.agent.rollout import RolloutSettings
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.core.types import GGUF_ADAPTER
 
-ADAPTER_FILES = ("adapter.gguf", "adapter_model.safetensors")
+ADAPTER_FILES = (GGUF_ADAPTER, "adapter_model.safetensors")
 """An adapter is known by the first of these that it has; one trained over an MLX folder has no GGUF file."""
 
 

@@ -4,8 +4,9 @@
 
 Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own with the
 bundled cloud model) and the adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
-are never right, no token ends one and advantages are made up; nothing else differs. A step's time is from the end of the step before to
-its own end.
+are never right, no token ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer,
+unless a job has it on: then its judgements count as a part of the step, and its second engine's rows as memory. Nothing else differs. A
+step's time is from the end of the step before to its own end.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ def config_of(job: dict[str, Any]) -> AgentConfig:
                 "torch_threads": job["threads"],
                 **job["learning"],
             },
+            "gate": {"enabled": job.get("gate", False)},
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
         }

@@ -148,7 +148,7 @@ def random_tensors(spec: DecoderSpec) -> Iterator[tuple[str, NDArray[np.float32]
     """Every parameter by name, each from a stream of its own; norms are one, biases zero. Values fit half precision."""
     import numpy as np
 
-    from edge.models.gguf_reader import parameter_shapes
+    from edge.models.spec import parameter_shapes
 
     last_norm = LOGIT_STD / (WEIGHT_STD * spec.width**0.5)
     for number, (name, shape) in enumerate(parameter_shapes(spec).items()):
@@ -166,7 +166,7 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
     import gguf
     import numpy as np
 
-    from edge.models.gguf_reader import parameter_shapes, stored_name
+    from edge.models.spec import parameter_shapes, stored_name
     from tools.nano.export import add_shape
 
     draft = path.with_name(f".{path.name}.draft")
