@@ -87,7 +87,10 @@ def test_the_profile_is_what_run_reads(report: tuple[dict, str, Path]) -> None:
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     profile, state = tmp_path / "device.yaml", tmp_path / "state"
     arguments = ["doctor", "--write-profile", str(profile), "--state", str(state), "--set", "engine.threads=1"]
-    script = f"from edge.cli import main; raise SystemExit(main({arguments!r}))"
+    heard = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background of a shell it is ignored
+    )
+    script = f"{heard}; from edge.cli import main; raise SystemExit(main({arguments!r}))"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert any("generation with" in line for line in process.stderr)

@@ -232,7 +232,17 @@ async def serve(agent: Agent, memory: MemoryWatch) -> None:
 
 def told_of(step: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a step's event."""
-    names = ("seconds_by_part", "tokens", "prompts", "responses", "truncated", "assist_rate", "dual_before", "reward_mean")
+    names = (
+        "seconds_by_part",
+        "tokens",
+        "prompts",
+        "responses",
+        "truncated",
+        "assist_rate",
+        "dual_before",
+        "reward_mean",
+        "gate",
+    )
     learner = (
         "frac_reward_zero_std",
         "mean_abs_logprob_diff",
