@@ -92,7 +92,7 @@ class StepFinished(Event):
     trained on (-1: the step before). `serving_version`: the one that serves after the step (-1: this step's). `gate`: promoted,
     refused, rolled back (training goes on from the adapter in use), left (somebody went back to another version meanwhile), or "" where
     none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the share that asks.
-    `floor_s`: the least time this step could take on this device by ENGINE section 6, and `times_floor` = seconds / floor_s; None where
+    `floor_s`: the least time this step could take on this device (edge.training.floor), and `times_floor` = seconds / floor_s; None where
     the device was not measured.
     """
 

@@ -1,4 +1,4 @@
-"""The least time a learning step can take on a device, by the formula of ENGINE section 6. Knows counts and rates; measures nothing.
+"""The least time a learning step can take on a device, by one formula. Knows counts and rates; measures nothing.
 
     T >= 2N·B·P/F_i + (B·G·C/R)·max((N·q + R·κ·(P+C/2))/BW, 2N·R/F_i) + a·N·(1-z)·B·(P+G·C)/F_t
 
@@ -82,7 +82,7 @@ class Floor:
 
 
 def step_floor(device: DeviceSpeed, model: ModelCost, work: StepWork) -> Floor:
-    """The floor of a learning step (ENGINE section 6), part by part."""
+    """The floor of a learning step by the formula above, part by part."""
     prefill_s = 2 * model.weights * work.prompts * work.prompt_tokens / device.infer_flop_per_s
     reading_s, computing_s = decode_call_floor(device, model, work)
     calls = work.prompts * work.group_size * work.response_tokens / work.rows

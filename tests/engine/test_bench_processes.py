@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, 
 
 def test_with_the_gate_on_its_judgement_is_a_part_of_the_step(places: Places) -> None:
     model = gguf_file(places.models, "tiny", "Q8_0")
-    part = agent_part(places, "g", model, WORK, 1, random_model=True)
-    found = run(agent_steps, replace(part, job={**part.job, "gate": True}), places.out)
+    part = agent_part(places, "g", model, WORK, 1, random_model=True, gate={"enabled": True, "anchors": 2})
+    found = run(agent_steps, part, places.out)
     assert [step["tokens"] for step in found["steps"]] == [16 * 6, 16 * 6]  # the second engine's responses are as endless
     first, last = found["steps"]
     assert first["gate"] == "" != last["gate"]  # the last step of a phase is judged

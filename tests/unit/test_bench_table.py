@@ -477,6 +477,16 @@ def test_a_job_becomes_a_valid_configuration_of_the_agent(tmp_path: Path) -> Non
     assert config.phases[0].steps == 3
 
 
+def test_steps_have_no_gate_unless_their_job_has_one(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    place = Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2
+    plain = agent_part(*place, random_model=True)
+    gated = agent_part(*place, random_model=True, gate={"enabled": True, "anchors": 2})
+    assert config_of(dict(plain.job)).gate.enabled is False
+    assert (config_of(dict(gated.job)).gate.enabled, config_of(dict(gated.job)).gate.anchors) == (True, 2)
+    assert plain.digest != gated.digest
+
+
 def test_made_up_advantages_are_centred_and_not_all_zero() -> None:
     from edge.core.types import TrainingGroup, TrainingSample
 

@@ -5,8 +5,8 @@
 Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own with the
 bundled cloud model) and the adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
 are never right, no token ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer,
-unless a job has it on: then its judgements count as a part of the step, and its second engine's rows as memory. Nothing else differs. A
-step's time is from the end of the step before to its own end.
+unless a job has one: then its judgement is a part of the step, and its second engine a part of the memory. Nothing else differs. A step's
+time is from the end of the step before to its own end.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def config_of(job: dict[str, Any]) -> AgentConfig:
                 "torch_threads": job["threads"],
                 **job["learning"],
             },
-            "gate": {"enabled": job.get("gate", False)},
+            "gate": job.get("gate", {"enabled": False}),
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
         }

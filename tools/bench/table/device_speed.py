@@ -1,4 +1,4 @@
-"""What this machine reaches: BW, F_i and F_t of ENGINE section 6, measured as `edge-agent doctor --measure` does, the best of some repeats.
+"""What this machine reaches: BW, F_i and F_t of a step's floor, measured as `edge-agent doctor --measure` does, the best of some repeats.
 
     python -m tools.bench.table.device_speed JOB RESULT
 

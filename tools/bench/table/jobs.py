@@ -89,8 +89,12 @@ def agent_part(
     serve: bool = False,
     learning: Mapping[str, Any] | None = None,
     profile: bool = False,
+    gate: Mapping[str, Any] | None = None,
 ) -> Part:
-    """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults."""
+    """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults.
+
+    `gate` is the promotion gate's section; without one there is no gate.
+    """
     job = {
         "model": str(model),
         "model_is": identity(model),
@@ -102,6 +106,7 @@ def agent_part(
         "serve": serve,
         "learning": dict(learning or {}),
         "profile": profile,
+        **({"gate": dict(gate)} if gate else {}),
         **_common(places, key, work, threads, random_model),
     }
     return Part(key, module("agent_steps"), job, environment_of(threads, {**ALLOCATOR, _AGENT_FLAG: "tuned"}))

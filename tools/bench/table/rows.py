@@ -14,6 +14,7 @@ Rounds = Sequence[Mapping[str, Any]]
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
 """The one entry of a step's seconds that is no part of its own: it runs beside the rollouts."""
+NO_GATE = "our steps are those of `edge-agent learn`, without a promotion gate; the peer has none"
 MEMORY_GOALS = {"qwen2.5-0.5b": 1.6, "qwen2.5-1.5b": 3.0}
 """GB (10^9 bytes) of one process that serves, rolls out and trains."""
 MEMORY_GOAL = "Q4_K_M, lean"
@@ -65,7 +66,7 @@ def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
         tuple(lines.verdicts),
         _compared(ours, peers, mine, seconds, memory, memories),
         profile=(*time_profile(ours), *memory_profile(ours)),
-        notes=(_advantages(peers), *_notices(ours)),
+        notes=(_advantages(peers), NO_GATE, *_notices(ours)),
     )
 
 
@@ -92,7 +93,7 @@ def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
         tuple(lines.verdicts),
         data,
         profile=(*time_profile(first), *memory_profile(first)),
-        notes=(_advantages({"bf16": peer}), _generation_share(peer), *_notices(first)),
+        notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
     )
 
 
@@ -183,7 +184,10 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
                 lines.told(what, "-", told)
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
     data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
-    notes = ("lean is gradient checkpointing and micro-batches of 512 tokens",)
+    notes = (
+        "lean is gradient checkpointing and micro-batches of 512 tokens",
+        "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
+    )
     return Row("memory", "memory of one process", tuple(lines.verdicts), data, tuple(profile), notes)
 
 

@@ -170,6 +170,7 @@ class Bench:
             weights="streamed",
             serve=True,
             learning=learning,
+            gate={"enabled": True, "anchors": 2},
         )
 
     def mismatch(self) -> Row:
