@@ -68,13 +68,13 @@ def test_a_replay_without_coordinator_or_state_gives_exactly_the_scores_of_the_r
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path: Path, number: int, code: int) -> None:
-    words = ["--limit", "24", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
+    words = ["--limit", "160", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
     out = tmp_path / "report.json"
     partial = tmp_path / "report.json.partial.jsonl"
     errors = _interrupt([*words, "--json-out", str(out)], partial, number, code)
     assert number == signal.SIGKILL or f"what was judged is in {partial}" in errors
     judged = len(partial.read_text(encoding="utf-8").splitlines()) - 1
-    assert 3 <= judged < 24
+    assert 3 <= judged < 160
 
     done = evaluated(*words, "--json-out", str(out))
     assert done.returncode == 0, done.stderr
