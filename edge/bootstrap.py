@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib.util
 import os
-from collections.abc import Sequence
+import platform
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, TaskFileError
+from edge.core.errors import AdapterError, ModelFileError, StateError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.types import AnswerKind
+from edge.sizing import learner_settings, probe_plan, step_measure, weights_held
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent, AgentSettings
@@ -22,19 +27,29 @@ if TYPE_CHECKING:
     from edge.agent.embedded import EmbeddedCoordinator
     from edge.agent.evaluate import Candidate
     from edge.agent.evaluation.cloud import CloudAnswers
+    from edge.agent.evaluation.examples import Example
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
     from edge.core.clock import Clock
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
+    from edge.models.decoder import Decoder
+    from edge.models.mlx_decoder import MlxDecoder
+    from edge.routing.calibration import RouterQuality
+    from edge.routing.policy import OffloadPolicy
     from edge.rpc.client import CoordinatorClient
     from edge.tasks.source import TaskSource
-    from edge.training.learner import Learner
+    from edge.training.floor import StepMeasure
+    from edge.training.gate import GateRules
+    from edge.training.learner import Learner, Probing
+    from edge.training.mlx_learner import MlxLearner
+    from edge.training.torch_learner import TorchLearner
     from edge.verifiers.sandbox.role import Sandbox
     from edge.verifiers.verifier import Verifier
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"
 _LOOKED_AT = 64
+_SERVING_ONLY_ROWS = 1
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -48,24 +63,16 @@ def state_folder(config: AgentConfig) -> Path:
 
 def bundled_models() -> Path:
     """The folder of the models that come with the package."""
-    from edge import models
+    from edge.models.catalogue import bundled_folder
 
-    return Path(models.__file__).parent / "files"
+    return bundled_folder()
 
 
 def model_file(name: str) -> Path:
-    """The GGUF file that a model name or path stands for. Raises ModelFileError."""
-    from edge.tasks.names import shown
+    """The model file, or the MLX folder, that a name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    from edge.models.catalogue import find_model
 
-    files = bundled_models()
-    try:
-        found = next((path for path in (files / f"{name}.gguf", Path(name).expanduser()) if path.is_file()), None)
-    except (OSError, RuntimeError, ValueError):  # a name that no file can have, or nobody's home
-        found = None
-    if found is not None:
-        return found
-    known = ", ".join(sorted(file.stem for file in files.glob("*.gguf")))
-    raise ModelFileError(f"{shown(name)}: no such model file", hint=f"give a .gguf file or a bundled model: {known}")
+    return find_model(name)
 
 
 def check_inputs(config: AgentConfig) -> None:
@@ -76,7 +83,8 @@ def check_inputs(config: AgentConfig) -> None:
     from edge.tasks.registry import open_source
 
     sources = [open_source(phase.source) for phase in config.phases]
-    model_file(config.model.path)
+    engine_backend(config, model_file(config.model.path))
+    policy_name(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
 
@@ -125,31 +133,34 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     from edge.agent.failpoint import failpoint_from
     from edge.agent.state import StateFolder
     from edge.core.clock import SystemClock
-    from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
 
-    clock = SystemClock()
+    clock, policy = SystemClock(), build_policy(config)
     path = model_file(config.model.path)
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
         curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
-        worker = _SharedWorker()
+        worker, weights, gated = _SharedWorker(), MlxWeights(path), config.gate.enabled is not False
+        trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)
         parts = AgentParts(
             state=state,
             curriculum=curriculum,
-            open_backend=lambda: open_backend(config, path, worker.get()),
-            open_learner=lambda: open_learner(config, path, worker.get()),
+            open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
+            open_learner=trainer.open,
             client=build_client(config, address, state.run_id),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),
-            policy=SelfOffload(),
+            policy=policy,
             sink=sink,
             clock=clock,
             failpoint=failpoint_from(os.environ),
             release=worker.close,
+            open_rollouts=lambda serving: open_rollouts(config, path, worker.get(), weights, serving),
+            sound=sound_adapter,
+            step_measure=trainer.step_measure,
         )
         return Agent(parts, agent_settings(config, state.run_id))
     except BaseException:
@@ -163,21 +174,84 @@ async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> Eval
     from edge.agent.evaluation.cloud import ReplayedAnswers
     from edge.agent.evaluation.plan import EvalRun
     from edge.core.clock import SystemClock
-    from edge.routing.self_offload import SelfOffload
     from edge.verifiers.math_answer import both_verdicts
 
-    clock = SystemClock()
+    clock, policy, plan = SystemClock(), build_policy(config), replace(plan, policy=policy_name(config))
     path, candidates = model_file(config.model.path), eval_candidates(plan)
     async with AsyncExitStack() as stack:
         cloud, run_id = await _cloud_answers(config, sink, clock, plan, candidates, stack)
         backend, adapter = await _eval_backend(config, path, sink, clock, plan, stack)
         math = both_verdicts()
         stack.callback(math.close)
-        roles = EvalRoles(backend, build_verifier(config), SelfOffload(), cloud, math)
+        roles = EvalRoles(backend, build_verifier(config), policy, cloud, math)
         settings = _eval_settings(config, run_id, backend.model, plan)
         if isinstance(cloud, ReplayedAnswers):
             settings = cloud.asked_as(settings)
         return await EvalRun(plan, roles, settings, adapter, sink, clock).outcome(candidates)
+
+
+def build_policy(config: AgentConfig) -> OffloadPolicy:
+    """Who decides that a response is handed to the cloud. Raises UsageError and ModelFileError for a router that cannot be run."""
+    from edge.routing.self_offload import SelfOffload
+
+    routing = config.routing
+    if routing.policy == "self" or routing.router is None:
+        return SelfOffload()
+    require_onnx("routing.policy is router")
+    from edge.routing.classifier import ThresholdRouter
+
+    path = Path(routing.router).expanduser()
+    return ThresholdRouter(path, providers=config.engine.onnx_providers, threshold=routing.threshold)
+
+
+def policy_name(config: AgentConfig) -> str:
+    """What `build_policy` builds, for reports: "self", or a router by its file's checksum and threshold. Raises ModelFileError."""
+    routing = config.routing
+    if routing.policy == "self" or routing.router is None:
+        return "self"
+    path = Path(routing.router).expanduser()
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})", hint="train one: edge-agent router train") from error
+    return f"router {digest[:16]}" + ("" if routing.threshold is None else f" above {routing.threshold}")
+
+
+async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rate: float, out: Path) -> RouterQuality:
+    """Train a router on the local model's answers to `plan.limit` training items of each source, and write it as ONNX.
+
+    Raises UsageError, TaskFileError, AdapterError, ModelFileError.
+    """
+    require_onnx("a router is an ONNX file")
+    import numpy as np
+
+    from edge.routing.calibration import calibrate
+    from edge.routing.classifier import export
+    from edge.routing.features import features
+
+    examples = await _router_examples(config, sink, plan)
+    rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
+    router = calibrate(rows, np.array([example.failed for example in examples], dtype=bool), rate)
+    export(router.model, router.threshold, out)
+    return router.quality
+
+
+async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> list[Example]:
+    from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.examples import examples_of
+    from edge.agent.events import EvalProgress
+    from edge.core.clock import SystemClock
+    from edge.routing.self_offload import SelfOffload
+    from edge.tasks.registry import open_source
+
+    sources = [open_source(name) for name in plan.sources]
+    items = [item for source in sources for item in islice(source.train(config.learning.seed), plan.limit)]
+    path = model_file(config.model.path)
+    async with AsyncExitStack() as stack:
+        backend, _ = await _eval_backend(config, path, sink, SystemClock(), plan, stack)
+        roles = EvalRoles(backend, build_verifier(config), SelfOffload(), None)
+        settings = _eval_settings(config, "", backend.model, plan)
+        return await examples_of(roles, settings, items, lambda done, of: sink.emit(EvalProgress(done, of)))
 
 
 def eval_candidates(plan: EvalPlan) -> list[Candidate]:
@@ -298,48 +372,232 @@ def latest_adapters(config: AgentConfig) -> tuple[Path, ...]:
     return tuple(sorted((state_folder(config) / "checkpoints").glob("step-*/adapter"), reverse=True))
 
 
-async def open_backend(config: AgentConfig, path: Path, worker: EngineWorker) -> InferenceBackend:
-    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError."""
+def engine_backend(config: AgentConfig, path: Path) -> Literal["llamacpp", "mlx", "onnx"]:
+    """Which engine serves this model on this machine; MLX trains too, else torch does.
+
+    Raises UsageError where it is not installed or cannot.
+    """
+    chosen, folder = config.engine.backend, path.is_dir()
+    if chosen in ("llamacpp", "onnx") and folder:
+        reader = "llama.cpp" if chosen == "llamacpp" else "ONNX export"
+        raise UsageError(f"{path}: {reader} reads GGUF files only", hint="give a .gguf file, or set engine.backend to mlx")
+    if chosen == "onnx":
+        require_onnx("engine.backend is onnx")
+    if (chosen == "mlx" or folder) and not mlx_installed():
+        why = f"{path} is a folder" if folder else "engine.backend is mlx"
+        raise UsageError(
+            f"{why}, but MLX is not installed", hint="pip install 'edge-agent[mlx]', or use llama.cpp with a .gguf file"
+        )
+    if chosen == "auto":
+        return "mlx" if folder or (apple_silicon() and mlx_installed()) else "llamacpp"
+    return chosen
+
+
+def mlx_installed() -> bool:
+    """Whether both packages of the MLX path are there; they are looked up, not imported."""
+    return _installed("mlx", "mlx_lm")
+
+
+def onnx_installed() -> bool:
+    """Whether both packages of the ONNX path are there; they are looked up, not imported."""
+    return _installed("onnx", "onnxruntime")
+
+
+def require_onnx(why: str) -> None:
+    """Raises UsageError that begins with `why` where ONNX is not installed."""
+    if not onnx_installed():
+        raise UsageError(f"{why}, but ONNX is not installed", hint="pip install 'edge-agent[onnx]'")
+
+
+def _installed(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def apple_silicon() -> bool:
+    """Whether this is a Mac with Apple's own processor."""
+    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
+
+
+class MlxWeights:
+    """One copy of a model's weights for serving and training, loaded by whoever needs it first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._decoder: MlxDecoder | None = None
+
+    def decoder(self) -> MlxDecoder:
+        """The decoder without an adapter; take a twin of it. Raises ModelFileError."""
+        from edge.models.mlx_decoder import load_mlx_decoder
+
+        with self._lock:
+            if self._decoder is None:
+                self._decoder = load_mlx_decoder(self._path)
+            return self._decoder
+
+
+async def open_backend(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None, *, serves_only: bool = False
+) -> InferenceBackend:
+    """The inference engine with the model loaded (on a thread: loading takes a while). Raises ModelFileError, UsageError.
+
+    `serves_only`: with no more memory for rollouts than one row, because learning has an engine of its own.
+    """
+    rows = _SERVING_ONLY_ROWS if serves_only else config.engine.max_rows or None
+    chosen = engine_backend(config, path)
+    if chosen == "mlx":
+        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights or MlxWeights(path), rows)
+    if chosen == "onnx":
+        return await asyncio.to_thread(_onnx_backend, config, path, worker, rows)
     from edge.inference.llamacpp import LlamaCppBackend
 
-    engine = config.engine
+    tokens = config.model.context_tokens
     return await asyncio.to_thread(
-        LlamaCppBackend,
+        LlamaCppBackend, path, worker, n_threads=config.engine.threads or None, n_ctx=tokens, max_rows=rows
+    )
+
+
+async def open_rollouts(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights, serving: InferenceBackend
+) -> InferenceBackend:
+    """A second engine over the weights of the one that serves, with rows and an adapter of its own. Close it before that one."""
+    rows = config.engine.max_rows or None
+    if engine_backend(config, path) == "mlx":
+        return await asyncio.to_thread(_mlx_backend, config, path, worker, weights, rows)
+    from edge.inference.llamacpp import LlamaCppBackend
+    from edge.inference.onnx_backend import OnnxBackend
+
+    if not isinstance(serving, LlamaCppBackend | OnnxBackend):
+        raise UsageError("the engine that serves has no second one over its weights")
+    return await asyncio.to_thread(serving.beside, max_rows=rows)
+
+
+def _mlx_backend(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights, rows: int | None
+) -> InferenceBackend:
+    from edge.inference.mlx_backend import MlxBackend
+
+    return MlxBackend(path, weights.decoder(), worker, n_ctx=config.model.context_tokens, max_rows=rows)
+
+
+def _onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker, rows: int | None) -> InferenceBackend:
+    from edge.inference.onnx_backend import OnnxBackend
+
+    engine = config.engine
+    return OnnxBackend(
         path,
+        onnx_graph(config, path),
         worker,
+        providers=engine.onnx_providers,
         n_threads=engine.threads or None,
         n_ctx=config.model.context_tokens,
-        max_rows=engine.max_rows or None,
+        max_rows=rows,
     )
 
 
-async def open_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
-    """The torch learner on the same GGUF file (on a thread: importing torch takes seconds). Raises ModelFileError."""
-    return await asyncio.to_thread(_torch_learner, config, path, worker)
+def onnx_graph(config: AgentConfig, path: Path) -> Path:
+    """The graph of a GGUF file: the .onnx beside it, else the state folder's, which is made where it is missing.
+
+    Raises ModelFileError for a model that cannot be exported, StateError where the folder cannot be made.
+    """
+    from edge.inference.gguf_model import sha256_of
+    from edge.models.onnx_decoder import export_onnx
+
+    beside = path.with_suffix(".onnx")
+    if beside.is_file():
+        return beside
+    folder = state_folder(config) / "onnx"
+    graph = folder / f"{path.stem}-{sha256_of(path)[:16]}.onnx"
+    if not graph.is_file():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"{folder}: cannot be made ({error.strerror})", hint="choose another with --state") from error
+        export_onnx(path, graph, force=True)
+    return graph
 
 
-def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> Learner:
-    from edge.inference.adapters import write_gguf_adapter
-    from edge.models.decoder import load_decoder
-    from edge.training.settings import LearnerSettings, LoraSpec
+def sound_adapter(folder: Path) -> None:
+    """Read an adapter folder through. Raises AdapterError with one line for what is missing, cut short or not finite."""
+    from edge.inference.adapters import check_adapter
+
+    check_adapter(folder)
+
+
+async def open_learner(
+    config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights | None = None
+) -> MlxLearner | TorchLearner:
+    """The learner of the engine in use on the same file (on a thread: importing torch takes seconds).
+
+    Its memory is tried before it is handed out. Raises ModelFileError, UsageError, EdgeError when it does not fit.
+    """
+    if engine_backend(config, path) == "mlx":
+        learner: MlxLearner | TorchLearner = await asyncio.to_thread(
+            _mlx_learner, config, path, worker, weights or MlxWeights(path)
+        )
+    else:
+        learner = await asyncio.to_thread(_torch_learner, config, path, worker)
+    await probe_memory(config, path, learner)
+    return learner
+
+
+class Trainer:
+    """Opens the learner, and tells afterwards against which floor its steps are measured: one that recomputes has a higher one."""
+
+    def __init__(self, config: AgentConfig, path: Path, opened: Callable[[], Awaitable[MlxLearner | TorchLearner]]) -> None:
+        self._config, self._path, self._opened = config, path, opened
+        self._checkpointing = False
+
+    async def open(self) -> Learner:
+        """The learner. Raises what `open_learner` does."""
+        learner = await self._opened()
+        self._checkpointing = learner.checkpointing
+        return learner
+
+    def step_measure(self) -> StepMeasure | None:
+        """None where the device was not measured."""
+        return step_measure(self._config, self._path, checkpointing=self._checkpointing)
+
+
+def _torch_learner(config: AgentConfig, path: Path, worker: EngineWorker) -> TorchLearner:
     from edge.training.torch_learner import TorchLearner
 
-    learning, adapter = config.learning, config.adapter
-    return TorchLearner(
-        load_decoder(path),
-        worker,
-        lambda peft_folder, out: write_gguf_adapter(peft_folder, path, out),
-        seed=learning.seed,
-        lora_spec=LoraSpec(adapter.rank, adapter.alpha, adapter.targets),
-        settings=LearnerSettings(
-            learning_rate=learning.learning_rate,
-            weight_decay=learning.weight_decay,
-            max_grad_norm=learning.max_grad_norm,
-            importance_cap=learning.importance_cap,
-            tokens_per_slice=learning.micro_batch_tokens,
-            threads=learning.torch_threads,
-        ),
-    )
+    spec, settings = learner_settings(config)
+    seed, convert = config.learning.seed, _adapter_converter(path)
+    return TorchLearner(_open_decoder(config, path), worker, convert, seed=seed, lora_spec=spec, settings=settings)
+
+
+async def probe_memory(config: AgentConfig, path: Path, learner: Probing) -> None:
+    """Try the longest micro-batch that this configuration allows. Raises OutOfMemory with what to lower, UsageError."""
+    from edge.models.weights import available_memory
+    from edge.training.probing import make_fit
+
+    await make_fit(learner, probe_plan(config, path, estimated=engine_backend(config, path) != "mlx"), available_memory)
+
+
+def _mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: MlxWeights) -> MlxLearner:
+    from edge.training.mlx_learner import MlxLearner
+
+    spec, settings = learner_settings(config)
+    seed, convert = config.learning.seed, _adapter_converter(path)
+    return MlxLearner(weights.decoder().twin(), worker, convert, seed=seed, lora_spec=spec, settings=settings)
+
+
+def _adapter_converter(path: Path) -> Callable[[Path, Path], None]:
+    """Writes adapter.gguf for the base model; for an MLX folder there is none to write."""
+    if path.is_dir():
+        return lambda _peft_folder, _out: None
+    from edge.inference.adapters import write_gguf_adapter
+
+    return lambda peft_folder, out: write_gguf_adapter(peft_folder, path, out)
+
+
+def _open_decoder(config: AgentConfig, path: Path) -> Decoder:
+    """The decoder of the file that serves, its weights in memory or left in the file. Raises ModelFileError."""
+    from edge.models.decoder import load_decoder
+    from edge.models.streamed import open_streamed
+
+    return load_decoder(path) if weights_held(config, path) == "resident" else open_streamed(path)
 
 
 def coordinator_address(config: AgentConfig, folder: Path) -> str:
@@ -415,7 +673,27 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         switched_off=switched_off(config),
     )
     scale = AdvantageScale(learning.advantage_scale)
-    return AgentSettings(rollout, answers, learning.dual_init, scale, coordinator.call_deadline_s, config.budget.dial)
+    return AgentSettings(
+        rollout, answers, learning.dual_init, scale, coordinator.call_deadline_s, config.budget.dial, gate=gate_rules(config)
+    )
+
+
+def gate_rules(config: AgentConfig) -> GateRules | None:
+    """The promotion gate's rules, None where every step's adapter serves."""
+    from edge.training.gate import GateRules
+
+    gate = config.gate
+    if gate.enabled is False:
+        return None
+    return GateRules(
+        every=gate.every,
+        anchors_per_task=gate.anchors,
+        max_drop=gate.max_drop,
+        rate_band=gate.rate_band,
+        rate_window=gate.rate_window,
+        max_refusals=gate.max_refusals,
+        keep=gate.keep,
+    )
 
 
 def cloud_prompt_form(config: AgentConfig) -> str:

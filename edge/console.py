@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from edge.agent.events import (
     AnswerFinished,
     EvalProgress,
+    GateJudged,
     HeldOutScored,
     Notice,
     Offline,
@@ -43,7 +44,8 @@ _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 class ProgressView:
     """What is shown of a run. Shares are means of the last 10 steps of the phase; None where there was nothing to count.
 
-    `phase` counts from 1 of `phases`; `phase_step` of `phase_steps` (None: without end) are the steps of this phase.
+    `phase` counts from 1 of `phases`; `phase_step` of `phase_steps` (None: without end) are the steps of this phase. `times_floor`: how
+    many times the least time of a step they took (None: the device was not measured).
     """
 
     step: int
@@ -65,6 +67,7 @@ class ProgressView:
     step_s: float
     left_s: float | None
     offline: bool
+    times_floor: float | None = None
 
 
 class Progress:
@@ -128,6 +131,7 @@ class Progress:
             step_s=step_s,
             left_s=None if planned is None else max(0, planned - last.step) * step_s,
             offline=last.offline,
+            times_floor=_times_floor(steps),
         )
 
 
@@ -293,7 +297,13 @@ def open_console(
 
 def whole_seconds(parts: StepSeconds) -> float:
     """How long a step took from end to end; cloud calls overlap with answering."""
-    return parts.rollout + parts.update + parts.save + parts.close + parts.swap
+    return parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
+
+
+def _times_floor(steps: tuple[StepFinished, ...]) -> float | None:
+    """Time taken / floor over the steps whose floor is known."""
+    known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
+    return sum(seconds for seconds, _ in known) / sum(floor for _, floor in known) if known else None
 
 
 def progress_line(view: ProgressView) -> str:
@@ -329,6 +339,8 @@ def spoken(event: Event) -> str:
             return "online again"
         case OutboxDelivered():
             return f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
+        case GateJudged(verdict="promoted"):
+            return f"adapter {event.step} has passed the gate and serves now"
         case Notice():
             return event.text
         case AnswerFinished():
@@ -389,7 +401,8 @@ def cloud(view: ProgressView) -> str:
 def timing(view: ProgressView) -> str:
     """Speed and what is left."""
     left = "" if view.left_s is None else f", {duration(view.left_s)} left"
-    return f"{view.tokens_per_s:.0f} tokens/s, {view.step_s:.1f} s/step{left}"
+    floor = "" if view.times_floor is None else f" ({view.times_floor:.1f} x floor)"
+    return f"{view.tokens_per_s:.0f} tokens/s, {view.step_s:.1f} s/step{floor}{left}"
 
 
 def percent(share: float | None) -> str:

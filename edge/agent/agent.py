@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Protocol, Self
 
 from edge import __version__
@@ -21,13 +22,16 @@ from edge.agent.curriculum import Curriculum, HeldOut
 from edge.agent.dial import HelpDial
 from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
 from edge.agent.evaluation.scores import Scores, score
-from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
+from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
+from edge.agent.line import Line
 from edge.agent.link import WatchedClient
+from edge.agent.promotion import PromotionGate
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
-from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles
+from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
+from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, CoordinatorUnavailable, StateError, UsageError
 from edge.core.events import EventSink
@@ -36,13 +40,15 @@ from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import BudgetSnapshot, CoordinatorClient
+from edge.training.floor import StepMeasure
+from edge.training.gate import GateRules
 from edge.training.learner import Learner
 from edge.verifiers.verifier import Verifier
 
 StopReason = Literal["done", "max_steps", "stopped"]
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
-steps done, and the version of the adapter in use."""
+steps done, and the version of the adapter that is trained."""
 _HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
 _DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
 
@@ -73,6 +79,8 @@ class AgentStatus:
     total_cloud_tokens: int
     total_spend_uusd: int
     uptime_s: float
+    trained_version: int = 0
+    """The newest adapter on the line of training; `adapter_version` is the one that serves."""
 
 
 class CoordinatorProcess(Protocol):
@@ -108,6 +116,12 @@ class AgentParts:
     failpoint: Callable[[str], None] = lambda name: None
     release: Callable[[], None] = lambda: None
     """Called last, after every part is closed."""
+    open_rollouts: Callable[[InferenceBackend], Awaitable[InferenceBackend]] | None = None
+    """A second engine over the same weights for learning, so that another adapter can be trained than serves; a gate needs it."""
+    sound: Callable[[Path], None] = lambda adapter_folder: None
+    """Reads an adapter's files through. Raises AdapterError when they are damaged."""
+    step_measure: Callable[[], StepMeasure | None] = lambda: None
+    """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ class AgentSettings:
     call_deadline_s: float
     dial_rate: float | None
     offline_retry_s: float = 10.0
+    gate: GateRules | None = None
+    """None: every step's adapter serves at once."""
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:
@@ -138,8 +154,14 @@ class Agent:
     answerer: Answerer
 
     def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
+        if settings.gate is not None and parts.open_rollouts is None:
+            raise ValueError("a gate needs a second engine for learning")
         self._parts = parts
         self._settings = settings
+        self._rollouts: InferenceBackend | None = None
+        self._learner: Learner | None = None
+        self._trained = -1
+        self._switching = asyncio.Lock()
         self._client = WatchedClient(parts.client, parts.sink, parts.clock)
         self._gate = ServingGate()
         self._stop = asyncio.Event()
@@ -157,6 +179,7 @@ class Agent:
         With the cloud switched off, the embedded coordinator is started by `learn`.
         """
         async with AsyncExitStack() as stack:
+            self._stack = stack
             stack.callback(self._parts.state.close)
             stack.callback(self._parts.release)
             self._backend = await self._parts.open_backend()
@@ -188,7 +211,8 @@ class Agent:
         try:
             if not self._reached:
                 await self._reach_coordinator(self._stack)
-            step = await self._prepared_step()
+            await self._prepare_learner()
+            step = self._made_step(await self._for_rollouts())
             self._tell_start()
             reason = await self._learn_until(step, max_steps, between_steps)
             await self._hand_in()
@@ -236,6 +260,7 @@ class Agent:
             total_cloud_tokens=last.total_cloud_tokens if last else 0,
             total_spend_uusd=last.total_spend_uusd if last else 0,
             uptime_s=self._parts.clock.monotonic() - self._began,
+            trained_version=state.line().head,
         )
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
@@ -252,9 +277,8 @@ class Agent:
         return self._parts.curriculum.held_out(limit)
 
     async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
-        """What the adapter in use makes of at least one candidate at temperature 0, without the cloud."""
-        roles = EvalRoles(self._backend, self._parts.verifier, self._parts.policy, cloud=None)
-        evaluation = Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
+        """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
+        evaluation = self._evaluation(self._rollouts or self._backend)
         return score(await evaluation.judge_all(candidates, "held-out", on_judged=lambda candidate, judged: on_item()))
 
     def why(self, request_id: str) -> AnswerRecord:
@@ -269,6 +293,24 @@ class Agent:
         """The adapter in use, None for the bare model."""
         checkpoint = self._checkpoints.at(self._backend.adapter_version)
         return checkpoint.adapter if checkpoint else None
+
+    def versions(self) -> Versions:
+        """The adapter versions in the state folder."""
+        return Versions(self._parts.state, self._checkpoints, self._parts.sound)
+
+    async def rollback(self, version: int) -> Line:
+        """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
+
+        Raises NotFound, and AdapterError or StateError for a damaged one; everything stays as it was then.
+        """
+        versions = self.versions()
+        async with self._switching:
+            checkpoint = await asyncio.to_thread(versions.checkpoint, version)
+            await self._backend.swap_adapter(checkpoint.adapter if checkpoint else None)
+            line = versions.go_back(version)
+        self._notice(f"went back to {version_name(version)}; serving and learning go on from there")
+        self._parts.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
+        return line
 
     def set_dial(self, rate: float | None) -> None:
         """The share of served questions that may ask, from the next question on (None: the model decides alone). Kept over restarts."""
@@ -300,7 +342,7 @@ class Agent:
                 self._parts.state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     async def _resume(self) -> None:
-        """Finish the step a crash cut after its checkpoint, then serve the last adapter that can be used."""
+        """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used."""
         steps_done = self._parts.state.position().steps_done
         cut = self._checkpoints.at(steps_done + 1)
         if cut is None or not await self._finished(cut):
@@ -313,70 +355,103 @@ class Agent:
         try:
             cut.manifest()
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await StepCloser(self._roles()).finish(cut)
+            await StepCloser(self._roles(await self._for_rollouts())).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter tells what is wrong with it
         except StateError as error:
             self._notice(f"{error}; step {cut.step} will be made again")
             return False
-        return True
+        return self._backend.adapter_version == self._parts.state.line().serving
 
     async def _serve_newest(self) -> None:
-        """Serve the newest undamaged checkpoint of the committed steps, else the bare model; say so when it is not the last."""
-        steps_done = self._parts.state.position().steps_done
-        chosen, problem = None, f"the checkpoint of step {steps_done} is missing"
-        for checkpoint in self._checkpoints.up_to(steps_done):
+        """Serve the version that shall serve or else the newest undamaged one it was trained from, or the bare model; say so then."""
+        serving = self._parts.state.line().serving
+        chosen, problem = None, f"the checkpoint of step {serving} is missing"
+        for checkpoint in self._on_line(serving):
             try:
                 checkpoint.manifest()
                 await self._backend.swap_adapter(checkpoint.adapter)
             except (AdapterError, StateError) as error:
-                problem = str(error) if checkpoint.step == steps_done else problem
+                problem = str(error) if checkpoint.step == serving else problem
                 continue
             chosen = checkpoint
             break
-        if (chosen.step if chosen else 0) != steps_done:
+        if (chosen.step if chosen else 0) != serving:
             used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
             self._notice(f"{problem}; going on with {used}")
 
-    async def _load_newest(self, learner: Learner) -> None:
-        """Load the state that belongs to the adapter in use, or an older one with its adapter. Raises StateError when none is intact.
+    def _on_line(self, version: int) -> list[Checkpoint]:
+        """The checkpoints of a version and of those it was trained from, newest first."""
+        return self._checkpoints.among(self._parts.state.line_of(version))
+
+    async def _prepare_learner(self) -> None:
+        """A learner and an engine that hold the head of the line. Raises StateError when no checkpoint of the line is intact."""
+        rollouts, head = await self._for_rollouts(), self._parts.state.line().head
+        if self._learner is None or head == 0:
+            self._learner = None  # a fresh one is the bare model; the old one's memory is free before
+            self._learner = await self._parts.open_learner()
+        if head == 0:
+            await rollouts.swap_adapter(None)
+        else:
+            await self._load_newest(self._learner, rollouts)
+        self._trained = self._parts.state.line().head
+
+    async def _load_newest(self, learner: Learner, rollouts: InferenceBackend) -> None:
+        """Load the state that belongs to the head of the line, or an older one with its adapter. Raises StateError when none is intact.
 
         Step numbers, λ and the data cursor stay where they are; only what the lost steps had learned is learned again.
         """
-        if self._parts.state.position().steps_done == 0:
-            return
         refusal = StateError(
             f"{self._parts.state.folder / 'checkpoints'}: no checkpoint is intact, so learning cannot go on from here",
             hint="restore the folder from a backup, or learn in another one with --state",
         )
-        for number, checkpoint in enumerate(self._checkpoints.up_to(self._backend.adapter_version)):
+        line = self._parts.state.line()
+        start = self._backend.adapter_version if line.head == line.serving else line.head
+        for number, checkpoint in enumerate(self._on_line(start)):
             try:
                 await learner.load(checkpoint.learner_folder)
-                await self._backend.swap_adapter(checkpoint.adapter)
+                await rollouts.swap_adapter(checkpoint.adapter)
             except (AdapterError, StateError) as error:
                 refusal = error if number == 0 and isinstance(error, StateError) else refusal
                 continue
             if number:
                 self._notice(f"{refusal}; learning goes on from the checkpoint of step {checkpoint.step}")
+            if checkpoint.step != line.head:
+                serving = checkpoint.step if line.serving == line.head else line.serving
+                self._parts.state.set_line(replace(line, head=checkpoint.step, serving=serving))
             return
         raise refusal
 
-    async def _prepared_step(self) -> LearningStep:
-        learner = await self._parts.open_learner()
-        await self._load_newest(learner)
+    async def _for_rollouts(self) -> InferenceBackend:
+        """The engine for learning: the one that serves, or with a gate a second one, opened when it is first needed."""
+        if self._settings.gate is None or self._parts.open_rollouts is None:
+            return self._backend
+        if self._rollouts is None:
+            self._rollouts = await self._parts.open_rollouts(self._backend)
+            self._stack.push_async_callback(self._rollouts.aclose)
+        return self._rollouts
+
+    def _made_step(self, rollouts: InferenceBackend) -> LearningStep:
         desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
-        rollout = Rollout(
-            self._backend, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout
-        )
-        return LearningStep(self._roles(), rollout, learner, self._settings.rollout.group_size, self._settings.advantage_scale)
+        rollout = Rollout(rollouts, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout)
+        group_size, scale = self._settings.rollout.group_size, self._settings.advantage_scale
+        measure = self._parts.step_measure()
+        return LearningStep(self._roles(rollouts), rollout, self._present_learner, group_size, scale, measure)
+
+    def _present_learner(self) -> Learner:
+        """The learner of now: going back to the bare model opens another one."""
+        if self._learner is None:
+            raise UsageError("this agent is not learning")
+        return self._learner
 
     async def _learn_until(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
         made = 0
         while not self._stop.is_set():
             plan = self._parts.curriculum.next_step()
             if between_steps is not None:
+                await self._follow_line()
                 done = self._parts.state.position().steps_done
-                await self._unless_stopped(between_steps(plan, done, self._backend.adapter_version))
+                await self._unless_stopped(between_steps(plan, done, self._trained))
             if self._stop.is_set():
                 break
             if max_steps is not None and made >= max_steps:
@@ -386,10 +461,17 @@ class Agent:
             await self._unless_stopped(self._gate.idle())
             if self._stop.is_set():
                 break
+            await self._follow_line()
             self._tell_phase(plan)
-            await self._unless_stopped(step.run(plan), may_cancel=lambda: step.interruptible)
+            await self._unless_stopped(step.run(plan, self._trained), may_cancel=lambda: step.interruptible)
+            self._trained = self._parts.state.position().steps_done
             made += 1
         return "stopped"
+
+    async def _follow_line(self) -> None:
+        """Where training went back to another version, load that one."""
+        if self._trained != self._parts.state.line().head:
+            await self._prepare_learner()
 
     async def _hand_in(self) -> None:
         """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
@@ -420,9 +502,37 @@ class Agent:
         if not task.cancelled():
             task.result()
 
-    def _roles(self) -> StepRoles:
+    def _roles(self, rollouts: InferenceBackend) -> StepRoles:
         parts = self._parts
-        return StepRoles(self._backend, self._book, self._checkpoints, parts.state, parts.sink, parts.clock, parts.failpoint)
+        return StepRoles(
+            self._backend,
+            rollouts,
+            self._book,
+            self._checkpoints,
+            parts.state,
+            parts.sink,
+            parts.clock,
+            self._switching,
+            self._promotion(rollouts),
+            parts.failpoint,
+        )
+
+    def _promotion(self, rollouts: InferenceBackend) -> PromotionGate | None:
+        rules, evaluation = self._settings.gate, self._evaluation(rollouts)
+        if rules is None:
+            return None
+
+        async def exam(adapter: AdapterRef | None, candidates: Sequence[Candidate]) -> dict[str, bool]:
+            await rollouts.swap_adapter(adapter)
+            judged = await evaluation.judge_all(candidates, "anchors")
+            return {one.candidate.key: one.judged.forced.right for one in judged}
+
+        return PromotionGate(rules, self._parts.curriculum.anchors, exam, self._parts.state, self._checkpoints)
+
+    def _evaluation(self, backend: InferenceBackend) -> Evaluation:
+        """At temperature 0, without the cloud."""
+        roles = EvalRoles(backend, self._parts.verifier, self._parts.policy, cloud=None)
+        return Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
 
     def _make_answerer(self) -> Answerer:
         state = self._parts.state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one state folder; the newest two are kept."""
+    """The checkpoints of one state folder; the newest two are kept, and those that somebody needs."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
@@ -70,9 +70,16 @@ class Checkpoints:
         """The checkpoint after `step`, or None."""
         return next((checkpoint for checkpoint in self.all() if checkpoint.step == step), None)
 
-    def up_to(self, step: int) -> list[Checkpoint]:
-        """Complete checkpoints not after `step`, newest first."""
-        return [checkpoint for checkpoint in reversed(self.all()) if checkpoint.step <= step]
+    def among(self, versions: Iterable[int]) -> list[Checkpoint]:
+        """The complete checkpoints among these versions, in their order; stops looking when all on disk are found."""
+        on_disk = {checkpoint.step: checkpoint for checkpoint in self.all()}
+        found: list[Checkpoint] = []
+        for version in versions:
+            if version in on_disk:
+                found.append(on_disk.pop(version))
+            if not on_disk:
+                break
+        return found
 
     async def write(self, step: int, learner: Learner, manifest: Mapping[str, Any]) -> Checkpoint:
         """Write the checkpoint of a step, atomically; one of the same number is replaced."""
@@ -90,15 +97,10 @@ class Checkpoints:
         _sync(self._folder)
         return Checkpoint(step, final)
 
-    def prune(self) -> None:
-        """Remove all but the newest."""
+    def prune(self, needed: Collection[int] = ()) -> None:
+        """Remove all but the newest and those that are needed."""
         for checkpoint in self.all()[: -self._keep]:
-            shutil.rmtree(checkpoint.folder)
-
-    def drop_after(self, step: int) -> None:
-        """Remove checkpoints newer than `step` (they belong to a history that was given up)."""
-        for checkpoint in self.all():
-            if checkpoint.step > step:
+            if checkpoint.step not in needed:
                 shutil.rmtree(checkpoint.folder)
 
 

@@ -111,7 +111,13 @@ class Curriculum:
             items=self._take(phase.source, cursor),
             cursor_seed=self._seed,
             cursor_after=cursor + self._prompts,
+            ends_phase=position.phase_step + 1 == phase.steps,
         )
+
+    def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:
+        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items."""
+        held_out = tuple(self._sources[source].test(limit))
+        return held_out or tuple(itertools.islice(self._sources[source].train(self._seed, 0), limit))
 
     def _current(self, position: Position) -> Position:
         """The position with finished phases left behind."""

@@ -55,7 +55,10 @@ class StepProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply."""
+    """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply.
+
+    `gate` is the judging of the new adapter, where it was due.
+    """
 
     rollout: float
     cloud: float
@@ -63,6 +66,7 @@ class StepSeconds:
     save: float
     close: float
     swap: float
+    gate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,12 @@ class StepFinished(Event):
     right after composition, over all unmasked responses. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
     `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
     refused. `offline`: λ could not be moved at the coordinator, the report waits in the outbox. `families`: the same shares for each
-    family of questions in the step, by name (steps of older state folders have none).
+    family of questions in the step, by name (steps of older state folders have none). `base_version`: the adapter that this step
+    trained on (-1: the step before). `serving_version`: the one that serves after the step (-1: this step's). `gate`: promoted,
+    refused, rolled back (training goes on from the adapter in use), left (somebody went back to another version meanwhile), or "" where
+    none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the share that asks.
+    `floor_s`: the least time this step could take on this device (edge.training.floor), and `times_floor` = seconds / floor_s; None where
+    the device was not measured.
     """
 
     kind: ClassVar[str] = "step_finished"
@@ -134,6 +143,15 @@ class StepFinished(Event):
     learner_skipped: str
     at: float
     families: tuple[FamilyScores, ...] = ()
+    base_version: int = -1
+    serving_version: int = -1
+    gate: str = ""
+    gate_reason: str = ""
+    gate_before: float | None = None
+    gate_after: float | None = None
+    gate_rate: float | None = None
+    floor_s: float | None = None
+    times_floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +205,36 @@ class AdapterSwapped(Event):
     kind: ClassVar[str] = "adapter_swapped"
     version: int
     folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorsJudged:
+    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate."""
+
+    source: str
+    items: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateJudged(Event):
+    """The promotion gate has judged the adapter of `step`. `verdict` is promoted, refused, rolled back or left (see StepFinished).
+
+    `reason` is one line where it was not promoted; `refusals` in a row; `rate_before` None where it is not known.
+    """
+
+    kind: ClassVar[str] = "gate_judged"
+    step: int
+    verdict: str
+    reason: str
+    serving_version: int
+    refusals: int
+    anchors: tuple[AnchorsJudged, ...]
+    target_rate: float
+    rate: float
+    rate_before: float | None
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,10 +97,20 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: S
         "skipped_updates": sum(bool(step.learner_skipped) for step in steps),
         "seconds": sum(step.seconds for step in steps),
         "seconds_per_step": sum(step.seconds for step in steps) / len(steps) if steps else None,
+        **_against_floor(steps),
         "adapter_version": finished.adapter_version,
         "phases": [_phase_summary(span) for span in phase_spans(steps)],
         "forgetting": [entry.to_json() for entry in forgetting_of(steps, held_out)],
     }
+
+
+def _against_floor(steps: Sequence[StepFinished]) -> dict[str, float]:
+    """Seconds a step at the floor and how many times that the steps took, over those whose floor is known; {} where none is."""
+    known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
+    if not known:
+        return {}
+    floor_s = fsum(floor for _, floor in known)
+    return {"floor_s_per_step": floor_s / len(known), "times_floor": fsum(seconds for seconds, _ in known) / floor_s}
 
 
 def _phase_summary(span: PhaseSpan) -> dict[str, Any]:
@@ -200,8 +210,11 @@ def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
             writer.writerows(rows)
 
 
+_WHERE_MEASURED = ("floor_s", "times_floor")
+
+
 def _flat(step: StepFinished) -> dict[str, Any]:
-    row = asdict(step)
+    row = {name: value for name, value in asdict(step).items() if not (name in _WHERE_MEASURED and value is None)}
     parts, families = row.pop("seconds_by_part"), row.pop("families")
     of_families = {
         f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"

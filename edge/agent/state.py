@@ -12,15 +12,18 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.agent.events import FamilyScores, StepFinished, StepSeconds
+from edge.agent.line import Line
 from edge.core.errors import NotFound, StateError
 
 SCHEMA_VERSION = 1
+GATE_MEMORY = "gate"
+_LINE = "line"
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE steps (step INTEGER PRIMARY KEY, task TEXT NOT NULL, task_step INTEGER NOT NULL, event TEXT NOT NULL) STRICT;
@@ -80,6 +83,9 @@ class Commit:
     terms: Terms
     adapter_folder: str
     unreported: Report | None
+    line: Line
+    gate_memory: str = ""
+    """What the promotion gate remembers, as JSON; "": unchanged."""
 
 
 class StateFolder:
@@ -155,8 +161,35 @@ class StateFolder:
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
             self._db.execute("REPLACE INTO adapters VALUES (?, ?, ?)", (event.adapter_version, commit.adapter_folder, event.at))
+            self._put_meta(_LINE, commit.line.to_json())
+            if commit.gate_memory:
+                self._put_meta(GATE_MEMORY, commit.gate_memory)
             if commit.unreported is not None:
                 self._queue(commit.unreported)
+
+    def line(self) -> Line:
+        """Which adapter serves and which one training goes on from; the last step's where nobody has said otherwise."""
+        text = self.meta(_LINE)
+        if text:
+            return Line.from_json(text)
+        steps_done = self.position().steps_done
+        return Line(steps_done, steps_done)
+
+    def set_line(self, line: Line) -> None:
+        """Serve and train on from other versions (going back)."""
+        self.set_meta(_LINE, line.to_json())
+
+    def line_of(self, version: int) -> Iterator[int]:
+        """The version and those it was trained from, newest first, without the bare model."""
+        while version > 0:
+            yield version
+            step = self.step_at(version)
+            version = step.base_version if step is not None and step.base_version >= 0 else version - 1
+
+    def step_at(self, step: int) -> StepFinished | None:
+        """One committed step."""
+        row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
+        return None if row is None else step_from_json(json.loads(row[0]))
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), oldest first."""

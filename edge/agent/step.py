@@ -1,6 +1,6 @@
 """One learning step of DA-GRPO over injected roles. Knows the order of things; knows nothing of how any of them is done.
 
-    collect groups -> score -> advantages at the current λ -> learner update -> checkpoint -> report, new λ -> commit -> swap
+    collect groups -> score -> advantages at the current λ -> learner update -> checkpoint -> report, new λ -> (gate) -> commit -> swap
 
 Crash safety: up to the checkpoint nothing but idempotent calls has happened, so the step is simply made again with the same seeds and
 call keys. From the checkpoint on, its manifest holds all that is needed to report and commit, which `StepCloser` does (again).
@@ -8,12 +8,15 @@ call keys. From the checkpoint on, its manifest holds all that is needed to repo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.agent.checkpoints import Checkpoint, Checkpoints
-from edge.agent.events import AdapterSwapped, Notice, StepFinished, StepProgress, StepSeconds
+from edge.agent.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
+from edge.agent.line import Line, Outcome
+from edge.agent.promotion import Judgement, PromotionGate
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.agent.state import Commit, Position, StateFolder, step_from_json
 from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
@@ -23,6 +26,7 @@ from edge.core.events import EventSink
 from edge.core.types import TaskItem, TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import AdvantageScale, dual_advantages, estimator_weight, scale_advantages
 from edge.inference.backend import InferenceBackend
+from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 
 
@@ -40,18 +44,26 @@ class StepPlan:
     items: tuple[TaskItem, ...]
     cursor_seed: int
     cursor_after: int
+    ends_phase: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepRoles:
-    """What keeping, reporting and serving a step needs."""
+    """What keeping, reporting and serving a step needs.
+
+    `backend` answers people, `rollouts` the learner; without a gate they are one and every step's adapter serves. `switching` is held by
+    whoever changes which adapter serves.
+    """
 
     backend: InferenceBackend
+    rollouts: InferenceBackend
     book: StepBook
     checkpoints: Checkpoints
     state: StateFolder
     sink: EventSink
     clock: Clock
+    switching: asyncio.Lock
+    gate: PromotionGate | None = None
     failpoint: Callable[[str], None] = lambda name: None
 
 
@@ -71,34 +83,124 @@ class StepCloser:
         watch.lap("close")
         roles.failpoint("closed")
         event = replace(draft, dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now())
-        roles.state.commit_step(_commit(watch.timed(event), opened, closed, checkpoint, manifest))
-        roles.failpoint("committed")
-        await roles.backend.swap_adapter(checkpoint.adapter)
+        base = int(manifest.get("base", checkpoint.step - 1))
+        judgement = await self._judgement(checkpoint, event, base, due=bool(manifest.get("gate_due")))
+        watch.lap("gate")
+        roles.failpoint("judged")
+        async with roles.switching:
+            left = roles.state.line().head != base
+            line = self._line_after(checkpoint.step, base, judgement)
+            event = _with_verdict(event, base, line, judgement, left=left)
+            roles.state.commit_step(_commit(watch.timed(event), opened, closed, checkpoint, manifest, line, judgement))
+            roles.failpoint("committed")
+            await self._swap(checkpoint, line)
         watch.lap("swap")
-        roles.checkpoints.prune()
-        roles.sink.emit(AdapterSwapped(checkpoint.step, checkpoint.adapter.folder))
+        roles.checkpoints.prune({line.head, line.serving, base, *line.kept})
         event = watch.timed(event)
         roles.sink.emit(event)
+        if judgement is not None:
+            self._tell(event, line, judgement)
         return event
+
+    async def _judgement(self, checkpoint: Checkpoint, event: StepFinished, base: int, *, due: bool) -> Judgement | None:
+        gate, line = self._roles.gate, self._roles.state.line()
+        if gate is None or not due or base != line.head:
+            return None
+        return await gate.judge(checkpoint, event, base)
+
+    def _line_after(self, step: int, base: int, judgement: Judgement | None) -> Line:
+        """What serves and what is trained on from here; somebody may have gone back to another version while the step was made."""
+        line, gate = self._roles.state.line(), self._roles.gate
+        if gate is None:
+            return line.after_step(step, base, "serves")
+        outcome: Outcome = judgement.outcome if judgement else "waits"
+        return line.after_step(step, base, outcome, max_refusals=gate.rules.max_refusals, keep=gate.rules.keep)
+
+    async def _swap(self, checkpoint: Checkpoint, line: Line) -> None:
+        """The engines use what the line says. Training that went back is loaded where the next step begins."""
+        roles, step = self._roles, checkpoint.step
+        if line.head == step and roles.rollouts.adapter_version != step:
+            await roles.rollouts.swap_adapter(checkpoint.adapter)
+        if line.serving == step:
+            if roles.backend.adapter_version != step:
+                await roles.backend.swap_adapter(checkpoint.adapter)
+            roles.sink.emit(AdapterSwapped(step, checkpoint.adapter.folder))
+
+    def _tell(self, event: StepFinished, line: Line, judgement: Judgement) -> None:
+        anchors = tuple(AnchorsJudged(score.source, score.items, score.before, score.after) for score in judgement.anchors)
+        rate, now = judgement.rate, self._roles.clock.now()
+        self._roles.sink.emit(
+            GateJudged(
+                event.step,
+                event.gate,
+                event.gate_reason,
+                line.serving,
+                line.refusals,
+                anchors,
+                rate.target,
+                rate.now,
+                rate.before,
+                now,
+            )
+        )
+        if event.gate in _SAID:
+            text = f"the adapter of step {event.step} does not serve ({event.gate_reason}); {_SAID[event.gate]}"
+            self._roles.sink.emit(Notice(text.format(version_name(line.serving)), now))
+
+
+_SAID = {"refused": "{} stays, training goes on", "rolled back": "too many refusals in a row, training goes back to {}"}
+
+
+def version_name(version: int) -> str:
+    """How a version is spoken of."""
+    return f"adapter {version}" if version else "the bare model"
+
+
+def _with_verdict(event: StepFinished, base: int, line: Line, judgement: Judgement | None, *, left: bool) -> StepFinished:
+    """The step's event with what became of its adapter; `left`: somebody went back to another version while it was made."""
+    event = replace(event, base_version=base, serving_version=line.serving)
+    if judgement is None:
+        return event
+    went_back = judgement.outcome == "refused" and line.head != event.step
+    verdict = "rolled back" if went_back else judgement.outcome
+    return replace(
+        event,
+        gate="left" if left else verdict,
+        gate_reason=judgement.reason,
+        gate_before=judgement.before,
+        gate_after=judgement.after,
+        gate_rate=judgement.rate.now,
+    )
 
 
 class LearningStep:
     """Makes steps one after the other. `interruptible` tells when cancelling loses nothing but work that can be made again."""
 
     def __init__(
-        self, roles: StepRoles, rollout: Rollout, learner: Learner, group_size: int, scale: AdvantageScale = AdvantageScale.NONE
+        self,
+        roles: StepRoles,
+        rollout: Rollout,
+        learner: Callable[[], Learner],
+        group_size: int,
+        scale: AdvantageScale = AdvantageScale.NONE,
+        measure: StepMeasure | None = None,
     ) -> None:
+        """`learner` is asked in every step, because going back to the bare model begins with another one.
+
+        With a `measure` of the device, steps are told beside the least time they could take.
+        """
         self._roles = roles
         self._rollout = rollout
         self._learner = learner
         self._group_size = group_size
         self._scale = scale
+        self._measure = measure
         self._closer = StepCloser(roles)
         self._was_refused = False
         self.interruptible = True
 
-    async def run(self, plan: StepPlan) -> StepFinished:
-        """One step, committed when this returns."""
+    async def run(self, plan: StepPlan, base: int) -> StepFinished:
+        """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
         watch = StopWatch(self._roles.clock)
         opened = await self._roles.book.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         groups = await self._rollout.collect(_batch(plan, opened), self._on_group(plan))
@@ -108,23 +210,31 @@ class LearningStep:
         self._roles.failpoint("collected")
         self.interruptible = False
         try:
-            checkpoint = await self._improve(plan, opened, groups, watch)
+            checkpoint = await self._improve(plan, opened, groups, base, watch)
             return await self._closer.finish(checkpoint, watch)
         finally:
             self.interruptible = True
 
-    async def _improve(self, plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], watch: StopWatch) -> Checkpoint:
+    async def _improve(
+        self, plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], base: int, watch: StopWatch
+    ) -> Checkpoint:
         """Advantages at the step's λ, one update, and everything that follows from it on disk."""
         self._roles.sink.emit(StepProgress(plan.step, "update", 0, 1))
-        report = await self._learner.update(training_groups(groups, opened.dual, self._scale))
+        learner = self._learner()
+        report = await learner.update(training_groups(groups, opened.dual, self._scale))
         watch.lap("update")
         self._roles.failpoint("updated")
         setting = _setting(plan, opened, self._roles.state)
-        draft = summarise(groups, report, setting, watch.seconds(self._rollout.cloud_span.seconds))
-        checkpoint = await self._roles.checkpoints.write(plan.step, self._learner, _manifest(plan, opened, groups, draft))
+        seconds = watch.seconds(self._rollout.cloud_span.seconds)
+        draft = summarise(groups, report, setting, seconds, self._measure)
+        manifest = _manifest(plan, opened, groups, draft) | {"base": base, "gate_due": self._gate_is_due(plan)}
+        checkpoint = await self._roles.checkpoints.write(plan.step, learner, manifest)
         watch.lap("save")
         self._roles.failpoint("checkpointed")
         return checkpoint
+
+    def _gate_is_due(self, plan: StepPlan) -> bool:
+        return self._roles.gate is not None and self._roles.gate.is_due(plan.step, plan.ends_phase)
 
     def _tell_left_out(self) -> None:
         if self._rollout.left_out:
@@ -199,7 +309,13 @@ def _manifest(plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], d
 
 
 def _commit(
-    event: StepFinished, opened: OpenStep, closed: ClosedStep, checkpoint: Checkpoint, manifest: dict[str, Any]
+    event: StepFinished,
+    opened: OpenStep,
+    closed: ClosedStep,
+    checkpoint: Checkpoint,
+    manifest: dict[str, Any],
+    line: Line,
+    judgement: Judgement | None,
 ) -> Commit:
     return Commit(
         event=event,
@@ -211,6 +327,8 @@ def _commit(
         terms=closed.terms,
         adapter_folder=checkpoint.adapter.folder,
         unreported=closed.unreported,
+        line=line,
+        gate_memory=judgement.memory if judgement else "",
     )
 
 
@@ -230,12 +348,13 @@ class StopWatch:
 
     def seconds(self, cloud: float) -> StepSeconds:
         """All laps so far; parts not reached are 0."""
-        parts = {name: self._laps.get(name, 0.0) for name in ("rollout", "update", "save", "close", "swap")}
+        parts = {name: self._laps.get(name, 0.0) for name in ("rollout", "update", "save", "close", "swap", "gate")}
         return StepSeconds(cloud=cloud, **parts)
 
     def timed(self, event: StepFinished) -> StepFinished:
         """The event with the laps of now; laps it already had and this watch does not know are kept."""
         known = {**asdict(event.seconds_by_part), **self._laps}
         parts = StepSeconds(**known)
-        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap
-        return replace(event, seconds_by_part=parts, seconds=total)
+        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
+        times_floor = total / event.floor_s if event.floor_s else None
+        return replace(event, seconds_by_part=parts, seconds=total, times_floor=times_floor)

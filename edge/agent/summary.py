@@ -10,6 +10,7 @@ from edge.agent.rollout import ScoredGroup, ScoredResponse
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.dagrpo.metrics import Tally, tally
+from edge.training.floor import StepMeasure
 from edge.training.learner import LearnerReport
 
 
@@ -46,8 +47,14 @@ def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
     return CloudUse(len(billed), tokens, sum(completion.charged_uusd for completion in billed))
 
 
-def summarise(groups: Sequence[ScoredGroup], report: LearnerReport, setting: StepSetting, seconds: StepSeconds) -> StepFinished:
-    """The step's event; λ after the step, `offline` and the end time are filled in when it is closed."""
+def summarise(
+    groups: Sequence[ScoredGroup],
+    report: LearnerReport,
+    setting: StepSetting,
+    seconds: StepSeconds,
+    measure: StepMeasure | None = None,
+) -> StepFinished:
+    """The step's event; λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed."""
     responses = [scored for group in groups for scored in group.responses]
     unmasked = [scored for scored in responses if not scored.masked]
     counts = _tally(responses)
@@ -102,7 +109,21 @@ def summarise(groups: Sequence[ScoredGroup], report: LearnerReport, setting: Ste
         learner_skipped=report.skipped,
         at=0.0,
         families=family_scores(groups),
+        floor_s=None if measure is None else floor_s(groups, report, measure),
     )
+
+
+def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepMeasure) -> float | None:
+    """The least seconds these groups could have taken on the measured device; None when nothing was sampled."""
+    lengths = [len(scored.response.token_ids) for group in groups for scored in group.responses]
+    floor = measure.floor(
+        prompts=len(groups),
+        responses=len(lengths),
+        prompt_tokens=mean([len(group.prompt_ids) for group in groups]) if groups else 0.0,
+        response_tokens=mean(lengths) if lengths else 0.0,
+        dropped_share=report.frac_reward_zero_std,
+    )
+    return None if floor is None or floor.total_s <= 0.0 else floor.total_s
 
 
 def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:

@@ -24,7 +24,17 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
+adapters_app = typer.Typer(
+    help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None
+)
+router_app = typer.Typer(
+    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
+app.add_typer(models_app, name="models")
+app.add_typer(router_app, name="router")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
 
@@ -41,6 +51,10 @@ State = Annotated[Path | None, typer.Option("--state", help="State folder (defau
 Config = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
+]
+DeviceProfile = Annotated[
+    Path | None,
+    typer.Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
 ]
 Mode = Annotated[str | None, typer.Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE")]
 Tasks = Annotated[
@@ -84,6 +98,7 @@ def run(
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
     seed: Seed = None,
     unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -92,7 +107,18 @@ def run(
     from edge.cli import run as command
 
     settings = Settings(
-        config, sets, model, coordinator, state, mode, tasks, target_rate, seed, port=port, unsafe_programs=unsafe_programs
+        config,
+        sets,
+        model,
+        coordinator,
+        state,
+        mode,
+        tasks,
+        target_rate,
+        seed,
+        port=port,
+        unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
     )
     return command.run(settings, command.RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
 
@@ -121,6 +147,7 @@ def learn(
     state: State = None,
     mode: Mode = None,
     unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -140,6 +167,7 @@ def learn(
         seed,
         phase_steps=steps,
         unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
     )
     return command.learn(settings, command.LearnOptions(out, eval_limit, eval_every, json))
 
@@ -273,14 +301,22 @@ def doctor(
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+    ] = False,
+    write_profile: Annotated[
+        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+    ] = None,
+    device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Check this machine: Python, extras, models, memory, cores, sandbox, coordinator, state folder."""
+    """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
     from edge.cli import doctor as command
 
-    return command.doctor(Settings(config, sets, model, coordinator, state), as_json=json)
+    settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
+    return command.doctor(settings, as_json=json, measure=measure, profile=write_profile)
 
 
 @config_app.command("show")
@@ -361,3 +397,147 @@ def tasks_sample(
     from edge.cli import tasks as command
 
     return command.sample(source, command.SampleOptions(count, level, split, seed, json))
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+@models_app.command("list")
+def models_list(json: Json = False) -> int:
+    """Bundled models, those in the agent's models folder, and those in the hub's cache."""
+    from edge.cli import models as command
+
+    return command.list_models(as_json=json)
+
+
+@models_app.command("pull")
+def models_pull(
+    model: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    file: Annotated[
+        str | None, typer.Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Fetch a model from the hub into its cache, or take a local one into the models folder."""
+    from edge.cli import models as command
+
+    return command.pull(model, command.PullOptions(file, revision, force, json))
+
+
+@models_app.command("convert")
+def models_convert(
+    folder: Annotated[
+        Path, typer.Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
+    type_name: Annotated[str, typer.Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
+    from edge.cli import models as command
+
+    return command.convert(folder, out, type_name, force=force, as_json=json)
+
+
+@models_app.command("quantize")
+def models_quantize(
+    source: Annotated[Path, typer.Argument(help="GGUF file in f16, bf16 or f32.", metavar="IN.gguf")],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, typer.Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Make a GGUF file smaller."""
+    from edge.cli import models as command
+
+    return command.quantize(source, out, type_name, force=force, threads=threads, as_json=json)
+
+
+@models_app.command("show")
+def models_show(
+    model: Annotated[str, typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL")],
+    json: Json = False,
+) -> int:
+    """One model: shape, types, chat template, prompt form, memory, metadata."""
+    from edge.cli import models as command
+
+    return command.show(model, as_json=json)
+
+
+Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
+
+
+@adapters_app.command("list")
+def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    from edge.cli import adapters as command
+
+    return command.list_versions(Settings(config, sets, state=state), as_json=json)
+
+
+@adapters_app.command("show")
+def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """One version: where it came from, its scores, configuration and norms."""
+    from edge.cli import adapters as command
+
+    return command.show(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("rollback")
+def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
+    from edge.cli import adapters as command
+
+    return command.rollback(Settings(config, sets, state=state), version, as_json=json)
+
+
+@adapters_app.command("export")
+def adapters_export(
+    version: Version,
+    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
+    from edge.cli import adapters as command
+
+    options = command.ExportOptions(version, out, form, force=force, json=json)
+    return command.export(Settings(config, sets, model, state=state), options)
+
+
+@router_app.command("train")
+def router_train(
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="A source of training items. Repeatable; default: the configuration's.", metavar="SOURCE"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=8, help="Training items of each source.", metavar="N")] = 400,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+    ] = 0.3,
+    adapter: Annotated[str, typer.Option("--adapter", help="latest, none or an adapter folder.", metavar="A")] = "latest",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    json: Json = False,
+) -> int:
+    """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
+    from edge.cli import router as command
+
+    settings = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs)
+    options = command.RouterOptions(out, tuple(tasks or ()), limit, rate, adapter, force=force, json=json)
+    return command.train(settings, options)

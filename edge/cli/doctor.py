@@ -1,11 +1,14 @@
 """`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; leaves nothing behind.
 
-A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail.
+A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail. With --measure, what
+the machine reaches follows (edge/cli/measure.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,15 +20,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge.cli.saying import print_json
+from edge.cli.saying import print_json, print_line
 from edge.cli.shell import EXTRAS
-from edge.core.errors import EdgeError
+from edge.core.errors import EdgeError, ModelFileError
+from edge.core.processor import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
+    from edge.cli.measure import Measured
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
+_TOLD_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+"""Processor features that the engines make use of."""
+_ENGINES = (
+    ("llama.cpp", "llama-cpp-python", "agent"),
+    ("torch", "torch", "train"),
+    ("MLX", "mlx", "mlx"),
+    ("ONNX", "onnxruntime", "onnx"),
+)
+"""What is shown, the package it comes from, and the extra that brings it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +52,44 @@ class Finding:
     hint: str = ""
 
 
-def doctor(settings: Settings, *, as_json: bool) -> int:
-    """Run every check; 1 when one of them failed."""
+def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile: Path | None = None) -> int:
+    """Run every check, then measure if asked to or if there is a profile to write; 1 when a check failed."""
+    if profile is not None:
+        from edge.config.profile import check_writable
+
+        check_writable(profile)
     findings = list(examine(settings, say=None if as_json else _print_finding))
+    failed, wanted = _failed(findings), measure or profile is not None
+    measured = _measured(settings.config(), profile) if wanted and not failed else None
     if as_json:
-        print_json({"ok": not _failed(findings), "checks": [asdict(finding) for finding in findings]})
-    return int(_failed(findings))
+        checks = [asdict(finding) for finding in findings]
+        print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
+    elif measured is not None:
+        from edge.cli.measure import told
+
+        print("\n".join(["", *told(measured)]), flush=True)
+    elif wanted:
+        print_line("nothing was measured: put right what failed first")
+    return int(failed)
+
+
+def _measured(config: AgentConfig, profile: Path | None) -> Measured:
+    """Measure, and write the profile where one is wanted."""
+    from edge.cli.measure import measure
+    from edge.config.profile import profile_text, write_profile
+
+    if (load := busy_cores()) > usable_cores() / 2:
+        print_line(f"this machine is busy (load {load:.1f} on {usable_cores()} cores): the numbers will be too low")
+    measured = measure(config, lambda stage: print_line(f"measuring {stage} ..."))
+    if profile is not None:
+        write_profile(profile, profile_text(measured.device, measured.settings()))
+        print_line(f"device profile written to {profile}; use it with --device-profile {profile}")
+    return measured
+
+
+def busy_cores() -> float:
+    """Cores' worth of work over the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Iterator[Finding]:
@@ -56,8 +102,10 @@ def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Ite
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
-    yield from (check_extra(name) for name in EXTRAS)
+    yield from (check_extra(name) for name in ("agent", "train"))
+    yield from check_backends()
     yield check_cores()
+    yield check_processor()
     yield check_memory()
     try:
         config = settings.config()
@@ -65,6 +113,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("configuration", "fail", str(error), error.hint)
         return
     yield Finding("configuration", "ok", str(settings.file or "defaults"))
+    yield check_engine(config)
     yield from check_models(config)
     yield check_sandbox(config)
     yield check_state(config)
@@ -87,10 +136,34 @@ def check_extra(name: str) -> Finding:
 
 def check_cores() -> Finding:
     """Cores this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = usable_cores()
     if usable < 2:
         return Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
     return Finding("cores", "ok", f"{usable} cores")
+
+
+def check_backends() -> Iterator[Finding]:
+    """Which engines are there, with their versions; those of other machines may well be missing."""
+    for name, package, extra in _ENGINES:
+        version = _version(package)
+        if version is None:
+            yield Finding(name, "ok", f"not installed (pip install 'edge-agent[{extra}]')")
+        else:
+            yield Finding(name, "ok", f"{package} {version}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_processor() -> Finding:
+    """Its name and the features that the engines use."""
+    flags = cpu_flags()
+    features = [feature for feature in _TOLD_FEATURES if feature in flags]
+    return Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {', '.join(features) or 'no features told'}")
 
 
 def check_memory() -> Finding:
@@ -105,6 +178,41 @@ def check_memory() -> Finding:
     if free < _NEEDED_GIB:
         return Finding("memory", "warn", text, "learning with the bundled model wants about 1 GiB")
     return Finding("memory", "ok", text)
+
+
+def check_engine(config: AgentConfig) -> Finding:
+    """Which engine serves and trains; a model that is not there is the next check's business."""
+    from edge.bootstrap import apple_silicon, engine_backend, mlx_installed, model_file
+
+    try:
+        chosen = engine_backend(config, model_file(config.model.path))
+    except ModelFileError:
+        return Finding("engine", "warn", "open until there is a model")
+    except EdgeError as error:
+        return Finding("engine", "fail", str(error), error.hint)
+    if chosen == "mlx":
+        return Finding("engine", "ok", "MLX serves and trains on one copy of the weights")
+    if chosen == "onnx":
+        return _onnx_finding(config)
+    if config.engine.backend == "auto" and apple_silicon() and not mlx_installed():
+        hint = "pip install 'edge-agent[mlx]' to use this Mac's GPU for learning too"
+        return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
+    return Finding("engine", "ok", "llama.cpp serves, torch trains")
+
+
+def _onnx_finding(config: AgentConfig) -> Finding:
+    """What of the wished-for providers ONNX Runtime has here."""
+    from edge.core.providers import choose_providers
+
+    try:
+        available = importlib.import_module("onnxruntime").get_available_providers()
+    except ImportError as error:
+        return Finding("engine", "fail", f"ONNX Runtime cannot be loaded ({error})", "pip install 'edge-agent[onnx]'")
+    choice = choose_providers(config.engine.onnx_providers, available)
+    if choice.missing:
+        hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
+        return Finding("engine", "warn", f"{choice.said}; torch trains", hint)
+    return Finding("engine", "ok", f"{choice.said}; torch trains")
 
 
 def check_models(config: AgentConfig) -> Iterator[Finding]:
@@ -126,11 +234,15 @@ def _check_model(name: str, path: str) -> Finding:
 
 
 def _loaded(path: str) -> str:
-    """Open the model with llama.cpp. Raises ModelFileError."""
+    """Open the model: a file with llama.cpp, a folder with MLX. Raises ModelFileError."""
     from edge.bootstrap import model_file
     from edge.inference.gguf_model import GgufModel
 
     file = model_file(path)
+    if file.is_dir():
+        from edge.models.mlx_decoder import load_mlx_decoder
+
+        return f"{file.resolve().name}, {load_mlx_decoder(file).shape.parameters / 1e6:.1f} M parameters"
     with closing(GgufModel(file)) as model:
         return f"{file.stem}, {model.parameters / 1e6:.1f} M parameters, {file.stat().st_size / 2**20:.1f} MiB"
 

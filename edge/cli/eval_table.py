@@ -30,6 +30,8 @@ def _heading(report: EvalReport) -> Iterator[str]:
     )
     if measured.per_level is not None:
         yield f"up to {measured.per_level} items a level; totals are weighted by each family's mix of levels, families equally"
+    if measured.policy != "self":
+        yield f"what is handed over is decided by {measured.policy}, whatever the model asks for"
     if scores.too_long:
         yield f"{scores.too_long} questions do not fit into the context and count as wrong"
 

@@ -17,8 +17,8 @@ from edge.cli.shell import INTERRUPTED
 from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
+from edge.core.names import shown
 from edge.rpc.cassette import read_cassette
-from edge.tasks.names import shown
 
 if TYPE_CHECKING:
     from edge.agent.evaluation.plan import EvalOutcome

@@ -44,7 +44,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     """Learn through all phases; 0 when they are done, 130 when interrupted. The same command goes on where a run was cut."""
     if options.eval_every is not None and not options.eval_limit:
         raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
-    settings = with_an_end(settings)
+    settings = without_a_gate(with_an_end(settings))
     check_inputs(settings.config())
     folder = options.out or _default_folder(settings.config())
     resolved = replace(settings, state=settings.state or folder / "state").resolve()
@@ -68,6 +68,13 @@ def with_an_end(settings: Settings) -> Settings:
     if phases[-1].steps is not None:
         return settings
     return replace(settings, sets=[*(settings.sets or ()), f"phases.{len(phases) - 1}.steps={FIRST_PHASE_STEPS}"])
+
+
+def without_a_gate(settings: Settings) -> Settings:
+    """A run is a measurement: every step's adapter counts, and training goes back to none, unless the configuration asks for it."""
+    if settings.config().gate.enabled is not None:
+        return settings
+    return replace(settings, sets=[*(settings.sets or ()), "gate.enabled=false"])
 
 
 def _default_folder(config: AgentConfig) -> Path:
@@ -120,9 +127,15 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
         *(line for phase in summary["phases"] for line in _phase_lines(phase)),
         *(_forgetting_line(entry) for entry in summary["forgetting"]),
         f"cloud      {summary['cloud_calls']} calls, {summary['cloud_tokens']} tokens, {dollars(summary['spend_uusd'])}",
-        f"time       {duration(summary['seconds'])}",
+        f"time       {duration(summary['seconds'])}{_floor_text(summary)}",
         f"run folder {folder}",
     ]
+
+
+def _floor_text(summary: dict[str, Any]) -> str:
+    if "times_floor" not in summary:
+        return ""
+    return f", {summary['times_floor']:.1f} times the floor of {summary['floor_s_per_step']:.2f} s a step"
 
 
 def _phase_lines(phase: dict[str, Any]) -> list[str]:

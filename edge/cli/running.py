@@ -1,7 +1,7 @@
 """Finding an agent that already runs on a state folder, and talking to it. Knows the endpoint file and our HTTP routes.
 
-`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why` and `budget` use the agent that is there instead of
-failing at its lock.
+`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why`, `budget` and `adapters` use the agent that is there
+instead of failing at its lock.
 """
 
 from __future__ import annotations
@@ -95,6 +95,19 @@ class RemoteAgent:
 
         try:
             async with self._session.get(self.url + path) as reply:
+                await _raise_for(reply)
+                value: Mapping[str, Any] = await reply.json()
+                return value
+        except aiohttp.ClientError as error:
+            raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have the running agent do something; waits until it is done. Raises EdgeError with the agent's own words."""
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=None)
+        try:
+            async with self._session.post(self.url + path, json=dict(body), timeout=limits) as reply:
                 await _raise_for(reply)
                 value: Mapping[str, Any] = await reply.json()
                 return value

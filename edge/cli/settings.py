@@ -30,13 +30,16 @@ class Settings:
     port: int | None = None
     phase_steps: int | None = None
     unsafe_programs: bool = False
+    device_profile: Path | None = None
 
     def resolve(self) -> Resolved[AgentConfig]:
         """The configuration. Raises ConfigError for a bad file, UsageError for a bad option; both are one line."""
         from edge.config.agent import resolve_agent_config
+        from edge.config.loader import Flag
 
+        profile = [] if self.device_profile is None else [Flag("device_profile", str(self.device_profile), "--device-profile")]
         try:
-            phases = 0 if self.tasks else len(resolve_agent_config(self.file, self.sets or ()).config.phases)
+            phases = 0 if self.tasks else len(resolve_agent_config(self.file, self.sets or (), profile).config.phases)
             return resolve_agent_config(self.file, self.sets or (), list(self._flags(phases)))
         except ConfigError as error:
             if str(error).startswith("--"):
@@ -51,6 +54,7 @@ class Settings:
         from edge.config.loader import Flag
 
         single: tuple[tuple[str, Any, str], ...] = (
+            ("device_profile", None if self.device_profile is None else str(self.device_profile), "--device-profile"),
             ("model.path", self.model, "--model"),
             ("coordinator.address", self.coordinator, "--coordinator"),
             ("state_folder", None if self.state is None else str(self.state), "--state"),

@@ -18,6 +18,8 @@ INTERRUPTED = 130
 EXTRAS = {
     "agent": ("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "peft", "safetensors", "matplotlib"),
+    "mlx": ("mlx", "mlx_lm"),
+    "onnx": ("onnx", "onnxruntime"),
 }
 """What each extra brings that a command may miss."""
 

@@ -76,8 +76,8 @@ def show(settings: Settings, name: str, *, as_json: bool) -> int:
 
 def sample(name: str, options: SampleOptions) -> int:
     """Some items; with --json as lines of a task file."""
+    from edge.core.names import shown
     from edge.tasks import descriptions
-    from edge.tasks.names import shown
     from edge.tasks.registry import open_source
 
     if options.split not in ("train", "test"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 def _share(value: float) -> float:
@@ -17,12 +17,19 @@ def _share(value: float) -> float:
     return value
 
 
+def _switch_word(value: object) -> object:
+    """YAML reads a bare on or off as a truth value."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 Rate = Annotated[float, AfterValidator(_share)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 AnswerMatch = Literal["exact", "equivalent"]
+EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -33,7 +40,7 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The SLM: a GGUF file by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
+    """The SLM: a GGUF file or (on MLX) a folder by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
 
     path: str = "nano-edge"
     context_tokens: int = Field(1024, ge=64)
@@ -41,11 +48,22 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """The inference engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128)."""
+    """The engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 128).
 
-    backend: str = "llamacpp"
+    `backend` auto is MLX on Apple silicon where it is installed, and llama.cpp with torch elsewhere (`edge-agent doctor` shows which). MLX
+    chooses its threads itself. `weights`: how torch holds the model's weights while learning, as floats in memory (`resident`) or in the
+    file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models.
+
+    `backend` onnx serves with ONNX Runtime, and torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made
+    of it once and kept in the state folder. `onnx_providers` are execution providers in order of preference (`[CUDA, CoreML]`); what is
+    not there falls back to the CPU.
+    """
+
+    backend: EngineBackend = "auto"
     threads: int = Field(0, ge=0)
     max_rows: int = Field(0, ge=0)
+    weights: Literal["auto", "resident", "streamed"] = "auto"
+    onnx_providers: tuple[str, ...] = ()
 
 
 class AdapterConfig(Section):
@@ -67,7 +85,11 @@ class LearningConfig(Section):
     """DA-GRPO. `dual_*` are used by the embedded coordinator; a remote one has its operator's values.
 
     `temperature` 1 without truncation is what the estimator assumes; `advantage_scale` other than `none` is a departure from the paper.
-    `answer_match`: which verdict on a mathematical answer is the reward, the exact string (paper) or equivalence (needs math-verify).
+    `memory_probe`: before the first step, the longest micro-batch that can come is computed once and forgotten, so that memory runs out
+    at once or never (auto: only where by its shapes it takes more than a quarter of what is free). `gradient_checkpointing` computes a
+    block's activations again in the backward pass instead of keeping them: the same gradients in less memory and more time (auto: only
+    where the probe finds that it does not fit otherwise). `answer_match`: which verdict on a mathematical answer is the reward, the
+    exact string (paper) or equivalence (needs math-verify).
     """
 
     group_size: int = Field(8, ge=2)
@@ -85,7 +107,46 @@ class LearningConfig(Section):
     importance_cap: Positive = 2.0
     micro_batch_tokens: int = Field(1024, ge=1)
     torch_threads: int = Field(0, ge=0)
+    memory_probe: Switch = "auto"
+    gradient_checkpointing: Switch = "auto"
     enabled: bool = True
+
+
+class GateConfig(Section):
+    """The promotion gate: a step's adapter serves only after stored items of every task learned so far (anchors) and the rate were tested.
+
+    `enabled` None: in `run`, where people are served, and not in `learn`, whose runs are measurements. Judged are every `every`-th step
+    and a phase's last one. `anchors` items of each task are answered without the cloud; a task's share right may fall by `max_drop`. The
+    share that asks, meant over `rate_window` steps, lies within `rate_band` of τ or no further away than before. After `max_refusals`
+    in a row training goes back to the adapter in use. `keep`: versions that served and stay on disk to go back to.
+    """
+
+    enabled: bool | None = None
+    every: int = Field(10, ge=1)
+    anchors: int = Field(16, ge=1)
+    max_drop: Rate = 0.2
+    rate_band: Rate = 0.15
+    rate_window: int = Field(10, ge=1)
+    max_refusals: int = Field(5, ge=1)
+    keep: int = Field(3, ge=1)
+
+
+class RoutingConfig(Section):
+    """Who decides, in learning and evaluation, that a response is handed to the cloud; people are answered by the model's own decision.
+
+    `policy` self: the response asks (the paper). router: a classifier from `edge-agent router train` in the file `router` hands over above
+    its threshold, or above `threshold` where one is given; it runs on the providers of `engine.onnx_providers`.
+    """
+
+    policy: Literal["self", "router"] = "self"
+    router: str | None = None
+    threshold: Rate | None = None
+
+    @model_validator(mode="after")
+    def _a_router_has_a_file(self) -> RoutingConfig:
+        if self.policy == "router" and not self.router:
+            raise ValueError("policy router needs router, a file of edge-agent router train")
+        return self
 
 
 class PhaseConfig(Section):
@@ -201,16 +262,51 @@ class BudgetConfig(Section):
     dial: Rate | None = None
 
 
+class DecodeRate(Section):
+    """Tokens/s of all rows together when so many are decoded at once."""
+
+    rows: int = Field(ge=1)
+    tokens_per_s: Positive
+
+
+class DeviceConfig(Section):
+    """What was measured on this machine; the part of a device profile that `edge-agent doctor --write-profile` fills in.
+
+    Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
+    took. None (or an empty list) is what was not measured; G is 10^9. `bandwidth_gb_per_s`: bytes read from memory, buffers larger
+    than the caches. `infer_gflop_per_s`: 2 x weights x tokens/s of a prompt in the engine. `train_*_gflop_per_s`: torch matrix products of
+    training's shapes. `dequantise_gweights_per_s`: weights turned from the file's form into floats. `model` is what the engine's
+    numbers were taken with: `prefill_tokens_per_s` of one prompt, `decode` for some numbers of rows behind a short prompt.
+    """
+
+    name: str = ""
+    measured_on: str = ""
+    backend: Literal["", "llamacpp", "mlx", "onnx"] = ""
+    cores: int | None = Field(None, ge=1)
+    memory_mib: int | None = Field(None, ge=1)
+    bandwidth_gb_per_s: Positive | None = None
+    train_fp32_gflop_per_s: Positive | None = None
+    train_bf16_gflop_per_s: Positive | None = None
+    infer_gflop_per_s: Positive | None = None
+    dequantise_gweights_per_s: Positive | None = None
+    model: str = ""
+    prefill_tokens_per_s: Positive | None = None
+    decode: tuple[DecodeRate, ...] = ()
+
+
 class AgentConfig(Section):
     """Everything an agent needs to know. `state_folder` None is the platform's folder for application data."""
 
     mode: Mode = "auto"
     state_folder: str | None = None
     device_profile: str | None = None
+    device: DeviceConfig = DeviceConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     adapter: AdapterConfig = AdapterConfig()
     learning: LearningConfig = LearningConfig()
+    gate: GateConfig = GateConfig()
+    routing: RoutingConfig = RoutingConfig()
     phases: tuple[PhaseConfig, ...] = (
         PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
         PhaseConfig(source="practice:group2"),

@@ -135,6 +135,10 @@ class TrainingGroup:
     group_weight: float
 
 
+GGUF_ADAPTER = "adapter.gguf"
+"""The file in an adapter's folder that llama.cpp reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
     """A LoRA adapter on disk: `folder` holds peft safetensors and `adapter.gguf`; version 0 means the bare base model."""

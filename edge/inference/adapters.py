@@ -1,4 +1,4 @@
-"""From a peft LoRA adapter to a llama.cpp adapter file. Knows both formats; knows nothing of training, and does not need torch.
+"""Reads peft LoRA adapters, and writes them as llama.cpp and MLX adapters. Knows the formats; knows nothing of training or torch.
 
 peft keeps `lora_A` [r, in] and `lora_B` [out, r] per linear layer and scales their product by alpha/r (or alpha/sqrt(r), rsLoRA);
 llama.cpp scales by `adapter.lora.alpha` / r, so the file's alpha is peft's scaling times r. Files of the llama architecture hold the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, ModelFileError
+from edge.core.gguf_header import read_header
+from edge.core.types import GGUF_ADAPTER
 
 _PREFIX = "base_model.model."
-_PARTS = {"lora_A": "lora_a", "lora_B": "lora_b"}
+_PARTS = ("lora_A", "lora_B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,118 @@ def write_gguf_adapter(peft_folder: Path, base_gguf: Path, out: Path) -> None:
 
     Raises AdapterError for an adapter that is not plain LoRA on linear layers of the blocks, ModelFileError for an unusable base.
     """
-    config = _read_config(peft_folder / "adapter_config.json")
-    base = _read_base(base_gguf)
-    tensors = _read_safetensors(peft_folder / "adapter_model.safetensors")
-    renamed = dict(_converted(name, tensor, base) for name, tensor in sorted(tensors.items()))
-    ranks = {tensor.shape[0] for name, tensor in renamed.items() if name.endswith(".lora_a")}
-    if ranks != {config["r"]}:
-        raise AdapterError(f"{peft_folder}: expected tensors of rank {config['r']}, found {sorted(ranks)}")
-    _write(renamed, base.architecture, lora_scaling(config) * config["r"], out)
+    adapter, base = read_peft_adapter(peft_folder), _read_base(base_gguf)
+    renamed: dict[str, NDArray[np.float32]] = {}
+    for module, (lora_a, lora_b) in adapter.tensors.items():
+        stored = f"{_stored_layer(module, base)}.weight"
+        renamed |= {f"{stored}.lora_a": lora_a, f"{stored}.lora_b": _in_file_order(module, lora_b, base)}
+    _write(renamed, base.architecture, adapter.scaling * adapter.rank, out)
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """A plain LoRA adapter: lora_A [rank, in] and lora_B [out, rank] by module name, and the factor on their product B A."""
+
+    tensors: Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+    rank: int
+    scaling: float
+
+    def by_peft_name(self) -> dict[str, NDArray[np.float32]]:
+        """Every tensor under peft's name, without an adapter's name in it."""
+        return {
+            f"{_PREFIX}{module}.{part}.weight": tensor
+            for module, pair in self.tensors.items()
+            for part, tensor in zip(_PARTS, pair, strict=True)
+        }
+
+
+def read_peft_adapter(folder: Path) -> PeftAdapter:
+    """The adapter in a peft folder (adapter_config.json, adapter_model.safetensors), modules in the order of their names.
+
+    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it says.
+    """
+    config = _read_config(folder / "adapter_config.json")
+    parts: dict[str, dict[str, NDArray[np.float32]]] = {}
+    for name, tensor in sorted(_read_safetensors(folder / "adapter_model.safetensors").items()):
+        module, part = _module_and_part(name)
+        if not np.isfinite(tensor).all():
+            raise AdapterError(f"{name}: holds values that are not finite")
+        if tensor.ndim != 2 or tensor.shape[part == "lora_B"] != config["r"]:
+            raise AdapterError(f"{folder}: expected tensors of rank {config['r']}, found {name} {tensor.shape}")
+        parts.setdefault(module, {})[part] = tensor
+    for module, pair in parts.items():
+        if pair.keys() != set(_PARTS):
+            raise AdapterError(f"{folder}: {module} has only half of its tensors")
+    tensors = {module: (pair["lora_A"], pair["lora_B"]) for module, pair in parts.items()}
+    return PeftAdapter(tensors, config["r"], lora_scaling(config))
+
+
+def check_adapter(folder: Path) -> None:
+    """Read an adapter folder through: peft's files, and adapter.gguf where there is one. Raises AdapterError."""
+    read_peft_adapter(folder)
+    served = folder / GGUF_ADAPTER
+    if not served.exists():
+        return
+    try:
+        tensors = gguf.GGUFReader(served).tensors
+    except Exception as error:  # the reader raises whatever its parsing runs into
+        raise AdapterError(f"{served}: damaged ({type(error).__name__})", hint="go back to another version") from error
+    if not tensors:
+        raise AdapterError(f"{served}: holds no tensors")
+
+
+def write_mlx_adapter(peft_folder: Path, out: Path) -> None:
+    """Write mlx-lm's two files, adapters.safetensors and adapter_config.json, into an existing folder.
+
+    mlx-lm computes W x + scale (x A) B with A [in, rank] and B [rank, out]: peft's transposed, and scale = alpha / rank. Its adapters cover
+    the same layers in every one of the last `num_layers` blocks. Raises AdapterError.
+    """
+    import safetensors.numpy
+
+    adapter = read_peft_adapter(peft_folder)
+    keys, blocks = _mlx_layers(adapter.tensors)
+    turned: dict[str, NDArray[np.float32]] = {}
+    for module, (lora_a, lora_b) in adapter.tensors.items():
+        turned[f"{module}.lora_a"] = np.ascontiguousarray(lora_a.T)
+        turned[f"{module}.lora_b"] = np.ascontiguousarray(lora_b.T)
+    lora = {"rank": adapter.rank, "scale": adapter.scaling, "dropout": 0.0, "keys": keys}
+    described = {"fine_tune_type": "lora", "num_layers": blocks, "lora_parameters": lora}
+    safetensors.numpy.save_file(turned, out / "adapters.safetensors", metadata={"format": "mlx"})
+    (out / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
+    """The layers inside a block that an adapter covers, and in how many blocks. Raises AdapterError unless all blocks are alike."""
+    by_block: dict[int, set[str]] = {}
+    for module in modules:
+        prefix, _, rest = module.partition("layers.")
+        block, _, inner = rest.partition(".")
+        if prefix != "model." or not block.isdecimal():
+            raise AdapterError(f"{module}: not a layer of a block, so MLX cannot have it")
+        by_block.setdefault(int(block), set()).add(inner)
+    covered = sorted(by_block)
+    if covered != list(range(len(covered))) or len({frozenset(inner) for inner in by_block.values()}) != 1:
+        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot say")
+    return sorted(by_block[0]), len(covered)
+
+
+def lora_norms(folder: Path) -> dict[str, dict[str, float]]:
+    """Frobenius norms of A, B and the whole change scale B A for each layer of a peft folder. Raises AdapterError."""
+    adapter = read_peft_adapter(folder)
+    return {
+        module: {
+            "a": float(np.linalg.norm(lora_a)),
+            "b": float(np.linalg.norm(lora_b)),
+            "change": adapter.scaling * _norm_of_product(lora_b, lora_a),
+        }
+        for module, (lora_a, lora_b) in adapter.tensors.items()
+    }
+
+
+def _norm_of_product(b: NDArray[np.float32], a: NDArray[np.float32]) -> float:
+    """‖B A‖ without making B A: ‖BA‖² = tr((BᵀB)(AAᵀ))."""
+    wide_b, wide_a = b.astype(np.float64), a.astype(np.float64)
+    return math.sqrt(max(0.0, float(np.sum((wide_b.T @ wide_b) * (wide_a @ wide_a.T)))))
 
 
 def lora_scaling(config: Mapping[str, Any]) -> float:
@@ -86,25 +192,26 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_base(path: Path) -> _Base:
     try:
         stat = path.stat()
-        return _read_base_once(str(path), stat.st_mtime_ns, stat.st_size)
-    except (OSError, ValueError, KeyError) as error:
+        return _read_base_once(path, stat.st_mtime_ns, stat.st_size)
+    except OSError as error:
         raise ModelFileError(f"{path}: cannot be read as the adapter's base model ({error})") from error
+    except KeyError as error:
+        raise ModelFileError(f"{path}: cannot be an adapter's base model: no {error.args[0]} in its header") from error
 
 
 @lru_cache(maxsize=4)
-def _read_base_once(path: str, _modified_ns: int, _size: int) -> _Base:
-    """Read the header once per version of a file: parsing a large vocabulary takes seconds."""
-    fields = gguf.GGUFReader(path).fields
+def _read_base_once(path: Path, _modified_ns: int, _size: int) -> _Base:
+    """Read the header once per version of a file: stepping over a large vocabulary takes a moment."""
+    header = read_header(path)
 
-    def value(key: str) -> Any:
-        return fields[key].contents()
+    def number(key: str, default: int | None = None) -> int:
+        value = header.of_architecture(key, default)
+        if not isinstance(value, int):
+            raise KeyError(f"{header.architecture}.{key}")
+        return value
 
-    architecture = str(value("general.architecture"))
-    heads = int(value(f"{architecture}.attention.head_count"))
-    kv_key = f"{architecture}.attention.head_count_kv"
-    return _Base(
-        architecture, int(value(f"{architecture}.block_count")), heads, int(value(kv_key)) if kv_key in fields else heads
-    )
+    heads = number("attention.head_count")
+    return _Base(header.architecture, number("block_count"), heads, number("attention.head_count_kv", heads))
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -130,25 +237,26 @@ def _as_float32(path: Path, name: str, entry: Mapping[str, Any]) -> NDArray[np.f
     return np.frombuffer(data, dtype=kinds[entry["dtype"]]).astype(np.float32).reshape(shape)
 
 
-def _converted(name: str, tensor: NDArray[np.float32], base: _Base) -> tuple[str, NDArray[np.float32]]:
-    """A peft tensor under its name in the file, its rows in the file's order."""
-    module, part = _module_and_part(name)
-    target = _tensor_names(base.architecture, base.blocks).get_name(module)
-    if target is None or not target.startswith("blk."):
+def _stored_layer(module: str, base: _Base) -> str:
+    """The name of a linear layer in the file: `model.layers.0.mlp.up_proj` -> `blk.0.ffn_up`."""
+    stored = _tensor_names(base.architecture, base.blocks).get_name(module)
+    if stored is None or not stored.startswith("blk."):
         raise AdapterError(
-            f"{name}: no such linear layer in the blocks of the base model ({base.architecture}, {base.blocks} blocks)"
+            f"{module}: no such linear layer in the blocks of the base model ({base.architecture}, {base.blocks} blocks)"
         )
-    if not np.isfinite(tensor).all():
-        raise AdapterError(f"{name}: holds values that are not finite")
-    if base.architecture == "llama" and part == "lora_b" and module.endswith(("q_proj", "k_proj")):
-        tensor = interleave_rotary_rows(tensor, base.heads if module.endswith("q_proj") else base.kv_heads)
-    return f"{target}.weight.{part}", tensor
+    return str(stored)
+
+
+def _in_file_order(module: str, lora_b: NDArray[np.float32], base: _Base) -> NDArray[np.float32]:
+    """Rows of lora_B in the order in which the base model's file has the layer's rows."""
+    heads = {"q_proj": base.heads, "k_proj": base.kv_heads}.get(module.rpartition(".")[2])
+    return lora_b if base.architecture != "llama" or heads is None else interleave_rotary_rows(lora_b, heads)
 
 
 def _module_and_part(name: str) -> tuple[str, str]:
-    """`base_model.model.M.lora_A[.adapter].weight` -> (M, "lora_a")."""
-    for peft_part, part in _PARTS.items():
-        module, found, _ = name.removeprefix(_PREFIX).partition(f".{peft_part}.")
+    """`base_model.model.M.lora_A[.adapter].weight` -> (M, "lora_A")."""
+    for part in _PARTS:
+        module, found, _ = name.removeprefix(_PREFIX).partition(f".{part}.")
         if found and name.startswith(_PREFIX):
             return module, part
     raise AdapterError(f"{name}: not a LoRA tensor")

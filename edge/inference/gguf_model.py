@@ -54,15 +54,19 @@ ENGINE_LOG = EngineLog()
 
 
 class GgufModel:
-    """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary."""
+    """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary.
 
-    def __init__(self, path: Path, *, n_gpu_layers: int = 0) -> None:
+    With `vocab_only` there are no weights and no shape, for an engine that reads these by itself.
+    """
+
+    def __init__(self, path: Path, *, n_gpu_layers: int = 0, vocab_only: bool = False) -> None:
         check_gguf_file(path)
         ENGINE_LOG.install()
         ENGINE_LOG.forget()
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        params.vocab_only = vocab_only
         self.path = path
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
@@ -97,7 +101,8 @@ class GgufModel:
     def kv_bytes_per_token(self) -> int:
         """Key/value memory of one token over all layers, in half precision."""
         heads, kv_heads = (int(count(self.handle)) for count in (llama_cpp.llama_model_n_head, llama_cpp.llama_model_n_head_kv))
-        head_width = int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads)
+        stated = self.metadata(f"{self.metadata('general.architecture')}.attention.key_length")
+        head_width = int(stated or int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads))
         return 2 * 2 * int(llama_cpp.llama_model_n_layer(self.handle)) * kv_heads * head_width
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
+from edge.core.types import GGUF_ADAPTER
 from edge.inference.gguf_model import ENGINE_LOG, GgufModel
 from edge.inference.sampling import Floats
 
@@ -90,8 +91,9 @@ class LlamaEngine:
         """Forget what the row holds behind its first `length` tokens."""
         llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, length, -1)
 
-    def load_adapter(self, path: Path) -> Any:
-        """Load an adapter without using it. Raises AdapterError when it is missing, corrupt or does not fit the model."""
+    def load_adapter(self, folder: Path) -> Any:
+        """Load `adapter.gguf` without using it. Raises AdapterError when it is missing, corrupt or does not fit the model."""
+        path = folder / GGUF_ADAPTER
         if not path.is_file():
             raise AdapterError(f"{path}: no such adapter file")
         ENGINE_LOG.forget()

@@ -1,43 +1,22 @@
-"""The llama.cpp backend. Knows how requests, the batcher and the engine worker meet; knows nothing of sampling maths or C calls.
-
-A *pump* is a job on the engine worker that steps the batcher while there is work of its priority or more urgent, one decode a slice.
-There is at most one pump per priority; they step the same batch, so a served request joins the rollouts in flight at the next slice and
-keeps them moving.
-"""
+"""The llama.cpp backend. Knows how a GGUF file becomes an engine of rows with its template and description; the rest is batched.py."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-from collections.abc import AsyncIterator, Generator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
-from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, TextDelta
-from edge.core.worker import EngineWorker, Priority
+from edge.core.worker import EngineWorker
 from edge.inference.backend import ModelInfo
-from edge.inference.batcher import Batcher, Request
+from edge.inference.batched import BatchedBackend, rows_that_fit
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel, sha256_of
 from edge.inference.llama_engine import LlamaEngine
 
-ADAPTER_FILE = "adapter.gguf"
-KV_BYTES = 192 << 20
-"""Key/value memory given to rollouts unless the number of rows is set."""
-FEWEST_ROWS, MOST_ROWS = 8, 128
 
-
-def rows_that_fit(row_bytes: int, budget_bytes: int = KV_BYTES) -> int:
-    """How many rows of `row_bytes` key/value memory each are decoded together by default."""
-    return max(FEWEST_ROWS, min(MOST_ROWS, budget_bytes // max(1, row_bytes)))
-
-
-class LlamaCppBackend:
+class LlamaCppBackend(BatchedBackend):
     """Implements `InferenceBackend` over one GGUF file. Loading happens in the constructor and may raise ModelFileError.
 
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, 8 to 128), and
@@ -59,210 +38,46 @@ class LlamaCppBackend:
         n_gpu_layers: int = 0,
         replayable: bool = True,
         flash_attention: bool = True,
+        loaded: GgufModel | None = None,
     ) -> None:
-        path = Path(model_path)
-        self._worker = worker
-        self._model = GgufModel(path, n_gpu_layers=n_gpu_layers)
+        """`loaded` is a model of another backend, which closes it; see `beside`."""
+        model = loaded or GgufModel(Path(model_path), n_gpu_layers=n_gpu_layers)
+        close_model = _leave_open if loaded else model.close
         try:
-            self._n_ctx = min(n_ctx, self._model.trained_context_tokens or n_ctx)
-            self._template = _template_of(self._model)
-            rollout_rows = max_rows or rows_that_fit(self._model.kv_bytes_per_token * self._n_ctx)
-            self._engine = LlamaEngine(
-                self._model,
+            row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
+            template = template_of(model)
+            rollout_rows = max_rows or rows_that_fit(model.kv_bytes_per_token * row_tokens)
+            engine = LlamaEngine(
+                model,
                 rows=rollout_rows + serving_rows,
-                n_ctx=self._n_ctx,
+                n_ctx=row_tokens,
                 n_threads=n_threads or physical_cores(),
                 replayable=replayable,
                 flash_attention=flash_attention,
             )
         except BaseException:
-            self._model.close()
+            close_model()
             raise
-        self._info = _describe(self._model)
-        self._batcher = Batcher(self._engine, self._model.vocabulary, rollout_rows=rollout_rows)
-        self._lock = threading.Lock()
-        self._pumping: set[Priority] = set()
-        self._swaps = asyncio.Lock()
-        self._closed = False
+        self._model = model
+        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "replayable": replayable, "flash_attention": flash_attention}
+        super().__init__(
+            engine,
+            model.vocabulary,
+            template,
+            describe(model),
+            worker,
+            rollout_rows=rollout_rows,
+            close_model=close_model,
+        )
 
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._info
+    def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
+        """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
+        options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
+        return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
 
-    @property
-    def adapter_version(self) -> int:
-        """Version of the adapter in use; 0 is the bare model."""
-        return self._batcher.adapter_version
 
-    def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> tuple[int, ...]:
-        """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""
-        self._require_open()
-        ids = self._template.prompt_ids(messages, prefix)
-        if len(ids) >= self._n_ctx:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
-            )
-        if not ids:
-            raise UsageError("the prompt is empty")
-        return tuple(ids)
-
-    async def sample_group(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        priority: Priority = Priority.ROLLOUT,
-    ) -> PromptGroup:
-        """Sample len(seeds) responses to one prompt; see `InferenceBackend`."""
-        _check_sampling(sampling)
-        ids = self.prompt_ids(messages)
-        if not seeds:
-            return PromptGroup(ids, ())
-        return await self._run(Request(ids, sampling, seeds, priority))
-
-    async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
-    ) -> AsyncIterator[TextDelta]:
-        """Stream one answer at serving priority; see `InferenceBackend`."""
-        _check_sampling(sampling)
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-
-        def tell(text: str | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(pieces.put_nowait, text)
-
-        ids = self.prompt_ids(messages, prefix)
-        request = Request(ids, sampling, [seed], Priority.SERVING, prefix=prefix, on_text=tell)
-        request.future.add_done_callback(lambda _: tell(None))
-        try:
-            self._submit(request)
-            while (piece := await pieces.get()) is not None:
-                yield TextDelta(piece)
-            yield TextDelta("", request.future.result().responses[0], len(ids))
-        finally:
-            request.future.cancel()
-
-    async def score(
-        self, prompt_ids: Sequence[int], token_ids: Sequence[int], priority: Priority = Priority.ROLLOUT
-    ) -> tuple[float, ...]:
-        """Log-probabilities (nats, temperature 1) of given ids behind a prompt, computed row by row exactly as sampling does."""
-        if len(prompt_ids) + len(token_ids) > self._n_ctx:
-            raise EdgeError(f"{len(prompt_ids)} + {len(token_ids)} tokens exceed the context of {self._n_ctx}")
-        if not prompt_ids:
-            raise UsageError("the prompt is empty")
-        if not token_ids:
-            return ()
-        group = await self._run(Request(prompt_ids, Sampling(), [0], priority, forced_ids=token_ids))
-        return group.responses[0].logprobs
-
-    async def swap_adapter(self, adapter: AdapterRef | None) -> None:
-        """Use this adapter from the next request on; responses in progress are finished with the old one first."""
-        async with self._swaps:
-            self._require_open()
-            self._batcher.hold = True
-            try:
-                await self._worker.run(self._swap(adapter), Priority.SERVING)
-            finally:
-                self._batcher.hold = False
-                self._resume()
-
-    async def aclose(self) -> None:
-        """Fail what is in flight and release the engine. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await self._worker.call(self._release, Priority.SERVING)
-        except RuntimeError:  # the worker is closed: nothing runs on its thread any more
-            self._worker.close()
-            self._release()
-
-    async def _run(self, request: Request) -> PromptGroup:
-        try:
-            self._submit(request)
-            return await asyncio.wrap_future(request.future)
-        finally:
-            request.future.cancel()
-
-    def _submit(self, request: Request) -> None:
-        self._require_open()
-        with self._lock:
-            self._batcher.add(request)
-        self._ensure_pump(request.priority)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EdgeError("the inference engine is closed")
-
-    def _ensure_pump(self, priority: Priority) -> None:
-        with self._lock:
-            if priority in self._pumping:
-                return
-            self._pumping.add(priority)
-        try:
-            self._worker.submit(self._pump(priority), priority).add_done_callback(self._pump_ended)
-        except RuntimeError as error:
-            self._pumping.discard(priority)
-            raise EdgeError("the inference engine is closed") from error
-
-    def _pump_ended(self, pump: Future[None]) -> None:
-        """A pump that was cut off (the worker was closed) leaves nobody waiting."""
-        if pump.cancelled():
-            self._batcher.fail_all(EdgeError("the inference engine was closed"))
-
-    def _resume(self) -> None:
-        """Pump again what was on hold."""
-        if not self._closed:
-            for priority in Priority:
-                self._ensure_pump(priority)
-
-    def _pump(self, priority: Priority) -> Generator[None, None, None]:
-        while self._goes_on(priority):
-            self._step()
-            yield
-
-    def _goes_on(self, priority: Priority) -> bool:
-        """True while there is work; marks the pump as gone otherwise, in one breath with the check."""
-        with self._lock:
-            if not self._closed and self._batcher.has_work(priority):
-                return True
-            self._pumping.discard(priority)
-            return False
-
-    def _step(self) -> None:
-        try:
-            self._batcher.step()
-        except Exception as error:  # every request shares the batch, so its failure is everybody's
-            self._batcher.fail_all(error)
-
-    def _swap(self, adapter: AdapterRef | None) -> Generator[None, None, None]:
-        """Prove the new adapter before the old one is touched, drain what was begun, then switch."""
-        handle = self._load(adapter)
-        try:
-            while self._batcher.has_work(Priority.TRAINING):
-                self._step()
-                yield
-        except BaseException:
-            if handle is not None:
-                self._engine.free_adapter(handle)
-            raise
-        self._engine.use_adapter(handle)
-        self._batcher.forget_prompts()
-        self._batcher.adapter_version = adapter.version if adapter else 0
-
-    def _load(self, adapter: AdapterRef | None) -> Any:
-        if self._closed:
-            raise AdapterError("the inference engine is closed")
-        if adapter is None or (adapter.version == 0 and not adapter.folder):
-            return None
-        return self._engine.load_adapter(Path(adapter.folder) / ADAPTER_FILE)
-
-    def _release(self) -> None:
-        self._batcher.fail_all(EdgeError("the inference engine was closed"))
-        self._engine.close()
-        self._model.close()
+def _leave_open() -> None:
+    """The weights belong to another backend."""
 
 
 def physical_cores() -> int:
@@ -271,13 +86,15 @@ def physical_cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def _template_of(model: GgufModel) -> ChatTemplate:
+def template_of(model: GgufModel) -> ChatTemplate:
+    """The chat template that the file carries. Raises ModelFileError."""
     vocabulary = model.vocabulary
     specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
     return ChatTemplate(model.metadata("tokenizer.chat_template"), vocabulary, specials)
 
 
-def _describe(model: GgufModel) -> ModelInfo:
+def describe(model: GgufModel) -> ModelInfo:
+    """What is loaded."""
     return ModelInfo(
         name=model.metadata("general.name") or model.path.stem,
         architecture=model.metadata("general.architecture"),
@@ -288,10 +105,3 @@ def _describe(model: GgufModel) -> ModelInfo:
         path=str(model.path),
         prompt_form=model.metadata("edge_agent.prompt_form") or "full",
     )
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    if sampling.max_tokens < 1:
-        raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
-    if not 0.0 <= sampling.temperature <= 100.0:
-        raise UsageError(f"temperature must be between 0 and 100, not {sampling.temperature}")

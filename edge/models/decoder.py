@@ -1,4 +1,4 @@
-"""A compact causal decoder in torch for Qwen2- and Llama-architecture models.
+"""A compact causal decoder in torch for Qwen2-, Qwen3- and Llama-architecture models.
 
 Knows the forward pass; knows nothing of files beyond what the GGUF reader hands it, nothing of LoRA, losses or sampling. Linear
 layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that peft finds them by name and
@@ -9,39 +9,22 @@ Axes: B rows, T tokens of this call, P tokens already cached, D model width, H h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-Architecture = Literal["qwen2", "llama"]
+from edge.models.spec import Architecture as Architecture
+from edge.models.spec import DecoderSpec as DecoderSpec
+
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, both [B, K, P, head_dim]; they carry gradients when the forward did."""
 PastKeyValues = tuple[LayerCache, ...]
 MAX_PLAIN_SCORES = 512 * 512
 """Largest T x S for which a CPU takes attention in plain matrix products."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderSpec:
-    """The shape of a decoder. Widths in elements, `rope_base` dimensionless, `norm_eps` added to the mean square."""
-
-    architecture: Architecture
-    vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_width: int
-    context_length: int = 1024
-    rope_base: float = 10_000.0
-    norm_eps: float = 1e-6
-    qkv_bias: bool = True
-    tied_embeddings: bool = True
 
 
 class Hidden(NamedTuple):
@@ -113,14 +96,21 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+        self.qk_norm = spec.qk_norm
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
         """What was attended to [B, T, D], and the keys and values up to here."""
         rows, length, _ = x.shape
-        q = self.q_proj(x).view(rows, length, self.heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        q = self.q_proj(x).view(rows, length, self.heads, self.head_dim)
+        k = self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if past is not None:
@@ -178,9 +168,13 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. Without `tied_embeddings` the output projection has weights of its own."""
+    """The whole model. Without `tied_embeddings` the output projection has weights of its own.
+
+    With `checkpointing`, autograd keeps of a layer what goes in and comes out, and computes the rest again in the backward pass.
+    """
 
     inverse_freqs: Tensor
+    checkpointing = False
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -210,7 +204,7 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids_BT)
         caches: list[LayerCache] = []
         for index, layer in enumerate(self.model.layers):
-            x, cache = layer(x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
+            x, cache = self._through(layer, x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
             caches.append(cache)
         return Hidden(self.model.norm(x), tuple(caches) if use_cache else None)
 
@@ -218,6 +212,15 @@ class Decoder(nn.Module):
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""
         logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
         return logits
+
+    def _through(self, layer: nn.Module, *inputs: Tensor | LayerCache | None) -> tuple[Tensor, LayerCache]:
+        """The layer's outputs; there is no randomness inside, so no generator's state has to be kept."""
+        if self.checkpointing and torch.is_grad_enabled():
+            made = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            made = layer(*inputs)
+        states, cache = made
+        return states, cache
 
     def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every rotation, float32, broadcastable to [B, H, T, head_dim / 2]."""

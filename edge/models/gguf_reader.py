@@ -1,6 +1,6 @@
 """Reads GGUF files: metadata, and dequantised weights under the decoder's parameter names.
 
-Knows the file format and the two architectures' tensor layouts; knows nothing of the forward pass. Every way in which a file can
+Knows the file format and the three architectures' tensor layouts; knows nothing of the forward pass. Every way in which a file can
 be unusable ends in ModelFileError with one line that names the file.
 """
 
@@ -8,33 +8,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 import gguf
-import numpy as np
 import torch
 from gguf import GGUFReader, ReaderTensor
 from torch import Tensor
 
 from edge.core.errors import ModelFileError
 from edge.models.decoder import Architecture, DecoderSpec, rope_frequencies
+from edge.models.ggml import ggml_type
+from edge.models.spec import ARCHITECTURES, parameter_shapes, rotated_heads, stored_name, unpermute_rows
+from edge.models.stored import StoredMatrix
 
-ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "llama")
 MAGIC = b"GGUF"
-LAYER_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-OTHER_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 UNREADABLE = (ValueError, KeyError, IndexError, OverflowError, MemoryError, TypeError, struct.error)
 """What the gguf package raises on files that are cut or damaged."""
 
@@ -79,6 +68,16 @@ class GGUFModel:
     def tensors(self) -> dict[str, ReaderTensor]:
         """Every tensor by its stored name."""
         return {tensor.name: tensor for tensor in self._reader.tensors}
+
+    @property
+    def parameters(self) -> int:
+        """Weights in the file."""
+        return sum(int(tensor.n_elements) for tensor in self._reader.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in the file."""
+        return sum(int(tensor.n_bytes) for tensor in self._reader.tensors)
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key as a plain Python value, or `default`."""
@@ -132,6 +131,7 @@ class GGUFModel:
             norm_eps=float(number("attention.layer_norm_rms_epsilon")),
             qkv_bias="blk.0.attn_q.bias" in self.tensors,
             tied_embeddings="output.weight" not in self.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self.tensors,
         )
 
     def rope_frequencies(self, spec: DecoderSpec) -> Tensor:
@@ -144,83 +144,53 @@ class GGUFModel:
     # --- weights ---
 
     def dequantised(self, name: str) -> Tensor:
-        """One tensor in float32, in the shape torch gives it (rows are outputs)."""
+        """One tensor in float32, in the shape torch gives it (rows are outputs). Raises ModelFileError for a type ggml cannot read."""
         tensor = self.tensors[name]
-        try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError as error:
-            raise ModelFileError(f"unsupported quantisation {tensor.tensor_type.name} in {self.path}") from error
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
+        shape = torch_shape(tensor)
+        values = torch.empty(shape)
+        kind = ggml_type(int(tensor.tensor_type))
+        kind.dequantise(tensor.data.ctypes.data, values.data_ptr(), values.numel())
+        return values
 
     def decoder_state(self, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
         """The decoder's parameters by name, without the tied output. Raises ModelFileError on a missing or misshapen one."""
-        for name, shape in parameter_shapes(spec).items():
-            stored = stored_name(name)
-            if stored not in self.tensors:
-                raise ModelFileError(f"incomplete model file {self.path}: no tensor {stored}")
-            try:
-                values = self.dequantised(stored)
-            except UNREADABLE as error:
-                raise _damaged(self.path, error) from error
-            if tuple(values.shape) != shape:
-                raise ModelFileError(f"tensor {stored} of {self.path} is {tuple(values.shape)}, expected {shape}")
-            yield name, self._in_neox_order(name, values, spec)
+        for name in parameter_shapes(spec):
+            yield name, self.parameter(name, spec)
+
+    def parameter(self, name: str, spec: DecoderSpec) -> Tensor:
+        """One of the decoder's parameters in float32, its rows in the decoder's order. Raises ModelFileError."""
+        tensor = self._checked(name, spec)
+        try:
+            values = self.dequantised(tensor.name)
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+        return self._in_neox_order(name, values, spec)
+
+    def stored_matrix(self, name: str, spec: DecoderSpec) -> StoredMatrix:
+        """One of the decoder's matrices where it lies in the file. Raises ModelFileError."""
+        tensor = self._checked(name, spec)
+        rows, width = torch_shape(tensor)
+        order = partial(self._in_neox_order, name, spec=spec) if rotated_heads(name, spec) else None
+        try:
+            return StoredMatrix(tensor.data, tensor.data.ctypes.data, ggml_type(int(tensor.tensor_type)), rows, width, order)
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+
+    def _checked(self, name: str, spec: DecoderSpec) -> ReaderTensor:
+        stored, shape = stored_name(name), parameter_shapes(spec)[name]
+        if stored not in self.tensors:
+            raise ModelFileError(f"incomplete model file {self.path}: no tensor {stored}")
+        tensor = self.tensors[stored]
+        if torch_shape(tensor) != shape:
+            raise ModelFileError(f"tensor {stored} of {self.path} is {torch_shape(tensor)}, expected {shape}")
+        return tensor
 
     def _in_neox_order(self, name: str, values: Tensor, spec: DecoderSpec) -> Tensor:
         """Undo the row order of q and k in llama-architecture files; other tensors and architectures pass unchanged."""
-        if spec.architecture == "llama" and ".q_proj." in name:
-            return unpermute_rows(values, spec.heads)
-        if spec.architecture == "llama" and ".k_proj." in name:
-            return unpermute_rows(values, spec.kv_heads)
-        return values
+        heads = rotated_heads(name, spec)
+        return cast(Tensor, unpermute_rows(values, heads)) if heads else values
 
 
-def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the decoder with its shape; the output projection only where it is not tied."""
-    q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.width)}
-    matrices = {
-        "self_attn.q_proj": (q_width, spec.width),
-        "self_attn.k_proj": (kv_width, spec.width),
-        "self_attn.v_proj": (kv_width, spec.width),
-        "self_attn.o_proj": (spec.width, q_width),
-        "mlp.gate_proj": (spec.ffn_width, spec.width),
-        "mlp.up_proj": (spec.ffn_width, spec.width),
-        "mlp.down_proj": (spec.width, spec.ffn_width),
-    }
-    for layer in range(spec.layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}{module}.weight": shape for module, shape in matrices.items()}
-        shapes |= {f"{prefix}{norm}.weight": (spec.width,) for norm in ("input_layernorm", "post_attention_layernorm")}
-        if spec.qkv_bias:
-            shapes |= {f"{prefix}{module}.bias": shape[:1] for module, shape in list(matrices.items())[:3]}
-    shapes["model.norm.weight"] = (spec.width,)
-    if not spec.tied_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, spec.width)
-    return shapes
-
-
-def stored_name(parameter: str) -> str:
-    """The GGUF name of a decoder parameter: `model.layers.0.mlp.up_proj.weight` -> `blk.0.ffn_up.weight`."""
-    module, kind = parameter.rsplit(".", 1)
-    if not module.startswith("model.layers."):
-        return f"{_STORED_OTHER[module]}.{kind}"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_STORED_LAYER[rest]}.{kind}"
-
-
-_STORED_LAYER = {module: stored for stored, module in LAYER_MODULES.items()}
-_STORED_OTHER = {module: stored for stored, module in OTHER_MODULES.items()}
-
-
-def permute_rows(rows: Tensor, heads: int) -> Tensor:
-    """Rows from half-split order into the interleaved order of llama-architecture GGUF files; [heads * head_dim, ...]."""
-    half = rows.shape[0] // heads // 2
-    return rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def unpermute_rows(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of `permute_rows`."""
-    half = rows.shape[0] // heads // 2
-    return rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+def torch_shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    """The shape that torch gives a stored tensor."""
+    return tuple(int(size) for size in reversed(tensor.shape))

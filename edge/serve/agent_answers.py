@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
@@ -50,6 +51,15 @@ class AgentAnswers:
         wanted = min(_MOST_STEPS, self._agent.status().steps_done - after)
         steps = self._agent.steps(last=wanted) if wanted > 0 else []
         return [step.to_json() for step in steps if step.step > after]
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk, oldest first."""
+        versions = self._agent.versions()
+        return [version.to_json() for version in await asyncio.to_thread(versions.all)]
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version."""
+        return asdict(await self._agent.rollback(version))
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -76,6 +77,8 @@ class _Endpoint:
             Route("/api/status", self.status),
             Route("/api/steps", self.steps),
             Route("/api/why/{answer_id}", self.why),
+            Route("/api/adapters", self.adapters),
+            Route("/api/adapters/rollback", self.rollback, methods=["POST"]),
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
         kinds = (HTTPException, RequestProblem, EdgeError, ClientDisconnect, Exception)
@@ -139,6 +142,14 @@ class _Endpoint:
         answer_id = request.path_params["answer_id"].removeprefix("chatcmpl-")
         return JSONResponse(await self._answers.why(answer_id))
 
+    async def adapters(self, request: Request) -> Response:
+        """The adapter versions on disk."""
+        return JSONResponse({"adapters": list(await self._answers.adapters())})
+
+    async def rollback(self, request: Request) -> Response:
+        """Go back to {"version": N}; what serves and what is trained on afterwards."""
+        return JSONResponse(await self._answers.rollback(_version_of(await request.body())))
+
 
 async def _first(reading: Reading) -> ChannelText | AnswerNote:
     return await anext(reading)
@@ -175,6 +186,16 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _version_of(body: bytes) -> int:
+    try:
+        version = json.loads(body)["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        version = None
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 10**12:
+        raise RequestProblem(400, 'version: must be a whole number, as in {"version": 12}', code="invalid_value", param="version")
+    return version
 
 
 def _after_of(request: Request) -> int:

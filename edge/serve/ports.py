@@ -88,6 +88,14 @@ class AnswerService(Protocol):
         """Learning steps with a number above `after`, oldest first, each with its `step`."""
         ...
 
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk, oldest first, each with its `version`."""
+        ...
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
+        ...
+
 
 class ScriptedAnswers:
     """Says prepared words, piece by piece; for tests and for working on the page without a model.
@@ -105,6 +113,7 @@ class ScriptedAnswers:
         self.fail_after = 0
         self.wait_before: Mapping[int, asyncio.Event] = {}
         self.log: list[Mapping[str, Any]] = []
+        self.versions: list[Mapping[str, Any]] = []
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
 
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
@@ -135,3 +144,14 @@ class ScriptedAnswers:
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """The prepared steps above `after`."""
         return [step for step in self.log if step["step"] > after]
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The prepared versions."""
+        return self.versions
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Marks one of the prepared versions as serving. Raises NotFound for another one."""
+        if version and version not in [known["version"] for known in self.versions]:
+            raise NotFound(f"there is no adapter version {version} here")
+        self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
+        return {"head": version, "serving": version}

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge.core.errors import TaskFileError
+from edge.core.names import shown
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.tasks.choices import named_option, stands_twice
 from edge.tasks.listed import ListedItems
-from edge.tasks.names import shown
 from edge.tasks.record import Record, parsed_json
 
 _KEYS = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
+from edge.core.names import shown
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.names import shown
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.practice_source import PracticeSource
 from edge.tasks.source import TaskSource

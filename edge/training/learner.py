@@ -60,3 +60,26 @@ class Learner(Protocol):
     async def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises StateError when it does not fit."""
         ...
+
+
+class Probing(Protocol):
+    """A learner whose memory can be tried before the first step, so that it runs out at once or never.
+
+    `checkpointing`: activations of a block are computed again in the backward pass instead of kept; the gradients are the same.
+    """
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether it does so."""
+        ...
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Do so from the next update or probe on, or stop it. Raises UsageError where this learner cannot."""
+        ...
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        """The passes of an update over these groups; weights, optimiser and random streams stay bit for bit as they were.
+
+        Raises EdgeError, with what to lower, when memory runs out.
+        """
+        ...

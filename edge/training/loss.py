@@ -11,7 +11,9 @@ Axes: N tokens of all rows in a flat list, D model width, V vocabulary, R rows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,15 +26,49 @@ class TokenScores(NamedTuple):
     entropy_N: Tensor
 
 
-def token_scores(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk_elements: int = 1 << 20) -> TokenScores:
+class Projection(Protocol):
+    """A frozen output projection whose rows can be had in blocks, so that a large one need not be in memory."""
+
+    @property
+    def rows(self) -> int:
+        """V."""
+        ...
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Rows start..stop-1 [stop - start, D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseProjection:
+    """A projection [V, D] in memory."""
+
+    weight_VD: Tensor
+
+    @property
+    def rows(self) -> int:
+        """V."""
+        return int(self.weight_VD.shape[0])
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """A view of some rows."""
+        return self.weight_VD[start:stop]
+
+
+def token_scores(
+    hidden_ND: Tensor, projection: Projection | Tensor, targets_N: Tensor, chunk_elements: int = 1 << 20
+) -> TokenScores:
     """log softmax(W h)[target] and its entropy, never holding more than about `chunk_elements` logits at once.
 
-    The backward pass computes the logits of a chunk again, so memory does not grow with N x V. Only `hidden_ND` receives a
-    gradient; the output projection is frozen. Logits are float32, or rounded to the projection's own dtype; autocast is not used.
+    The vocabulary is taken block by block, each block of W once forward and once backward, so memory grows neither with N x V nor, where
+    W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Logits are float32, or
+    rounded to the projection's own dtype; autocast is not used.
     """
-    rows = max(1, chunk_elements // weight_VD.shape[0])
+    if isinstance(projection, Tensor):
+        projection = DenseProjection(projection.detach())
+    columns = max(1, chunk_elements // max(1, len(targets_N)))
     logprobs_N, entropy_N = _ChunkedLogSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, targets_N, rows
+        hidden_ND, projection, targets_N, columns
     )
     return TokenScores(logprobs_N, entropy_N)
 
@@ -99,39 +135,54 @@ def mismatch_sums(scores: TokenScores, behaviour_N: Tensor, cap: float) -> Misma
 
 
 class _ChunkedLogSoftmax(torch.autograd.Function):
-    """log-probabilities of targets with the logits made anew in the backward pass: ∂ log p / ∂ logits = onehot - softmax."""
+    """log-probabilities of targets with the logits made anew in the backward pass: ∂ log p / ∂ logits = onehot - softmax.
+
+    Forward keeps, for each token, the greatest logit so far, Σ exp(logit - greatest) and Σ exp(logit - greatest)·logit: what the normaliser
+    and the entropy need, rescaled whenever a block brings a greater one.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
-        entropy_N = torch.empty_like(logprobs_N)
-        normaliser_N = torch.empty_like(logprobs_N)
-        for part in _parts(len(targets_N), rows):
-            logits = _logits(hidden_ND[part], weight_VD)
-            normaliser_N[part] = torch.logsumexp(logits, dim=-1)
-            logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - normaliser_N[part]
-            probs = (logits - normaliser_N[part, None]).exp_()
-            entropy_N[part] = normaliser_N[part] - torch.linalg.vecdot(probs, logits)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normaliser_N)
-        ctx.rows = rows
+    def forward(ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
+        total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
+        for start, weight_CD in _blocks(projection, columns):
+            logits_NC = _logits(hidden_ND, weight_CD)
+            before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
+            shrink_N = (before_N - greatest_N).exp()
+            exp_NC = (logits_NC - greatest_N[:, None]).exp_()
+            total_N = total_N * shrink_N + exp_NC.sum(-1)
+            weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
+            inside_N, place_N = _within(targets_N, start, len(weight_CD))
+            target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
+        normaliser_N = greatest_N + total_N.log()
+        ctx.save_for_backward(hidden_ND, targets_N, normaliser_N)
+        ctx.projection, ctx.columns = projection, columns
+        entropy_N = normaliser_N - weighted_N / total_N
         ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        return target_N - normaliser_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        hidden_ND, weight_VD, targets_N, normaliser_N = ctx.saved_tensors
-        grad_ND = torch.empty_like(hidden_ND)
-        for part in _parts(len(targets_N), ctx.rows):
-            slope = (_logits(hidden_ND[part], weight_VD) - normaliser_N[part, None]).exp_()
-            slope.mul_(-grad_N[part, None])
-            slope.scatter_add_(-1, targets_N[part, None], grad_N[part, None])
-            with torch.autocast(slope.device.type, enabled=False):
-                grad_ND[part] = (slope.to(weight_VD.dtype) @ weight_VD).to(grad_ND.dtype)
-        return grad_ND, None, None, None
+        hidden_ND, targets_N, normaliser_N = ctx.saved_tensors
+        grad_ND = torch.zeros(hidden_ND.shape, device=hidden_ND.device)
+        for start, weight_CD in _blocks(ctx.projection, ctx.columns):
+            slope_NC = (_logits(hidden_ND, weight_CD) - normaliser_N[:, None]).exp_().mul_(-grad_N[:, None])
+            inside_N, place_N = _within(targets_N, start, len(weight_CD))
+            slope_NC.scatter_add_(-1, place_N[:, None], torch.where(inside_N, grad_N, 0.0)[:, None])
+            with torch.autocast(slope_NC.device.type, enabled=False):
+                grad_ND += slope_NC.to(weight_CD.dtype) @ weight_CD
+        return grad_ND.to(hidden_ND.dtype), None, None, None
 
 
-def _parts(total: int, rows: int) -> list[slice]:
-    return [slice(start, min(start + rows, total)) for start in range(0, total, rows)]
+def _blocks(projection: Projection, columns: int) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, projection.rows, columns):
+        yield start, projection.block(start, min(start + columns, projection.rows))
+
+
+def _within(targets_N: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
+    """Which targets lie in a block, and where (0 for the others)."""
+    inside_N = (targets_N >= start) & (targets_N < start + count)
+    return inside_N, torch.where(inside_N, targets_N - start, 0)
 
 
 def _logits(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:

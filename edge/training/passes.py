@@ -25,9 +25,13 @@ Slices = Generator[None, None, None]
 
 
 class CausalDecoder(Protocol):
-    """What a pass needs of a decoder: hidden states with an optional cache, right-padded rows, and a frozen output projection."""
+    """What a pass needs of a decoder: hidden states with an optional cache, right-padded rows, and a frozen output projection.
+
+    `checkpointing`: blocks are computed again in the backward pass.
+    """
 
     lm_head: nn.Linear
+    checkpointing: bool
 
     def hidden_states(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: Any = None, use_cache: bool = False) -> Any:
         """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from edge.core.processor import cpu_flags
 from edge.training.settings import Precision
 
 BF16_FROM_PARAMETERS = 100_000_000
@@ -28,13 +29,3 @@ def has_fast_bf16(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(_FAST_BF16_FLAGS & cpu_flags(cpuinfo))
-
-
-def cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """The first processor's feature words (x86 `flags`, Arm `Features`); empty where the file is absent."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    features = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
-    return frozenset(next(features, "").split())

@@ -34,7 +34,8 @@ class LearnerSettings:
     `importance` corrects the difference between the sampler's and the trainer's log-probabilities: per token, truncated at
     `importance_cap`; or whole responses left out whose ratio exceeds it; or not at all. A batch whose mean |Δ log p| exceeds
     `max_mismatch_nats` (per token) is refused. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
-    the largest slab of logits. `threads` is the number of torch threads (0: leave it alone).
+    the largest slab of logits. `gradient_checkpointing`: blocks are computed again in the backward pass, not kept. `threads` is the
+    number of torch threads (0: leave it alone).
     """
 
     learning_rate: float = 3e-4
@@ -50,6 +51,7 @@ class LearnerSettings:
     vocab_chunk_elements: int = 1 << 23
     precision: Precision = "auto"
     prefix_sharing: PrefixSharing = "auto"
+    gradient_checkpointing: bool = False
     threads: int = 0
 
     def __post_init__(self) -> None:

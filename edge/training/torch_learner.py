@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training import lora
 from edge.training.batching import Row, Targets, is_live, live_rows
@@ -26,7 +26,9 @@ from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport
 from edge.training.loss import (
     NO_TOKENS,
+    DenseProjection,
     MismatchSums,
+    Projection,
     TokenScores,
     importance_weights,
     mismatch_sums,
@@ -34,6 +36,7 @@ from edge.training.loss import (
     sequence_mask_weights,
     token_scores,
 )
+from edge.training.memory import does_not_fit
 from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
 from edge.training.precision import choose_dtype, has_fast_bf16
 from edge.training.settings import LearnerSettings, LoraSpec
@@ -42,7 +45,6 @@ AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
 
 STATE_FILE = "learner.safetensors"
-GGUF_FILE = "adapter.gguf"
 _ADAPTER, _OPTIMISER = "adapter/", "optimiser/"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -70,6 +72,8 @@ class TorchLearner:
         self._seed = seed
         self._module = decoder
         self._decoder: CausalDecoder = decoder  # type: ignore[assignment]
+        self._projection = projection_of(self._decoder.lm_head)
+        self._decoder.checkpointing = self._settings.gradient_checkpointing
         lora.inject_lora(decoder, self._spec, seed)
         self._parameters = lora.lora_parameters(decoder)
         self._optimiser = self._fresh_optimiser()
@@ -83,9 +87,22 @@ class TorchLearner:
         """Optimiser steps made so far; refused and empty updates do not count."""
         return self._step
 
+    @property
+    def checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return self._decoder.checkpointing
+
+    def use_checkpointing(self, on: bool) -> None:
+        """Compute blocks again in the backward pass, or keep them; not while an update is under way."""
+        self._decoder.checkpointing = on
+
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        """The passes of an update, with as much memory beside them as the optimiser will take. Raises EdgeError when it runs out."""
+        await self._worker.run(self._probe_job(tuple(groups)), Priority.TRAINING)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write adapter_model.safetensors, adapter_config.json and adapter.gguf as a new folder, all or nothing."""
@@ -121,6 +138,31 @@ class TorchLearner:
         finally:
             self._optimiser.zero_grad(set_to_none=True)
 
+    def _probe_job(self, groups: Sequence[TrainingGroup]) -> Job[None]:
+        shortage: BaseException | None = None
+        try:
+            yield from self._try_out(groups)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            shortage = error.with_traceback(None)  # whose frames hold the memory in question
+        finally:
+            self._optimiser.zero_grad(set_to_none=True)
+        if shortage is not None:
+            raise does_not_fit("the longest micro-batch was tried") from shortage
+
+    def _try_out(self, groups: Sequence[TrainingGroup]) -> Generator[None, None, None]:
+        """An update without its end."""
+        moments, tally = self._moments_to_come(), _Tally()
+        yield from self._timed(self._gradient(live_rows(groups), tally), tally)
+        del moments
+
+    def _moments_to_come(self) -> list[Tensor]:
+        """Memory that AdamW takes at its first step, really taken; nothing once it has it."""
+        if self._optimiser.state:
+            return []
+        return [torch.ones_like(parameter) for parameter in self._parameters.values() for _ in range(2)]
+
     def _gradient(self, rows: Sequence[Row], tally: _Tally) -> Generator[None, None, None]:
         shared = self._settings.prefix_sharing == "shared" or (self._settings.prefix_sharing == "auto" and worth_sharing(rows))
         yield from gradient_slices(self._decoder, rows, self._objective(tally), self._settings.tokens_per_slice, shared)
@@ -135,8 +177,7 @@ class TorchLearner:
         return objective
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
-        weight_VD = self._decoder.lm_head.weight.detach()
-        return token_scores(hidden_ND, weight_VD, targets.ids_N, self._settings.vocab_chunk_elements)
+        return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements)
 
     def _importance(self, scores: TokenScores, targets: Targets) -> Tensor:
         if self._settings.importance == "none":
@@ -220,8 +261,8 @@ class TorchLearner:
         with torch.no_grad(), self._engine():
             hidden_ND = plain_hidden(self._decoder, [row])
             targets = torch.tensor(row.token_ids, device=hidden_ND.device)
-            weight_VD = self._decoder.lm_head.weight
-            return tuple(token_scores(hidden_ND, weight_VD, targets, self._settings.vocab_chunk_elements).logprobs_N.tolist())
+            scores = token_scores(hidden_ND, self._projection, targets, self._settings.vocab_chunk_elements)
+            return tuple(scores.logprobs_N.tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +270,7 @@ class TorchLearner:
         with new_folder(folder) as draft:
             lora.write_peft_folder(lora.lora_state(self._module), self._spec, draft)
             yield
-            self._convert(draft, draft / GGUF_FILE)
+            self._convert(draft, draft / GGUF_ADAPTER)
             yield
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -290,6 +331,19 @@ class _Tally:
         """Count one micro-batch."""
         self.loss += loss
         self.sums += sums
+
+
+def projection_of(head: nn.Linear) -> Projection:
+    """The output projection: rows of the file where the layer leaves its weights there, else its weight in memory."""
+    stored: Projection | None = getattr(head, "stored", None)
+    return DenseProjection(head.weight.detach()) if stored is None else stored
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up; on a CPU torch says so in a plain RuntimeError."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def worth_sharing(rows: Sequence[Row]) -> bool:

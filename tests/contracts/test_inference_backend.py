@@ -16,6 +16,8 @@ from edge.inference.backend import InferenceBackend, ModelInfo, generate
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.scripted import ScriptedBackend
 from tests.engine.made_up_lora import write_adapter
+from tests.engine.mlx_engines import mlx_backend
+from tests.engine.onnx_engines import onnx_backend
 from tests.engine.tiny_gguf import TinyModel, write_tiny_model
 
 MakeAdapter = Callable[[int], AdapterRef]
@@ -37,13 +39,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-@pytest.fixture(params=["scripted", "llamacpp"])
+@pytest.fixture(params=["scripted", "llamacpp", "mlx", "onnx"])
 async def backend(request: pytest.FixtureRequest, tiny: TinyModel) -> AsyncIterator[InferenceBackend]:
     if request.param == "scripted":
         yield ScriptedBackend(TEXTS)
         return
     worker = EngineWorker()
-    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=6)
+    backend: InferenceBackend
+    if request.param == "mlx":
+        backend = mlx_backend(tiny.path, worker)
+    elif request.param == "onnx":
+        backend = onnx_backend(tiny.path, worker)
+    else:
+        backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=6)
     yield backend
     await backend.aclose()
     worker.close()

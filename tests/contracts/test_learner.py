@@ -7,18 +7,26 @@ import pytest
 from edge.core.errors import StateError
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
+from edge.training.memory import MicroBatch, probe_groups
 from edge.training.scripted import ScriptedLearner
+from tests.engine.mlx_engines import mlx_learner
+from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 
-@pytest.fixture(params=["torch", "scripted"])
-def make_learner(request):
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(params=["torch", "scripted", "mlx"])
+def make_learner(request, tiny):
     """Makes equal learners, as a restarted process would."""
     if request.param == "scripted":
         yield ScriptedLearner
         return
     worker = EngineWorker()
-    yield lambda: tiny_learner(worker)
+    yield (lambda: mlx_learner(tiny.path, worker)) if request.param == "mlx" else (lambda: tiny_learner(worker))
     worker.close()
 
 
@@ -70,6 +78,21 @@ async def test_a_resumed_learner_goes_on_exactly_as_an_uninterrupted_one(make_le
     await whole.update(random_groups(1))
     assert await whole.update(random_groups(2)) == await resumed.update(random_groups(2))
     assert await _saved(whole, tmp_path / "a") == await _saved(resumed, tmp_path / "b")
+
+
+@pytest.mark.parametrize("updates_before", [0, 1])
+async def test_a_probe_leaves_every_later_step_as_it_would_have_been(make_learner, tmp_path, updates_before) -> None:
+    plain, probed = make_learner(), make_learner()
+    if isinstance(plain, ScriptedLearner):
+        pytest.skip("a learner without a model has no memory to probe")
+    for learner in (plain, probed):
+        for seed in range(updates_before):
+            await learner.update(random_groups(seed))
+    before = await _saved(probed, tmp_path / "before")
+    await probed.probe(probe_groups(MicroBatch(prompts=2, prompt_tokens=12, rows=5, response_tokens=9), vocab_size=48))
+    assert await _saved(probed, tmp_path / "after") == before
+    assert await plain.update(random_groups(7)) == await probed.update(random_groups(7))
+    assert await _saved(plain, tmp_path / "a") == await _saved(probed, tmp_path / "b")
 
 
 async def test_loading_from_a_folder_without_state_is_a_state_error(make_learner, tmp_path) -> None:

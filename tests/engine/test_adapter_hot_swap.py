@@ -20,7 +20,7 @@ from edge.models.decoder import Decoder, DecoderSpec
 from tests.engine.made_up_lora import write_adapter, write_peft_adapter
 from tests.engine.tiny_gguf import TinyModel, permute_rows, write_tiny_model
 
-ARCHITECTURES = ("qwen2", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
 QUESTION = [Message("user", "What is 2 + 3?")]
 SAMPLING = Sampling(max_tokens=24)
 
@@ -58,6 +58,7 @@ def reference_logprobs(
     spec = DecoderSpec(
         model.architecture, len(model.vocab), model.width, model.layers, model.heads, model.kv_heads, model.head_dim,
         model.ffn_width, model.context_length, model.rope_base, model.norm_eps, model.architecture == "qwen2", False,
+        model.architecture == "qwen3",
     )  # fmt: skip
     decoder = Decoder(spec).eval()
     decoder.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
@@ -226,3 +227,22 @@ def test_bfloat16_weights_are_read(tiny: TinyModel, tmp_path: Path) -> None:
     written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "adapter.gguf").tensors}
     source = halves["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"].float().numpy()
     assert np.array_equal(written["blk.0.ffn_up.weight.lora_a"], source)
+
+
+async def test_two_engines_over_one_copy_of_the_weights_have_adapters_of_their_own(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
+) -> None:
+    alone = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
+    other = backend.beside(max_rows=4)
+    try:
+        assert await other.sample_group(QUESTION, SAMPLING, [5, 6]) == alone
+        await other.swap_adapter(write_adapter(tmp_path / "one", tiny, 1, seed=1))
+        both = await asyncio.gather(
+            backend.sample_group(QUESTION, SAMPLING, [5, 6], Priority.SERVING), other.sample_group(QUESTION, SAMPLING, [5, 6])
+        )
+        assert both[0] == alone
+        assert both[1].responses != alone.responses
+        assert (backend.adapter_version, other.adapter_version) == (0, 1)
+    finally:
+        await other.aclose()
+    assert await backend.sample_group(QUESTION, SAMPLING, [5, 6]) == alone

@@ -33,6 +33,7 @@ def tiny_config(state: Path, *sets: str) -> AgentConfig:
             "engine.threads=1",
             "engine.max_rows=12",
             "coordinator.max_output_tokens=128",
+            "gate.enabled=false",
             *sets,
         ]
     ).config
@@ -146,3 +147,22 @@ async def test_a_corrupt_model_file_is_refused_in_one_line_and_frees_the_state_f
             async with build_agent(tiny_config(tmp_path / "state", f"model.path={broken}"), MemorySink()):
                 pass
         assert "\n" not in str(caught.value)
+
+
+async def test_with_a_gate_real_steps_serve_after_they_were_judged_only_and_a_resumed_run_decides_the_same(
+    tmp_path: Path,
+) -> None:
+    gate = ("gate.enabled=true", "gate.every=2", "gate.anchors=2", "gate.max_drop=1", "gate.rate_band=1")
+    async with build_agent(tiny_config(tmp_path / "whole", *gate), MemorySink()) as agent:
+        await agent.learn(1)
+        waiting = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        await agent.learn(1)
+        promoted = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        whole = agent.steps()
+    assert (waiting.adapter_version, promoted.adapter_version) == (0, 2)
+    assert [step.gate for step in whole] == ["", "promoted"]
+    assert (whole[1].gate_before, whole[1].seconds_by_part.gate > 0) != (None, False)
+    halves = tiny_config(tmp_path / "halves", *gate)
+    await learn(halves, 1)
+    resumed, _ = await learn(halves, 1)
+    assert [numbers(step) for step in resumed] == [numbers(step) for step in whole]

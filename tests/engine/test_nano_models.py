@@ -17,7 +17,8 @@ from edge.core.errors import ModelFileError
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question
 from edge.models.decoder import Decoder, DecoderSpec, load_decoder
-from edge.models.gguf_reader import GGUFModel, open_gguf, permute_rows, unpermute_rows
+from edge.models.gguf_reader import GGUFModel, open_gguf
+from edge.models.spec import permute_rows, unpermute_rows
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Family
 from tools.nano.data import prompt_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.inference.llamacpp import KV_BYTES, rows_that_fit
+from edge.inference.batched import KV_BYTES, rows_that_fit
 
 
 @pytest.mark.parametrize(

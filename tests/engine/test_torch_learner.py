@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edge.core.errors import AdapterError, StateError
+from edge.core.errors import AdapterError, EdgeError, StateError
+from edge.core.processor import cpu_flags
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker, Priority
 from edge.training import lora
 from edge.training.batching import live_rows, targets_of
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
-from edge.training.precision import choose_dtype, cpu_flags
+from edge.training.precision import choose_dtype
 from edge.training.settings import LearnerSettings, LoraSpec
 from tests.engine.tiny_learner import SPEC, random_groups, tiny_decoder, tiny_learner
 
@@ -122,6 +123,33 @@ async def test_an_update_makes_good_responses_more_likely_and_bad_ones_less(work
     after = [sum(await learner.logprobs(prompt, tokens)) for tokens in (good, bad)]
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
+
+
+def _runs_out(learner) -> None:
+    """Makes the last layer ask for more memory than there is, which fails with torch's own error."""
+
+    def take(*_: object) -> None:
+        torch.empty(1 << 60)
+
+    learner._module.model.layers[-1].register_forward_hook(take)
+
+
+async def test_a_probe_that_runs_out_of_memory_says_what_to_lower_and_keeps_nothing(worker) -> None:
+    learner = tiny_learner(worker)
+    _runs_out(learner)
+    with pytest.raises(EdgeError, match="does not fit in memory") as caught:
+        await learner.probe(random_groups(1))
+    assert "learning.micro_batch_tokens" in caught.value.hint
+    assert all(parameter.grad is None for parameter in learner._parameters.values())
+
+
+async def test_another_failure_inside_a_probe_is_not_taken_for_a_lack_of_memory(worker) -> None:
+    learner = tiny_learner(worker)
+    with pytest.raises(ValueError, match="at least one token"):
+        await learner.probe([TrainingGroup((), (TrainingSample((1,), (-1.0,), 1.0),), 1.0)])
+    learner._module.model.norm.weight.data = torch.ones(5)
+    with pytest.raises(RuntimeError, match="size"):
+        await learner.probe(random_groups(1))
 
 
 async def test_the_scores_of_logprobs_are_those_of_the_plain_forward_pass(worker) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random models of both architectures as GGUF files, with a real byte-level BPE tokenizer, chat template and known weights.
+"""Tiny random models of the three architectures as GGUF files, with a real byte-level BPE tokenizer, chat template and known weights.
 
 The weights are random, so is what the models say; but they are exact: `TinyModel.state` holds the dequantised weights under
 their Hugging Face names, the way `edge.models.decoder` wants them.
@@ -40,7 +40,8 @@ class TinyModel:
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.heads
+        """Qwen3's heads are wider together than the model."""
+        return 24 if self.architecture == "qwen3" else self.width // self.heads
 
 
 def write_tiny_model(
@@ -114,6 +115,8 @@ def _write_shape(writer: gguf.GGUFWriter, model: TinyModel) -> None:
     writer.add_head_count_kv(model.kv_heads)
     writer.add_rope_freq_base(model.rope_base)
     writer.add_rope_dimension_count(model.head_dim)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
     writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_vocab_size(len(model.vocab))
 
@@ -133,7 +136,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocab: tuple[str, ...], chat_templ
 
 
 def _write_weights(writer: gguf.GGUFWriter, model: TinyModel, random: np.random.Generator, quantised: bool, scale: float) -> None:
-    architecture = gguf.MODEL_ARCH.QWEN2 if model.architecture == "qwen2" else gguf.MODEL_ARCH.LLAMA
+    architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture)
     names = gguf.get_tensor_name_map(architecture, model.layers)
     for name, shape in _shapes(model).items():
         values = _random_values(name, shape, random, scale)
@@ -158,16 +161,19 @@ def _random_values(name: str, shape: tuple[int, ...], random: np.random.Generato
 
 
 def _shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
-    vocab, width, ffn, kv_width = len(model.vocab), model.width, model.ffn_width, model.kv_heads * model.head_dim
+    vocab, width, ffn = len(model.vocab), model.width, model.ffn_width
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width)}
     for layer in range(model.layers):
         root = f"model.layers.{layer}."
         shapes[root + "input_layernorm.weight"] = (width,)
-        for part, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
+        for part, rows in (("q", q_width), ("k", kv_width), ("v", kv_width)):
             shapes[f"{root}self_attn.{part}_proj.weight"] = (rows, width)
             if model.architecture == "qwen2":
                 shapes[f"{root}self_attn.{part}_proj.bias"] = (rows,)
-        shapes[root + "self_attn.o_proj.weight"] = (width, width)
+        if model.architecture == "qwen3":
+            shapes[root + "self_attn.q_norm.weight"] = shapes[root + "self_attn.k_norm.weight"] = (model.head_dim,)
+        shapes[root + "self_attn.o_proj.weight"] = (width, q_width)
         shapes[root + "post_attention_layernorm.weight"] = (width,)
         shapes[root + "mlp.gate_proj.weight"] = shapes[root + "mlp.up_proj.weight"] = (ffn, width)
         shapes[root + "mlp.down_proj.weight"] = (width, ffn)

@@ -87,7 +87,7 @@ def _other_row_order(folder: Path, model) -> None:
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
     vocab, fresh = len(model.vocab), _groups(len(model.vocab), 99)

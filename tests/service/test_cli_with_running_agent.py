@@ -153,3 +153,24 @@ async def test_the_endpoint_file_is_gone_when_the_agent_is(tmp_path: Path) -> No
     with announced(tmp_path, "http://127.0.0.1:9"):
         assert (tmp_path / "endpoint.json").is_file()
     assert list(tmp_path.iterdir()) == []
+
+
+def version(number: int, *, serving: bool) -> dict[str, object]:
+    unknown = dict.fromkeys(("phase", "task", "source", "gate_before", "gate_after", "kept_accuracy", "joint_accuracy"))
+    return {
+        **unknown, "version": number, "folder": f"/none/step-{number}/adapter", "at": 0.0, "base": number - 1, "size_bytes": 2048,
+        "gate": "promoted", "gate_reason": "", "assist_rate": 0.25, "serving": serving, "head": serving, "on_line": True, "damage": "",
+    }  # fmt: skip
+
+
+async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: Path, answers: ScriptedAnswers) -> None:
+    answers.versions = [version(3, serving=False), version(4, serving=True)]
+    code, out, _ = await edge_agent("adapters", "list", "--state", str(state))
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["version", "3", "4"]
+    code, out, _ = await edge_agent("adapters", "rollback", "3", "--state", str(state))
+    assert code == 0
+    assert out.startswith("adapter 3 serves")
+    assert [one["serving"] for one in answers.versions] == [True, False]
+    code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
+    assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")

@@ -286,3 +286,28 @@ async def test_a_port_in_use_is_a_clear_error(answers: ScriptedAnswers) -> None:
 def test_only_addresses_of_this_machine_count_as_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "127.8.8.8")))
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.0.4", "::", "example.org", "localhost.evil")))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b'{"version": "2"}', b'{"version": -1}', b'{"version": true}', b'{"version": 1.5}', b"[" * 100_000],
+)
+async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str, body: bytes) -> None:
+    async with http.post(f"{url}/api/adapters/rollback", data=body, headers={"content-type": "application/json"}) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
+
+
+async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers) -> None:
+    answers.versions = [{"version": 2, "serving": False}, {"version": 3, "serving": True}]
+    async with http.post(f"{url}/api/adapters/rollback", json={"version": 2}) as reply:
+        assert (reply.status, await reply.json()) == (200, {"head": 2, "serving": 2})
+    async with http.get(f"{url}/api/adapters") as reply:
+        assert [one["serving"] for one in (await reply.json())["adapters"]] == [True, False]
+    async with http.post(f"{url}/api/adapters/rollback", json={"version": 7}) as reply:
+        assert reply.status == 404
+
+
+async def test_a_foreign_page_cannot_go_back_to_another_adapter(http: aiohttp.ClientSession, url: str) -> None:
+    headers = {"origin": "https://evil.example"}
+    async with http.post(f"{url}/api/adapters/rollback", json={"version": 0}, headers=headers) as reply:
+        assert reply.status == 403

@@ -23,6 +23,8 @@ from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.training.floor import StepMeasure
+from edge.training.gate import GateRules
 from edge.training.scripted import ScriptedLearner
 from edge.verifiers.math_answer import ExactMathAnswer
 
@@ -102,11 +104,15 @@ class World:
     dial: float | None = None
     seconds_per_token: float = 0.0
     coordinator: CoordinatorProcess | None = None
+    gate: GateRules | None = None
+    measure: StepMeasure | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
         self.sink = MemorySink()
         self.learners: list[ScriptedLearner] = []
+        self.opened: list[str] = []
+        self.serving = self.rollouts = ScriptedBackend(self.script)
         self.clock = ManualClock()
 
     def events(self, kind: type[Event]) -> list[Any]:
@@ -120,7 +126,14 @@ class World:
 
     def settings(self, run_id: str) -> AgentSettings:
         return AgentSettings(
-            self.rollout_settings(run_id), self.answer_settings(), self.terms.dual_init, AdvantageScale.NONE, 5.0, self.dial, 0.0
+            self.rollout_settings(run_id),
+            self.answer_settings(),
+            self.terms.dual_init,
+            AdvantageScale.NONE,
+            5.0,
+            self.dial,
+            0.0,
+            self.gate,
         )
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
@@ -138,13 +151,22 @@ class World:
             sink=self.sink,
             clock=self.clock,
             failpoint=failpoint,
+            open_rollouts=self._open_rollouts,
+            step_measure=lambda: self.measure,
         )
         return Agent(parts, self.settings(state.run_id))
 
     async def _open_backend(self) -> ScriptedBackend:
-        return ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        self.serving = self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        return self.serving
+
+    async def _open_rollouts(self, serving: object) -> ScriptedBackend:
+        self.opened.append("rollouts")
+        self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        return self.rollouts
 
     async def _open_learner(self) -> ScriptedLearner:
+        self.opened.append("learner")
         self.learners.append(ScriptedLearner())
         return self.learners[-1]
 
@@ -164,5 +186,5 @@ class _StaysOpen:
 
 def numbers(event: Any) -> Any:
     """The event without what depends on the machine or the hour."""
-    quiet = replace(event.seconds_by_part, rollout=0, cloud=0, update=0, save=0, close=0, swap=0)
+    quiet = replace(event.seconds_by_part, rollout=0, cloud=0, update=0, save=0, close=0, swap=0, gate=0)
     return replace(event, seconds=0.0, tokens_per_s=0.0, at=0.0, seconds_by_part=quiet)

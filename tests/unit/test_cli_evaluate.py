@@ -22,8 +22,8 @@ from edge.cli.evaluate import EvalOptions, adapter_folders, check_options, plan_
 from edge.cli.shell import run_command
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
-from edge.core.errors import TaskFileError, UsageError
-from edge.core.events import Event
+from edge.core.errors import StateError, TaskFileError, UsageError
+from edge.core.events import Event, MemorySink
 from edge.core.types import AnswerKind
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
@@ -183,6 +183,32 @@ async def test_what_was_repeated_is_told(tmp_path: Path) -> None:
     outcome = await run.outcome([one for one in plan.candidates if one.item.kind is AnswerKind.MATH])
     assert lines[0] == "14 items that an earlier source has too are dropped: each is judged and counted once"
     assert outcome.report.repeated == 14
+
+
+async def test_a_journal_belongs_to_one_adapter_and_one_policy(tmp_path: Path) -> None:
+    """Also where the adapter was trained over a folder of weights and has no GGUF file."""
+    roles = EvalRoles(ScriptedBackend(lambda *_: "no"), ExactMathAnswer(), SelfOffload(), None)
+    settings = World(tmp_path / "state").rollout_settings("run")
+    adapters = []
+    for name in ("one", "two"):
+        adapters.append(tmp_path / name)
+        adapters[-1].mkdir()
+        (adapters[-1] / "adapter_model.safetensors").write_text(name)
+    plan = EvalPlan(("practice:arith",), limit=2, journal=tmp_path / "judged.jsonl")
+    candidates = eval_candidates(plan)
+
+    async def run(plan: EvalPlan, adapter: Path | None) -> None:
+        await EvalRun(plan, roles, settings, adapter, MemorySink(), SystemClock()).outcome(candidates)
+
+    await run(plan, adapters[0])
+    await run(plan, adapters[0])
+    for other, adapter, said in (
+        (plan, adapters[1], "adapter"),
+        (plan, None, "adapter"),
+        (replace(plan, policy="router"), adapters[0], "policy"),
+    ):
+        with pytest.raises(StateError, match=said):
+            await run(other, adapter)
 
 
 def test_a_files_levels_are_weighted_as_its_test_split_mixes_them(tmp_path: Path) -> None:

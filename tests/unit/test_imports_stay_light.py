@@ -8,7 +8,20 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "llama_cpp", "transformers", "peft", "numpy", "grpc", "matplotlib", "uvicorn", "fastapi", "aiohttp", "gguf")
+HEAVY = (
+    "torch",
+    "llama_cpp",
+    "transformers",
+    "peft",
+    "numpy",
+    "grpc",
+    "matplotlib",
+    "uvicorn",
+    "fastapi",
+    "aiohttp",
+    "gguf",
+    "mlx",
+)
 PROBE = """
 import json, sys
 {code}

@@ -1,6 +1,6 @@
 """Seconds of one learner update at the nano shape: prompts computed once and shared, against whole rows.
 
-    python -m tools.bench.update [--prompts 16] [--group-size 8] [--precision fp32] [--json]
+    python -m tools.bench.update [--prompts 16] [--group-size 8] [--layers 5] [--precision fp32] [--gradient-checkpointing] [--json]
 
 Random weights and tokens: the time does not depend on what the model knows. Run it on a quiet machine, and with the allocator settings
 that our processes get (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 1 GiB), else page faults are measured too.
@@ -73,8 +73,9 @@ async def measure(workload: Workload, settings: LearnerSettings, repeats: int) -
 def main(arguments: list[str] | None = None) -> int:
     """Measure both paths and print a line for each."""
     options = _parser().parse_args(arguments)
-    workload = Workload(prompts=options.prompts, group_size=options.group_size)
-    results = [asyncio.run(measure(workload, _settings(options, path), options.repeats)) for path in PATHS]
+    workload = Workload(prompts=options.prompts, group_size=options.group_size, layers=options.layers)
+    paths = PATHS if options.path == "both" else (options.path,)
+    results = [asyncio.run(measure(workload, _settings(options, path), options.repeats)) for path in paths]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 1 << 20)
     load = os.getloadavg()[0]
     if options.json:
@@ -91,6 +92,7 @@ def _settings(options: argparse.Namespace, path: PrefixSharing) -> LearnerSettin
         prefix_sharing=path,
         precision=options.precision,
         tokens_per_slice=options.tokens_per_slice,
+        gradient_checkpointing=options.gradient_checkpointing,
         threads=options.threads,
         max_mismatch_nats=1e9,
     )
@@ -133,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "auto")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=Workload().layers)
+    parser.add_argument("--path", choices=(*PATHS, "both"), default="both", help="peak memory is that of all paths measured")
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="compute blocks again in the backward pass")
     parser.add_argument("--precision", choices=precisions, default="auto")
     parser.add_argument("--tokens-per-slice", type=int, default=LearnerSettings().tokens_per_slice)
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")

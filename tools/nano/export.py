@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.models.decoder import DecoderSpec
-from edge.models.gguf_reader import parameter_shapes, permute_rows, stored_name
+from edge.models.spec import parameter_shapes, permute_rows, stored_name
 from tools.nano.data import SYSTEM_TEXT
 from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import CONTROL_TOKENS, END_OF_TEXT, TAG_TOKENS, TURN_END

@@ -18,8 +18,10 @@ from edge.agent.events import EvalProgress, Notice
 from edge.agent.rollout import RolloutSettings
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.core.types import GGUF_ADAPTER
 
-ADAPTER_FILE = "adapter.gguf"
+ADAPTER_FILES = (GGUF_ADAPTER, "adapter_model.safetensors")
+"""An adapter is known by the first of these that it has; one trained over an MLX folder has no GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class EvalPlan:
 
     `adapters` are tried in order, the first usable one is measured ((): the bare model). `max_tokens` None: as in learning; `max_steps`
     None: each item's own. `record`: a file that receives every cloud answer; `replay`: a file that gives them. `journal`: where judged
-    items are kept until the report is there. `candidates` are the sources' items where somebody has read them, else None.
+    items are kept until the report is there. `candidates` are the sources' items where somebody has read them, else None. `policy` names
+    who decides that a response is handed over.
     """
 
     sources: tuple[str, ...]
@@ -44,6 +47,7 @@ class EvalPlan:
     replay: Path | None = None
     journal: Path | None = None
     candidates: tuple[Candidate, ...] | None = None
+    policy: str = "self"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class EvalRun:
             per_level=plan.per_level,
             cloud=plan.cloud,
             cloud_all=plan.cloud_all,
+            policy=plan.policy,
         )
 
     def _identity(self) -> dict[str, Any]:
@@ -119,7 +124,7 @@ class EvalRun:
         settings = self.settings
         return {
             "model": self.roles.backend.model.sha256,
-            "adapter": None if self.adapter is None else _digest_of(self.adapter / ADAPTER_FILE),
+            "adapter": None if self.adapter is None else _digest_of(self.adapter),
             "temperature": settings.temperature,
             "seed": settings.seed,
             "max_tokens": settings.max_tokens,
@@ -130,8 +135,10 @@ class EvalRun:
             "cloud_prompt_form": settings.cloud_prompt_form,
             "cloud_max_tokens": settings.max_output_tokens,
             "both_readings": self.roles.math is not None,
+            "policy": self.plan.policy,
         }
 
 
-def _digest_of(file: Path) -> str:
+def _digest_of(adapter: Path) -> str:
+    file = next((adapter / name for name in ADAPTER_FILES if (adapter / name).is_file()), adapter / ADAPTER_FILES[0])
     return hashlib.sha256(file.read_bytes()).hexdigest()

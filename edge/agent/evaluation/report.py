@@ -44,6 +44,7 @@ class Measured:
     per_level: int | None
     cloud: CloudSource
     cloud_all: bool
+    policy: str = "self"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from edge.core.errors import TaskFileError
-from edge.tasks.names import shown
+from edge.core.names import shown
 from edge.tasks.record import Record, parsed_json
 
 FileSplit = Literal["train", "test", "unused", "unknown"]

@@ -1,0 +1,165 @@
+"""Judging a step's adapter before it may serve. Knows anchors, the order of the exam and what is remembered; knows nothing of the rules'
+numbers (edge.training.gate) or of swapping what serves.
+
+Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
+them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
+examined on an anchor once; its results are remembered until another one serves. All that is remembered is committed with the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
+
+from edge.agent.checkpoints import Checkpoint, Checkpoints
+from edge.agent.evaluate import Candidate, candidates_of
+from edge.agent.events import StepFinished
+from edge.agent.line import Line
+from edge.agent.state import GATE_MEMORY, StateFolder
+from edge.core.errors import AdapterError
+from edge.core.types import AdapterRef, AnswerKind, TaskItem
+from edge.dagrpo.advantages import mean
+from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of
+
+Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, bool]]]
+"""Which candidates an adapter gets right, by their keys. Raises AdapterError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the gate keeps between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
+
+    version: int = 0
+    anchors: Mapping[str, tuple[TaskItem, ...]] = field(default_factory=dict)
+    right: Mapping[str, bool] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def of_serving(self, version: int) -> Memory:
+        """The same, without what belongs to another adapter than the one in use."""
+        return self if self.version == version else Memory(version, self.anchors)
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Memory:
+        """From what `to_json` made; empty without it."""
+        fields: dict[str, Any] = json.loads(text) if text else {}
+        anchors = {source: tuple(map(_item, items)) for source, items in fields.pop("anchors", {}).items()}
+        return cls(**fields, anchors=anchors)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of it. `reason` is "" when the adapter may serve."""
+
+    outcome: Literal["promoted", "refused"]
+    reason: str
+    anchors: tuple[AnchorScore, ...]
+    rate: RateScore
+    memory: str
+
+    @property
+    def before(self) -> float | None:
+        """Share of all anchors right with the adapter in use."""
+        return _overall([(score.before, score.items) for score in self.anchors])
+
+    @property
+    def after(self) -> float | None:
+        """Share of all anchors right with the candidate."""
+        return _overall([(score.after, score.items) for score in self.anchors])
+
+
+class PromotionGate:
+    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same."""
+
+    def __init__(
+        self,
+        rules: GateRules,
+        anchors_of: Callable[[str, int], tuple[TaskItem, ...]],
+        exam: Exam,
+        state: StateFolder,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self.rules = rules
+        self._anchors_of = anchors_of
+        self._exam = exam
+        self._state = state
+        self._checkpoints = checkpoints
+
+    def is_due(self, step: int, ends_phase: bool) -> bool:
+        """Whether the adapter of this step is judged."""
+        return ends_phase or step % self.rules.every == 0
+
+    async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
+        """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
+        line = self._state.line()
+        memory = self._with_anchors(Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving), event.source)
+        rate = self._rate(event, base, memory)
+        memory, known = await self._examined(memory, line)
+        candidates = _candidates(memory.anchors)
+        try:
+            right = await self._exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
+        except AdapterError as error:
+            return Judgement("refused", str(error), (), rate, memory.to_json())
+        scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
+        reason = refusal_of(scores, rate, self.rules)
+        if not reason:
+            memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
+        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json())
+
+    def _with_anchors(self, memory: Memory, source: str) -> Memory:
+        if source in memory.anchors:
+            return memory
+        return replace(memory, anchors={**memory.anchors, source: self._anchors_of(source, self.rules.anchors_per_task)})
+
+    async def _examined(self, memory: Memory, line: Line) -> tuple[Memory, bool]:
+        """The memory with the adapter in use examined on every anchor; False when that adapter cannot be loaded (it is no measure then)."""
+        missing = [one for own in _candidates(memory.anchors).values() for one in own if one.key not in memory.right]
+        if not missing:
+            return memory, True
+        in_use = self._checkpoints.at(line.serving)
+        if line.serving and in_use is None:
+            return memory, False
+        try:
+            right = await self._exam(in_use.adapter if in_use else None, missing)
+        except AdapterError:
+            return memory, False
+        return replace(memory, right={**memory.right, **right}), True
+
+    def _rate(self, event: StepFinished, base: int, memory: Memory) -> RateScore:
+        """The mean rate of the last steps of this phase that led to the candidate, and the rate when the adapter in use was promoted.
+
+        Where the task is new to the adapter in use, before is the rate of the phase's first step.
+        """
+        window = min(self.rules.rate_window, event.phase_step)
+        on_line = (self._state.step_at(step) for step in islice(self._state.line_of(base), window - 1))
+        rates = [step.assist_rate for step in on_line if step is not None and step.phase == event.phase]
+        before = memory.rates.get(event.task)
+        if before is None:
+            first = self._state.step_at(event.step - event.phase_step + 1)
+            before = first.assist_rate if first is not None else event.assist_rate
+        return RateScore(event.target_rate, mean([event.assist_rate, *rates]), before)
+
+
+def _candidates(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
+    return {source: candidates_of((item, 1.0) for item in items) for source, items in anchors.items()}
+
+
+def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
+    return AnchorScore(
+        source, len(own), mean([float(before[one.key]) for one in own]), mean([float(after[one.key]) for one in own])
+    )
+
+
+def _overall(scores: Sequence[tuple[float, int]]) -> float | None:
+    items = sum(count for _, count in scores)
+    return sum(share * count for share, count in scores) / items if items else None
+
+
+def _item(fields: Mapping[str, Any]) -> TaskItem:
+    return TaskItem(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"])})

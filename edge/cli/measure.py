@@ -1,0 +1,407 @@
+"""`edge-agent doctor --measure`: what this machine reaches with the chosen model, and what follows from it.
+
+Knows the order of measurements and how long each may take; the numbers come from the engine itself, from torch, and from the formulas of
+edge.training. Nothing is written (but the graph of an ONNX engine where there is none) and nothing stays open, also when it is
+interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.core.clock import Clock, SystemClock
+from edge.core.errors import ContextOverflow, EdgeError, UsageError
+from edge.core.types import Sampling
+
+if TYPE_CHECKING:
+    from edge.config.schema import AgentConfig, DeviceConfig
+    from edge.inference.batched import BatchedBackend
+    from edge.training.advice import BatchAdvice
+    from edge.training.floor import Floor
+
+Say = Callable[[str], None]
+POINT_S = 1.0
+"""About how long one number is measured."""
+_PREFILL_TOKENS, _DECODE_PROMPT_TOKENS, _FIRST_CALLS, _FEWEST_CALLS, _MOST_CALLS = 256, 16, 4, 12, 96
+_ROWS_FROM = 8
+"""Between one row and so many nothing is decided: fewer are never recommended by default (edge.inference.batched)."""
+_HARDLY_FASTER, _TRIES = 1.1, 2
+_SWEEP_S = 20.0
+_SAMPLE_S, _SAMPLE_PROMPTS = 8.0, 2
+_TRAINING_TOKENS = 1024
+_PRACTICE = "practice:group1"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRates:
+    """What the engine reached: tokens/s of one prompt, and of all rows together by number of rows, behind a short prompt.
+
+    `prompt_tokens` and `response_tokens` are means over the configured tasks; `sampled` is false where responses took too long to sample
+    and the longest allowed length stands for them. `complete` is false where time was up before all numbers of rows were measured.
+    """
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: dict[int, float]
+    prompt_tokens: float
+    response_tokens: float
+    sampled: bool
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything: `device` is what a profile keeps; the floor is that of a step with the recommended batch (None: torch is not there)."""
+
+    device: DeviceConfig
+    weights: int
+    bytes_per_weight: float
+    kv_bytes_per_token: float
+    rates: EngineRates
+    advice: BatchAdvice
+    floor: Floor | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with units in the names."""
+        floor = None if self.floor is None else {**asdict(self.floor), "total_s": self.floor.total_s}
+        model = {
+            "weights": self.weights,
+            "bytes_per_weight": self.bytes_per_weight,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+        }
+        lengths = {"prompt_tokens": self.rates.prompt_tokens, "response_tokens": self.rates.response_tokens}
+        return {
+            "measured": self.device.model_dump(mode="json"),
+            "model": model,
+            "tasks": {**lengths, "responses_sampled": self.rates.sampled},
+            "all_rows_measured": self.rates.complete,
+            "recommended": asdict(self.advice),
+            "floor": floor,
+        }
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The recommendation as sections of a configuration."""
+        learning = {"prompts_per_step": self.advice.prompts, "micro_batch_tokens": self.advice.micro_batch_tokens}
+        if self.advice.gradient_checkpointing:
+            learning["gradient_checkpointing"] = "on"  # type: ignore[assignment]
+        return {"engine": {"max_rows": self.advice.rows}, "learning": learning}
+
+
+def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measured:
+    """Measure the configured model on this machine. Raises ModelFileError, UsageError; `say` is told each stage as it begins."""
+    from edge.bootstrap import engine_backend, model_file
+    from edge.sizing import model_cost
+
+    clock, path = clock or SystemClock(), model_file(config.model.path)
+    rates = asyncio.run(engine_rates(config, path, say, clock))
+    cost = model_cost(path)
+    device = _described(config, path, rates).model_copy(
+        update={
+            "backend": engine_backend(config, path),
+            "infer_gflop_per_s": _rounded(2e-9 * cost.weights * rates.prefill_tokens_per_s),
+        }
+    )
+    device = device.model_copy(update=_trainer_rates(config, path, say, clock))
+    advice = _advice(config, path, rates)
+    floor = _floor(config, path, device, rates, advice)
+    return Measured(device, cost.weights, cost.bytes_per_weight, cost.kv_bytes_per_token, rates, advice, floor)
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------------------
+
+
+async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> EngineRates:
+    """Open the engine as `run` would, measure it, and close it again."""
+    from edge.bootstrap import open_backend
+    from edge.core.worker import EngineWorker
+    from edge.inference.batched import BatchedBackend
+
+    worker = EngineWorker()
+    try:
+        say(f"opening {path.stem}")
+        backend = await open_backend(config, path, worker)
+        try:
+            if not isinstance(backend, BatchedBackend):
+                raise UsageError("this engine has no rows to measure")
+            return await _rates(config, path, backend, say, clock)
+        finally:
+            await backend.aclose()
+    finally:
+        worker.close()
+
+
+async def _rates(config: AgentConfig, path: Path, backend: BatchedBackend, say: Say, clock: Clock) -> EngineRates:
+    from edge.sizing import row_tokens
+
+    context = row_tokens(config, path)
+    prompts = list(_prompts(config, backend))
+    ids = _cycled(prompts[0], context)
+    say("prompt tokens/s")
+    length = max(1, min(_PREFILL_TOKENS, context - 2))
+    prefill_s = max(1e-9, await _quickest(partial(backend.feed, ids[:length], ids[:1], 1), clock))
+    prompt_tokens = sum(map(len, prompts)) / len(prompts)
+    decode, complete = await _decode_rates(backend, ids, backend.rollout_rows, say, clock)
+    say("lengths of answers")
+    response_tokens = await _response_tokens(config, backend)
+    longest = min(config.learning.max_tokens, context)
+    return EngineRates(
+        length / prefill_s, decode, prompt_tokens, response_tokens or longest, response_tokens is not None, complete
+    )
+
+
+async def _decode_rates(
+    backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock
+) -> tuple[dict[int, float], bool]:
+    """Tokens/s for growing numbers of rows, up to `most` or until more are hardly faster twice running; false when time was up before."""
+    say("generation with 1 row")
+    rates = {1: 1 / await _call_s(backend, ids, _FIRST_CALLS, 1, clock)}
+    try:
+        async with asyncio.timeout(_SWEEP_S):
+            await _sweep(backend, ids, most, say, clock, rates)
+    except TimeoutError:
+        return rates, False
+    return rates, True
+
+
+async def _sweep(backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock, rates: dict[int, float]) -> None:
+    """Fill in `rates`, one number of rows after the other, one row again with more calls."""
+    hardly = 0
+    call_s = 1 / rates[1]
+    for rows in _rows_to_try(most):
+        if rows > 1:
+            say(f"generation with {rows} rows")
+        best = max(rates.values())
+        call_s = await _call_s(backend, ids, max(_FEWEST_CALLS, round(POINT_S / _TRIES / call_s)), rows, clock)
+        rates[rows] = rows / call_s
+        hardly = hardly + 1 if rows > 1 and rates[rows] < _HARDLY_FASTER * best else 0
+        if hardly == _TRIES:
+            return
+
+
+async def _call_s(backend: BatchedBackend, ids: Sequence[int], calls: int, rows: int, clock: Clock) -> float:
+    """Seconds of one decode of so many rows: what many tokens take beyond the prompt and the first one, which comes from the prompt."""
+    prompt = ids[: min(_DECODE_PROMPT_TOKENS, len(ids) // 2)]
+    calls = max(1, min(calls, _MOST_CALLS, len(ids) - len(prompt) - 1))
+    short, long = [await _quickest(partial(backend.feed, prompt, ids[:count], rows), clock) for count in (1, calls + 1)]
+    return max(long - short, long / 2, 1e-9) / calls  # the prompt is short: more than half of it is never the prompt
+
+
+async def _quickest(call: Callable[[], Awaitable[None]], clock: Clock) -> float:
+    """Seconds of the faster of two calls, or of a single long one."""
+    seconds: list[float] = []
+    while len(seconds) < _TRIES and sum(seconds) < POINT_S:
+        before = clock.monotonic()
+        await call()
+        seconds.append(clock.monotonic() - before)
+    return min(seconds)
+
+
+async def _response_tokens(config: AgentConfig, backend: BatchedBackend) -> float | None:
+    """Mean length of sampled answers; None where they take too long."""
+    messages = list(_messages(config, backend))
+    sampling, seeds = Sampling(max_tokens=config.learning.max_tokens), range(config.learning.group_size)
+    try:
+        async with asyncio.timeout(_SAMPLE_S):
+            groups = await asyncio.gather(*(backend.sample_group(message, sampling, seeds) for message in messages))
+    except (TimeoutError, ContextOverflow):
+        return None
+    lengths = [len(response.token_ids) for group in groups for response in group.responses]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def _prompts(config: AgentConfig, backend: BatchedBackend) -> Iterator[tuple[int, ...]]:
+    """The first tasks as the model reads them; those that leave no room for an answer are left out."""
+    found = False
+    for messages in _messages(config, backend):
+        try:
+            yield backend.prompt_ids(messages)
+            found = True
+        except ContextOverflow:
+            continue
+    if not found:
+        yield (1,)
+
+
+def _messages(config: AgentConfig, backend: BatchedBackend) -> Iterator[Any]:
+    from edge.bootstrap import local_prompt_form
+    from edge.dagrpo.prompts import prompt_messages
+    from edge.tasks.registry import open_source
+
+    form = local_prompt_form(config)
+    form = backend.model.prompt_form if form == "auto" else form
+    try:
+        items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
+    except EdgeError:  # a data set that is not here yet is no reason not to measure
+        items = list(islice(open_source(_PRACTICE).train(config.learning.seed), _SAMPLE_PROMPTS))
+    return (prompt_messages(item, form) for item in items)
+
+
+def _cycled(ids: Sequence[int], length: int) -> list[int]:
+    return [ids[place % len(ids)] for place in range(length)]
+
+
+def _rows_to_try(most: int) -> list[int]:
+    """1, 8, 16, 32 ... and the most there can be."""
+    rows = [1]
+    while (following := max(_ROWS_FROM, 2 * rows[-1])) < most:
+        rows.append(following)
+    return rows if most == 1 else [*rows, most]
+
+
+# -- the trainer and what follows -----------------------------------------------------------------------------------------------------
+
+
+def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
+    """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where MLX trains."""
+    from edge.bootstrap import engine_backend
+    from edge.sizing import model_shape
+
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    from edge.models.weights import available_memory
+    from edge.training.speed import BUFFER_BYTES, product_flop_per_s, read_bytes_per_s
+
+    if config.learning.torch_threads:
+        torch.set_num_threads(config.learning.torch_threads)
+    say("memory bandwidth")
+    buffer_bytes = min(BUFFER_BYTES, available_memory() // 8)
+    rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes)}
+    if engine_backend(config, path) != "mlx":
+        sizes = list(model_shape(path).linear_sizes().values())
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+            say(f"{name} products")
+            speed = product_flop_per_s(sizes, _TRAINING_TOKENS, dtype, clock, 2 * POINT_S)
+            rates[f"train_{name}_gflop_per_s"] = 1e-9 * speed
+        say("dequantising")
+        rates["dequantise_gweights_per_s"] = 1e-9 * _dequantised_per_s(path, clock)
+    return {name: _rounded(value) for name, value in rates.items()}
+
+
+def _dequantised_per_s(path: Path, clock: Clock) -> float:
+    from edge.models.gguf_reader import open_gguf
+    from edge.training.speed import fastest
+
+    file = open_gguf(path)
+    matrix = file.stored_matrix("model.layers.0.mlp.down_proj.weight", file.decoder_spec())
+    return matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
+
+
+def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceConfig:
+    """Name, date, sizes and the engine's rates."""
+    import platform
+
+    import psutil
+
+    from edge.config.schema import DecodeRate, DeviceConfig
+    from edge.core.processor import cpu_name, usable_cores
+
+    cores = usable_cores()
+    decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())
+    return DeviceConfig(
+        name=f"{cpu_name() or platform.machine()}, {cores} cores",
+        measured_on=datetime.fromtimestamp(SystemClock().now(), UTC).date().isoformat(),
+        cores=cores,
+        memory_mib=psutil.virtual_memory().total >> 20,
+        model=path.stem,
+        prefill_tokens_per_s=_rounded(rates.prefill_tokens_per_s),
+        decode=decode,
+    )
+
+
+def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
+    from edge.models.weights import available_memory
+    from edge.sizing import batch_limits, model_shape, training_setting
+    from edge.training.advice import batch_advice, rows_worth
+
+    rows = rows_worth(rates.decode_tokens_per_s)
+    setting = replace(training_setting(config, path), rows=rows)
+    return batch_advice(model_shape(path), batch_limits(config, path), setting, rows, available_memory())
+
+
+def _floor(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, advice: BatchAdvice) -> Floor | None:
+    from edge.sizing import device_speed, model_cost, model_shape, trains_in_bf16
+    from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, StepWork, step_floor
+
+    if device.bandwidth_gb_per_s is None:
+        return None
+    speed = device_speed(device, trains_in_bf16(model_shape(path).parameters))
+    if speed is None:
+        return None
+    work = StepWork(
+        prompts=advice.prompts,
+        group_size=advice.group_size,
+        prompt_tokens=rates.prompt_tokens,
+        response_tokens=rates.response_tokens,
+        rows=min(advice.rows, advice.prompts * advice.group_size),
+        passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
+    )
+    return step_floor(speed, model_cost(path), work)
+
+
+def _rounded(value: float) -> float:
+    """To four digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+# -- telling it -----------------------------------------------------------------------------------------------------------------------
+
+
+def told(measured: Measured) -> list[str]:
+    """The result in lines, every number with its unit."""
+    return [*_device_lines(measured), *_advice_lines(measured), *_floor_lines(measured)]
+
+
+def _device_lines(measured: Measured) -> Iterator[str]:
+    device, size = measured.device, measured.weights / 1e6
+    yield f"measured with {device.model} ({size:.1f} M weights of {measured.bytes_per_weight:.2f} bytes) on {device.name}"
+    yield _line("memory bandwidth", device.bandwidth_gb_per_s, "GB/s")
+    yield _line("prompt", device.prefill_tokens_per_s, f"tokens/s ({device.infer_gflop_per_s:g} GFLOP/s)")
+    for rate in device.decode:
+        yield _line(f"generation, {rate.rows} row{'s' if rate.rows > 1 else ''}", rate.tokens_per_s, "tokens/s")
+    yield _line("training, fp32", device.train_fp32_gflop_per_s, "GFLOP/s")
+    yield _line("training, bf16", device.train_bf16_gflop_per_s, "GFLOP/s")
+    yield _line("dequantising", device.dequantise_gweights_per_s, "G weights/s")
+
+
+def _advice_lines(measured: Measured) -> Iterator[str]:
+    advice = measured.advice
+    yield "recommended"
+    cut = "" if measured.rates.complete else "; time was up before more were measured: is the machine busy?"
+    yield _line("rows together", advice.rows, f"(engine.max_rows{cut})")
+    yield _line(
+        "batch", advice.prompts, f"prompts x {advice.group_size} responses (learning.prompts_per_step, learning.group_size)"
+    )
+    again = ", gradient checkpointing on" if advice.gradient_checkpointing else ""
+    yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.micro_batch_tokens)")
+    fits = "" if advice.fits else ", more than half of what is free: take a smaller model or a shorter context"
+    yield _line("memory of learning", round(advice.memory_bytes / 2**20), f"MiB{fits}")
+
+
+def _floor_lines(measured: Measured) -> Iterator[str]:
+    floor, rates = measured.floor, measured.rates
+    if floor is None:
+        yield "floor of a step: not known where torch does not train"
+        return
+    lengths = f"prompts of {rates.prompt_tokens:.0f} tokens, answers of {'' if rates.sampled else 'at most '}{rates.response_tokens:.0f}"
+    yield f"least time of such a learning step ({lengths})"
+    yield _line("prompts", floor.prefill_s, "s")
+    yield _line(
+        "generation", floor.decode_s, f"s (bound by {'memory bandwidth' if floor.decode_bound == 'bandwidth' else 'arithmetic'})"
+    )
+    yield _line("update", floor.training_s, "s")
+    yield _line("together", floor.total_s, "s")
+
+
+def _line(name: str, value: float | None, unit: str) -> str:
+    if value is None:
+        return f"  {name:<20} not measured"
+    return f"  {name:<20} {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}':>10} {unit}"

@@ -1,0 +1,241 @@
+"""`edge-agent models list | pull | convert | quantize | show`. Knows how to print models; the work is done in edge.models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.cli.saying import print_json, print_line
+from edge.core.errors import ModelFileError, UsageError
+
+if TYPE_CHECKING:
+    from edge.models.catalogue import About, Found, MemoryEstimate
+
+_CONTEXT_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """What is pulled: `file` of the model, at `revision`; `force` replaces a file of the models folder."""
+
+    file: str | None
+    revision: str | None
+    force: bool
+    json: bool
+
+
+def list_models(*, as_json: bool) -> int:
+    """Every model on this machine; one that cannot be read is listed with the reason."""
+    from edge.models.catalogue import all_models, models_folder
+
+    rows = [(found, *_looked_at(found)) for found in all_models()]
+    if as_json:
+        print_json([_row_json(found, about, problem) for found, about, problem in rows])
+        return 0
+    _print_table(rows)
+    print_line(f"your own models: {models_folder()}; more by edge-agent models pull OWNER/NAME")
+    return 0
+
+
+def pull(name: str, options: PullOptions) -> int:
+    """From the hub into its cache, or from a local path into the models folder."""
+    from edge.models.adopt import adopt
+    from edge.models.hub import pull as pull_from_hub
+
+    source = Path(name).expanduser()
+    if source.exists() or name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf"):
+        path = adopt(source, options.file, force=options.force)
+        return _pulled({"path": str(path), "name": path.stem, "convertible": False}, options.json)
+    fetched = pull_from_hub(name, options.file, options.revision, print_line)
+    if fetched.checked < fetched.files:
+        print_line(f"{fetched.files - fetched.checked} of {fetched.files} files came without a checksum to compare")
+    told = {"path": str(fetched.path), "name": name, "convertible": fetched.convertible, "checksums": fetched.checked}
+    return _pulled(told, options.json)
+
+
+def convert(folder: Path, out: Path, type_name: str, *, force: bool, as_json: bool) -> int:
+    """A Hugging Face folder to a GGUF file, or a GGUF file to an ONNX graph."""
+    from edge.models.convert import convert as convert_folder
+
+    if out.suffix == ".onnx":
+        return _to_onnx(str(folder), out, force=force, as_json=as_json)
+    with _Progress("converting") as progress:
+        written = convert_folder(folder, out, type_name, force=force, progress=progress.tell)
+    if as_json:
+        print_json({**asdict(written), "path": str(written.path)})
+        return 0
+    print(f"{written.path}: {written.architecture}, {_count(written.parameters)} parameters, {_size(written.file_bytes)}")
+    if written.kept_wider:
+        print_line(f"{len(written.kept_wider)} matrices stay f16: their rows do not fit the blocks of {type_name}")
+    if not written.chat_template:
+        print_line("the folder holds no chat template: this is no instruct model, or its tokenizer files are incomplete")
+    return 0
+
+
+def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
+    """The decoder of a GGUF model as ONNX: float32, with a key/value cache and inputs for an adapter."""
+    from edge.bootstrap import require_onnx
+    from edge.models.catalogue import find_model
+
+    source = find_model(name)
+    if source.is_dir():
+        raise UsageError(f"{source}: ONNX graphs are made of GGUF files", hint="convert the folder to GGUF first")
+    require_onnx("the graph is an ONNX file")
+    from edge.models.onnx_decoder import export_onnx
+
+    export_onnx(source, out, force=force)
+    file_bytes = out.stat().st_size
+    if as_json:
+        print_json({"path": str(out), "source": str(source), "file_bytes": file_bytes})
+        return 0
+    print(f"{out}: the decoder of {source}, {_size(file_bytes)}")
+    if out.with_suffix(".gguf").resolve() != source.resolve():
+        print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
+    return 0
+
+
+def quantize(source: Path, out: Path, type_name: str, *, force: bool, threads: int, as_json: bool) -> int:
+    """A GGUF file to a smaller one."""
+    from edge.models.quantise import quantise
+
+    with _Progress("quantising") as progress:
+        written = quantise(source, out, type_name, force=force, threads=threads, progress=progress.tell)
+    if as_json:
+        print_json({**asdict(written), "path": str(written.path)})
+        return 0
+    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
+    if written.fallbacks:
+        print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
+    return 0
+
+
+def show(name: str, *, as_json: bool) -> int:
+    """One model: what its header says and what it costs."""
+    from edge.core.gguf_header import read_header
+    from edge.models.catalogue import find_model, look_at, memory_estimate
+
+    path = find_model(name)
+    metadata: dict[str, Any] = {}
+    if not path.is_dir():
+        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
+    about = look_at(path)
+    memory = memory_estimate(about, _CONTEXT_TOKENS)
+    if as_json:
+        print_json({"path": str(path), **asdict(about), "memory": asdict(memory), "metadata": metadata})
+        return 0
+    for line in _about_lines(path, about, memory):
+        print(line)
+    if metadata:
+        print("metadata:")
+    for key, value in metadata.items():
+        print(f"  {key} = {_shortened(value)}")
+    return 0
+
+
+class _Progress:
+    """A line that counts tensors on a terminal's stderr; silent elsewhere."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._shown = sys.stderr.isatty()
+
+    def tell(self, done: int, total: int, name: str) -> None:
+        """Show how far it is."""
+        if self._shown:
+            print(f"\r{self._verb} {done + 1}/{total} {name:<48.48}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _pulled(told: dict[str, Any], as_json: bool) -> int:
+    if as_json:
+        print_json(told)
+        return 0
+    print(told["path"])
+    if told["convertible"]:
+        print_line(f"safetensors; next: edge-agent models convert {told['path']} OUT.gguf --type q8_0")
+    else:
+        print_line(f"use it with --model {told['name']}")
+    return 0
+
+
+def _looked_at(found: Found) -> tuple[About | None, str]:
+    from edge.models.catalogue import look_at
+
+    try:
+        return look_at(found.path), ""
+    except ModelFileError as error:
+        return None, str(error)
+
+
+def _row_json(found: Found, about: About | None, problem: str) -> dict[str, Any]:
+    told = {"name": found.name, "origin": found.origin, "path": str(found.path)}
+    return told | ({"problem": problem} if about is None else asdict(about))
+
+
+def _print_table(rows: list[tuple[Found, About | None, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "where", "architecture"):
+        table.add_column(title, overflow="fold")
+    for title in ("parameters", "size", "type", "context"):
+        table.add_column(title, justify="right")
+    for found, about, problem in rows:
+        if about is None:
+            table.add_row(found.name, found.origin, f"unusable: {problem}")
+            continue
+        numbers = (_count(about.parameters), _size(about.file_bytes), about.quantisation, f"{about.context_tokens:,}")
+        table.add_row(found.name, found.origin, about.architecture, *numbers)
+    Console().print(table)
+
+
+def _about_lines(path: Path, about: About, memory: MemoryEstimate) -> list[str]:
+    types = ", ".join(f"{count} {kind}" for kind, count in about.tensor_types.items())
+    told = {
+        "name": about.title,
+        "file": path,
+        "architecture": about.architecture,
+        "parameters": _count(about.parameters),
+        "size": _size(about.file_bytes),
+        "type": f"{about.quantisation} ({types})" if types else about.quantisation,
+        "context": f"{about.context_tokens:,} tokens",
+        "tokenizer": f"{about.tokenizer}, {about.vocabulary:,} tokens",
+        "chat template": "yes" if about.chat_template else "none: llama.cpp's ChatML is used where its tokens are known",
+        "prompt form": about.prompt_form,
+        "memory": f"{_size(memory.weights)} weights, {_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
+        f"learning about {_size(memory.learning_weights)} more",
+    }
+    return [f"{label + ':':<15} {value}" for label, value in told.items()]
+
+
+def _plain(value: Any) -> Any:
+    length = getattr(value, "length", None)
+    return value if length is None else f"[{length} values]"
+
+
+def _shortened(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text)} characters)"
+
+
+def _count(parameters: int) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.2f} {name}"
+    return str(parameters)
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"

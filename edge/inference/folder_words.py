@@ -1,0 +1,117 @@
+"""The vocabulary and chat template of a model folder. Knows tokenizer.json of byte-level BPE; knows nothing of weights.
+
+Qwen2, Qwen3 and Llama 3 have such tokenizers. Errors: ModelFileError with one line that names the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import ModelFileError
+
+_RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
+
+
+class FolderVocabulary:
+    """Token ids, their bytes and texts, and the tokenizer, for `vocab_size` ids of which the last ones may be unused."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._tokenizer = _open_tokenizer(folder)
+        self._config = _json(folder / "tokenizer_config.json")
+        self.size = vocab_size
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.control_ids = {token.content: number for number, token in added.items() if token.special}
+        self._texts_of_added = {number: token.content for number, token in added.items()}
+        self._first = self._tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self._tokenizer.encode_special_tokens = True
+        ends = self._end_ids(folder)
+        self.ends = [token in ends for token in range(vocab_size)]
+        silent = {*self.control_ids.values(), *ends} - {self.control_ids.get(text) for text in _RENDERED_CONTROL}
+        self.pieces = [b"" if token in silent else self._piece(token) for token in range(vocab_size)]
+        self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
+        self.chat_template = self._template(folder)
+        self.prompt_form = str(self._config.get("edge_agent_prompt_form") or "full")
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning-of-text token, -1 when there is none."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos(self) -> int:
+        """Id of the end-of-text token, -1 when there is none."""
+        return self._id_of("eos_token")
+
+    @property
+    def adds_bos(self) -> bool:
+        """True when every prompt of this model starts with `bos`."""
+        return self.bos >= 0 and self._first == [self.bos]
+
+    def text_of(self, token: int) -> str:
+        """How a token is written in templates; "" for -1."""
+        return self._texts_of_added.get(token, "") if token >= 0 else ""
+
+    def tokenise(self, text: str) -> list[int]:
+        """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _piece(self, token: int) -> bytes:
+        if token in self._texts_of_added:
+            return str(self._texts_of_added[token]).encode()
+        letters = self._tokenizer.id_to_token(token)
+        return b"" if letters is None else bytes(_BYTES[letter] for letter in letters)
+
+    def _id_of(self, key: str) -> int:
+        named = self._config.get(key)
+        text = named.get("content") if isinstance(named, dict) else named
+        found = self._tokenizer.token_to_id(text) if text else None
+        return -1 if found is None else int(found)
+
+    def _end_ids(self, folder: Path) -> set[int]:
+        named = _json(folder / "generation_config.json").get("eos_token_id", _json(folder / "config.json").get("eos_token_id"))
+        ids = {self.control_ids[text] for text in _ENDS if text in self.control_ids} | {self.eos}
+        return (ids | set(named if isinstance(named, list) else [named])) - {None, -1}
+
+    def _template(self, folder: Path) -> str:
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        return str(self._config.get("chat_template") or "")
+
+
+def _open_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelFileError(f"{folder}: no tokenizer.json in it", hint="copy the tokenizer's files into the folder")
+    decoder = _json(file).get("decoder") or {}
+    if "ByteLevel" not in json.dumps(decoder):
+        raise ModelFileError(f"{folder}: the tokenizer is not byte-level BPE", hint="use a GGUF file of this model")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises plain Exception
+        raise ModelFileError(f"{file}: cannot be read ({' '.join(str(error).split())})") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFileError(f"{path}: not readable JSON ({error})") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level BPE's printable stand-in for each byte: visible Latin-1 characters for themselves, the rest from U+0100 on."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_letters()

@@ -1,0 +1,229 @@
+"""Which models are on this machine, and what each is. Knows the folders to look in and GGUF headers; loads no model.
+
+Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
+is looked for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
+config.json as MLX reads it, means itself. A model is a GGUF file or such a folder; ONNX graphs are made of GGUF files and no models by
+themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.core.errors import ModelFileError
+from edge.core.gguf_header import GgufHeader, read_header
+from edge.core.names import shown
+from edge.models.spec import parameter_count
+
+MODELS_FOLDER = "EDGE_AGENT_MODELS"
+_KV_VALUE_BYTES = 2
+_GRAPH_HINT = "name the GGUF file it was made of; with engine.backend onnx the graph beside that file is used"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model file or folder by the name to use with --model; `origin` is bundled, folder or hub."""
+
+    name: str
+    path: Path
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a model file is. `quantisation` as its file names it; `context_tokens` what it was trained for."""
+
+    title: str
+    architecture: str
+    parameters: int
+    file_bytes: int
+    quantisation: str
+    context_tokens: int
+    tensor_types: dict[str, int]
+    chat_template: bool
+    prompt_form: str
+    tokenizer: str
+    vocabulary: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes: the weights as mapped, key/value memory of one answer of `tokens` tokens, and the float32 copy that learning works on."""
+
+    weights: int
+    kv_of_one_answer: int
+    tokens: int
+    learning_weights: int
+
+
+def bundled_folder() -> Path:
+    """Where the models that come with the package lie."""
+    return Path(__file__).parent / "files"
+
+
+def models_folder() -> Path:
+    """The agent's models folder: EDGE_AGENT_MODELS, or `models` in the platform's folder for application data."""
+    if chosen := os.environ.get(MODELS_FOLDER):
+        return Path(chosen).expanduser()
+    from platformdirs import user_data_path
+
+    return user_data_path("edge-agent", appauthor=False) / "models"
+
+
+def all_models() -> Iterator[Found]:
+    """Every model file on this machine."""
+    for origin, folder in (("bundled", bundled_folder()), ("folder", models_folder())):
+        yield from (Found(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
+        yield from (Found(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
+    yield from hub_models()
+
+
+def hub_models() -> Iterator[Found]:
+    """The hub cache's models; none without the package.
+
+    OWNER/NAME where a repository has one GGUF file, or none but safetensors; OWNER/NAME/FILE.gguf where it has several.
+    """
+    from edge.models.hub import cached_folders, cached_models
+
+    try:
+        files = list(cached_models())
+    except ModelFileError:
+        return
+    counts = Counter(repo for repo, _ in files)
+    for repo, path in files:
+        yield Found(repo if counts[repo] == 1 else f"{repo}/{path.name}", path, "hub")
+    yield from (Found(repo, folder, "hub") for repo, folder in cached_folders() if repo not in counts)
+
+
+def find_model(name: str) -> Path:
+    """The GGUF file, or the MLX folder, that a name or path stands for. Raises ModelFileError."""
+    found = _on_disk(name)
+    if found is None and "/" in name:
+        found = _in_the_hub_cache(name)
+    if found is not None and found.suffix == ".onnx":
+        raise ModelFileError(f"{shown(name)}: a graph alone is no model", hint=_GRAPH_HINT)
+    if found is not None:
+        return found
+    known = ", ".join(sorted(file.stem for folder in (bundled_folder(), models_folder()) for file in folder.glob("*.gguf")))
+    hint = f"give a .gguf file or one of: {known}; see edge-agent models list"
+    raise ModelFileError(f"{shown(name)}: no such model file", hint=hint)
+
+
+def _on_disk(name: str) -> Path | None:
+    """A model of one of the folders, or what lies at the path; None for neither, and for a name that no file can have."""
+    try:
+        if Path(name).name == name:
+            for folder in (bundled_folder(), models_folder()):
+                if (folder / f"{name}.gguf").is_file():
+                    return folder / f"{name}.gguf"
+                if (folder / name / "config.json").is_file():
+                    return folder / name
+        path = Path(name).expanduser()
+        return path if path.is_file() or (path / "config.json").is_file() else None
+    except (OSError, RuntimeError, ValueError):  # too long, a null byte, or nobody's home
+        return None
+
+
+def _in_the_hub_cache(name: str) -> Path | None:
+    cached = list(hub_models())
+    for found in cached:
+        repo = "/".join(found.name.split("/")[:2])
+        if name in (found.name, f"{repo}/{found.path.name}"):
+            return found.path
+    several = [found.name for found in cached if found.name.startswith(f"{name}/")]
+    if several:
+        raise ModelFileError(f"{name}: {len(several)} files of it are in the hub's cache", hint=f"name one: {', '.join(several)}")
+    return None
+
+
+def describe(header: GgufHeader) -> About:
+    """What a header says, in the words of this project."""
+    kinds = Counter(_type_name(tensor.type_id) for tensor in header.tensors)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return About(
+        title=str(header.metadata.get("general.name", header.path.stem)),
+        architecture=header.architecture or "unknown",
+        parameters=header.parameters,
+        file_bytes=header.file_bytes,
+        quantisation=_quantisation(header),
+        context_tokens=int(header.of_architecture("context_length", 0)),
+        tensor_types=dict(kinds.most_common()),
+        chat_template="tokenizer.chat_template" in header.metadata,
+        prompt_form=str(header.metadata.get("edge_agent.prompt_form", "full")),
+        tokenizer=" ".join(str(header.metadata.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre")).strip(),
+        vocabulary=getattr(tokens, "length", 0),
+        kv_bytes_per_token=_kv_bytes_per_token(header),
+    )
+
+
+def memory_estimate(about: About, tokens: int) -> MemoryEstimate:
+    """What serving one answer and learning cost; the context is at most the model's own."""
+    tokens = min(tokens, about.context_tokens or tokens)
+    return MemoryEstimate(about.file_bytes, about.kv_bytes_per_token * tokens, tokens, 4 * about.parameters)
+
+
+def look_at(path: Path) -> About:
+    """What a model file or folder is. Raises ModelFileError."""
+    return describe_folder(path) if path.is_dir() else describe(read_header(path))
+
+
+def describe_folder(folder: Path) -> About:
+    """What a model folder says of itself in its JSON files. Raises ModelFileError."""
+    from edge.models.hf_config import read_json, shape_of_folder
+
+    spec, config = shape_of_folder(folder), read_json(folder / "config.json")
+    words = folder / "tokenizer_config.json"
+    settings = read_json(words) if words.is_file() else {}
+    packed = config.get("quantization") or {}
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "safetensors").upper()
+    return About(
+        title=folder.resolve().name,
+        architecture=spec.architecture,
+        parameters=parameter_count(spec),
+        file_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        quantisation=f"MLX {packed['bits']} bit" if packed.get("bits") else dtype,
+        context_tokens=spec.context_length,
+        tensor_types={},
+        chat_template=(folder / "chat_template.jinja").is_file() or "chat_template" in settings,
+        prompt_form=str(settings.get("edge_agent_prompt_form") or "full"),
+        tokenizer="tokenizer.json" if (folder / "tokenizer.json").is_file() else "none",
+        vocabulary=spec.vocab_size,
+        kv_bytes_per_token=2 * _KV_VALUE_BYTES * spec.layers * spec.kv_heads * spec.head_dim,
+    )
+
+
+def _kv_bytes_per_token(header: GgufHeader) -> int:
+    """Keys and values of one token over all layers, in half precision; 0 where the header does not tell."""
+    layers, heads = header.of_architecture("block_count", 0), header.of_architecture("attention.head_count", 0)
+    kv_heads = header.of_architecture("attention.head_count_kv", heads)
+    width = header.of_architecture("embedding_length", 0)
+    numbers = (layers, heads, kv_heads, width)
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        return 0
+    key = int(header.of_architecture("attention.key_length", width // heads))
+    value = int(header.of_architecture("attention.value_length", width // heads))
+    return int(_KV_VALUE_BYTES * layers * kv_heads * (key + value))
+
+
+def _quantisation(header: GgufHeader) -> str:
+    """The file's own word for its type, else the type that most weights have."""
+    import gguf
+
+    number = header.metadata.get("general.file_type")
+    if isinstance(number, int) and number in set(gguf.LlamaFileType):
+        return str(gguf.LlamaFileType(number).name).removeprefix("MOSTLY_").removeprefix("ALL_")
+    weights: Counter[str] = Counter()
+    for tensor in header.tensors:
+        weights[_type_name(tensor.type_id)] += tensor.elements
+    return weights.most_common(1)[0][0] if weights else "unknown"
+
+
+def _type_name(type_id: int) -> str:
+    import gguf
+
+    return gguf.GGMLQuantizationType(type_id).name if type_id in set(gguf.GGMLQuantizationType) else f"type {type_id}"

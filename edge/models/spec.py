@@ -1,0 +1,119 @@
+"""The shape of a decoder and the names and layout of its parameters in GGUF files. Knows no weights, and needs no torch.
+
+Parameters carry their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`); `stored_name` gives the name in a GGUF file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+Architecture = Literal["qwen2", "qwen3", "llama"]
+ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "llama")
+LAYER_MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+OTHER_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_STORED_LAYER = {module: stored for stored, module in LAYER_MODULES.items()}
+_STORED_OTHER = {module: stored for stored, module in OTHER_MODULES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The shape of a decoder. Widths in elements, `rope_base` dimensionless, `norm_eps` added to the mean square.
+
+    `head_dim` is of its own: heads * head_dim may differ from the width. `qk_norm`: queries and keys are normalised head by head before
+    they are rotated (Qwen3).
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_width: int
+    context_length: int = 1024
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    tied_embeddings: bool = True
+    qk_norm: bool = False
+
+
+@lru_cache(maxsize=16)
+def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
+    """Every parameter of the decoder with its shape; the output projection only where it is not tied."""
+    q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.width)}
+    matrices = {
+        "self_attn.q_proj": (q_width, spec.width),
+        "self_attn.k_proj": (kv_width, spec.width),
+        "self_attn.v_proj": (kv_width, spec.width),
+        "self_attn.o_proj": (spec.width, q_width),
+        "mlp.gate_proj": (spec.ffn_width, spec.width),
+        "mlp.up_proj": (spec.ffn_width, spec.width),
+        "mlp.down_proj": (spec.width, spec.ffn_width),
+    }
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}{module}.weight": shape for module, shape in matrices.items()}
+        shapes |= {f"{prefix}{norm}.weight": (spec.width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if spec.qk_norm:
+            shapes |= {f"{prefix}self_attn.{norm}.weight": (spec.head_dim,) for norm in ("q_norm", "k_norm")}
+        if spec.qkv_bias:
+            shapes |= {f"{prefix}{module}.bias": shape[:1] for module, shape in list(matrices.items())[:3]}
+    shapes["model.norm.weight"] = (spec.width,)
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, spec.width)
+    return shapes
+
+
+def parameter_count(spec: DecoderSpec) -> int:
+    """Every weight of the decoder, norms and biases too."""
+    return sum(math.prod(shape) for shape in parameter_shapes(spec).values())
+
+
+def stored_name(parameter: str) -> str:
+    """The GGUF name of a decoder parameter: `model.layers.0.mlp.up_proj.weight` -> `blk.0.ffn_up.weight`."""
+    module, kind = parameter.rsplit(".", 1)
+    if not module.startswith("model.layers."):
+        return f"{_STORED_OTHER[module]}.{kind}"
+    _, _, layer, rest = module.split(".", 3)
+    return f"blk.{layer}.{_STORED_LAYER[rest]}.{kind}"
+
+
+def rotated_heads(parameter: str, spec: DecoderSpec) -> int:
+    """How many heads' rows a llama-architecture file holds in interleaved order for this parameter; 0 for as they are."""
+    if spec.architecture != "llama":
+        return 0
+    return spec.heads if ".q_proj." in parameter else spec.kv_heads if ".k_proj." in parameter else 0
+
+
+def permute_rows(rows: Any, heads: int) -> Any:
+    """Rows from half-split order into the interleaved order of llama-architecture GGUF files; [heads * head_dim, ...].
+
+    Takes and gives a torch tensor or a numpy array.
+    """
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermute_rows(rows: Any, heads: int) -> Any:
+    """The inverse of `permute_rows`."""
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

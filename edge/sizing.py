@@ -1,0 +1,174 @@
+"""What a configured model costs on this machine: sizes, rows, how its weights are held, and the rates a device profile brings.
+
+Knows which number of the configuration or the model file means what to the formulas of edge.training.floor and edge.training.memory; loads
+no weights and measures nothing. Heavy imports happen inside the functions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edge.config.schema import AgentConfig, DeviceConfig
+
+if TYPE_CHECKING:
+    from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
+    from edge.training.memory import BatchLimits, ModelShape, TrainingSetting
+    from edge.training.probing import ProbePlan
+    from edge.training.settings import LearnerSettings, LoraSpec
+
+
+def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
+    """The adapter's shape and the learner's settings as configured."""
+    from edge.training.settings import LearnerSettings, LoraSpec
+
+    learning, adapter = config.learning, config.adapter
+    return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
+        learning_rate=learning.learning_rate,
+        weight_decay=learning.weight_decay,
+        max_grad_norm=learning.max_grad_norm,
+        importance_cap=learning.importance_cap,
+        tokens_per_slice=learning.micro_batch_tokens,
+        gradient_checkpointing=learning.gradient_checkpointing == "on",
+        threads=learning.torch_threads,
+    )
+
+
+def weights_held(config: AgentConfig, path: Path) -> Literal["resident", "streamed"]:
+    """How torch would hold the weights of a GGUF file here and now. Raises ModelFileError."""
+    from edge.models.gguf_reader import open_gguf
+    from edge.models.weights import available_memory, choose_weights
+
+    return choose_weights(config.engine.weights, open_gguf(path).parameters, available_memory())
+
+
+def model_shape(path: Path) -> ModelShape:
+    """The sizes that memory and time depend on, of a GGUF file or an MLX folder. Raises ModelFileError."""
+    from edge.training.memory import ModelShape
+
+    if path.is_dir():
+        from edge.models.hf_config import shape_of_folder
+        from edge.models.spec import parameter_count
+
+        spec = shape_of_folder(path)
+        parameters = parameter_count(spec)
+    else:
+        from edge.models.gguf_reader import open_gguf
+
+        file = open_gguf(path)
+        spec, parameters = file.decoder_spec(), file.parameters
+    heads = spec.heads, spec.kv_heads, spec.head_dim
+    return ModelShape(parameters, spec.vocab_size, spec.width, spec.layers, *heads, spec.ffn_width)
+
+
+def training_setting(config: AgentConfig, path: Path) -> TrainingSetting:
+    """How the configured learner and sampler would hold this model. Raises ModelFileError."""
+    from edge.training.memory import TrainingSetting
+
+    shape, (spec, settings) = model_shape(path), learner_settings(config)
+    context = row_tokens(config, path)
+    return TrainingSetting(
+        rank=spec.rank,
+        targets=spec.targets,
+        weights="streamed" if path.is_dir() else weights_held(config, path),
+        value_bytes=2 if trains_in_bf16(shape.parameters) else 4,
+        vocab_chunk_elements=settings.vocab_chunk_elements,
+        rows=most_rows(config, path),
+        context_tokens=context,
+        row_value_bytes=row_value_bytes(config),
+    )
+
+
+def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
+    """What bounds a batch of this configuration."""
+    from edge.training.memory import BatchLimits
+
+    learning = config.learning
+    return BatchLimits(
+        row_tokens(config, path),
+        learning.max_tokens,
+        learning.prompts_per_step,
+        learning.group_size,
+        learning.micro_batch_tokens,
+    )
+
+
+def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan:
+    """What has to be made sure of before learning, with weights and rows in memory already. Raises ModelFileError."""
+    from edge.training.memory import held_before_learning
+    from edge.training.probing import ProbePlan
+
+    shape, setting = model_shape(path), training_setting(config, path)
+    held, learning = held_before_learning(shape, setting), config.learning
+    limits = batch_limits(config, path)
+    return ProbePlan(shape, limits, setting, held, learning.memory_probe, learning.gradient_checkpointing, estimated)
+
+
+def row_tokens(config: AgentConfig, path: Path) -> int:
+    """Context of one row in tokens: the configured one, at most what a GGUF model was trained for."""
+    if path.is_dir():
+        return config.model.context_tokens
+    from edge.models.gguf_reader import open_gguf
+
+    return min(config.model.context_tokens, open_gguf(path).decoder_spec().context_length or config.model.context_tokens)
+
+
+def most_rows(config: AgentConfig, path: Path) -> int:
+    """Rows that rollouts may fill together. Raises ModelFileError."""
+    from edge.inference.batched import rows_that_fit
+
+    if config.engine.max_rows:
+        return config.engine.max_rows
+    token_bytes = model_shape(path).kv_bytes(row_value_bytes(config))
+    return rows_that_fit(token_bytes * row_tokens(config, path))
+
+
+def row_value_bytes(config: AgentConfig) -> int:
+    """Bytes of a number in the engine's rows: ONNX Runtime keeps keys and values in float32, the others in half precision."""
+    return 4 if config.engine.backend == "onnx" else 2
+
+
+def trains_in_bf16(parameters: int) -> bool:
+    """Whether the torch learner would compute in bf16 here."""
+    import torch
+
+    from edge.training.precision import choose_dtype, has_fast_bf16
+
+    return choose_dtype("auto", parameters, has_fast_bf16(torch.device("cpu"))) is torch.bfloat16
+
+
+def step_measure(config: AgentConfig, path: Path, *, checkpointing: bool = False) -> StepMeasure | None:
+    """What the floor of a step is computed from; None where the device was not measured. Raises ModelFileError."""
+    from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, StepMeasure
+
+    shape = model_shape(path)
+    speed = device_speed(config.device, trains_in_bf16(shape.parameters))
+    if speed is None:
+        return None
+    rows = most_rows(config, path)
+    return StepMeasure(speed, model_cost(path), rows, PASSES_WITH_CHECKPOINTING if checkpointing else PASSES)
+
+
+def device_speed(device: DeviceConfig, bf16: bool) -> DeviceSpeed | None:
+    """The rates of the formula; None unless all three were measured. A type that was not measured takes the other's rate."""
+    from edge.training.floor import DeviceSpeed
+
+    fp32, half = device.train_fp32_gflop_per_s, device.train_bf16_gflop_per_s
+    train = (half or fp32) if bf16 else (fp32 or half)
+    if not (device.bandwidth_gb_per_s and device.infer_gflop_per_s and train):
+        return None
+    return DeviceSpeed(1e9 * device.bandwidth_gb_per_s, 1e9 * device.infer_gflop_per_s, 1e9 * train)
+
+
+def model_cost(path: Path) -> ModelCost:
+    """N, q and κ of a model file or folder. Raises ModelFileError."""
+    from edge.training.floor import ModelCost
+
+    shape = model_shape(path)
+    if path.is_dir():
+        stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    else:
+        from edge.models.gguf_reader import open_gguf
+
+        stored = open_gguf(path).weight_bytes
+    return ModelCost(shape.parameters, stored / shape.parameters, shape.kv_bytes_per_token)

@@ -1,0 +1,285 @@
+"""How much memory learning takes, estimated from shapes, and the largest micro-batch that can ever come.
+
+Knows the tensors that the decoder, the adapter and the loss keep (edge/models/decoder.py, edge/training/loss.py); measures nothing and
+allocates nothing. The estimate is for the torch learner; it counts what autograd keeps and the largest temporaries, not the
+interpreter, libraries or an allocator's slack.
+
+Letters: D width, Q = heads x head_dim, K = kv_heads x head_dim, F feed-forward width, H heads, S tokens attended to, r rank.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from edge.core.errors import EdgeError
+from edge.core.types import TrainingGroup, TrainingSample
+
+PLAIN_SCORES = 512 * 512
+"""Largest T x S for which attention keeps its weights [H, T, S] (edge.models.decoder.MAX_PLAIN_SCORES)."""
+SLACK = 1.3
+"""Resident memory over the sum of an update's tensors: what the allocator keeps beside them. Measured 1.26, 1.25, 1.42 at three shapes."""
+SAFE_SHARE = 0.25
+"""A need of at most this share of what is free is not tried: the estimate is not wrong by a factor of four."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that memory depends on; `parameters` counts every weight."""
+
+    parameters: int
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_width: int
+
+    @property
+    def q_width(self) -> int:
+        """Q."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """K."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key/value bytes of one token of a row in half precision."""
+        return self.kv_bytes(2)
+
+    def kv_bytes(self, value_bytes: int) -> int:
+        """Key/value bytes of one token of a row whose numbers take so many bytes."""
+        return 2 * value_bytes * self.layers * self.kv_width
+
+    def linear_sizes(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of the linear layers of a block."""
+        return {
+            "q_proj": (self.width, self.q_width),
+            "k_proj": (self.width, self.kv_width),
+            "v_proj": (self.width, self.kv_width),
+            "o_proj": (self.q_width, self.width),
+            "gate_proj": (self.width, self.ffn_width),
+            "up_proj": (self.width, self.ffn_width),
+            "down_proj": (self.ffn_width, self.width),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What bounds a batch: context of a row, longest response, prompts a step, responses a prompt, padded tokens of a micro-batch."""
+
+    context_tokens: int
+    max_tokens: int
+    prompts: int
+    group_size: int
+    tokens_per_slice: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError on a limit below one, or a context without room for a prompt and a response."""
+        if min(asdict(self).values()) < 1 or self.context_tokens < 2:
+            raise ValueError(f"limits must be at least 1, the context at least 2: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """`rows` responses of C tokens to `prompts` prompts of P tokens, computed together with the prompts' own graph still alive."""
+
+    prompts: int
+    prompt_tokens: int
+    rows: int
+    response_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} responses of {self.response_tokens} tokens to {self.prompts} prompts of {self.prompt_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetting:
+    """How training holds things. `value_bytes` is 4 for fp32 and 2 for bf16.
+
+    `rows` x `context_tokens` is what the sampler keeps, in numbers of `row_value_bytes`.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    weights: Literal["resident", "streamed"] = "resident"
+    value_bytes: int = 4
+    vocab_chunk_elements: int = 1 << 23
+    checkpointing: bool = False
+    rows: int = 0
+    context_tokens: int = 0
+    row_value_bytes: int = 2
+
+    def row_bytes(self, shape: ModelShape) -> int:
+        """What the sampler's rows take."""
+        return self.rows * self.context_tokens * shape.kv_bytes(self.row_value_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes by purpose. `weights` are the trainer's floats: of the model, or of the one matrix in use where they stay in the file.
+
+    `adapter` is the LoRA with its gradient, `optimiser` AdamW's two moments, `key_values` the sampler's rows.
+    """
+
+    weights: int
+    key_values: int
+    adapter: int
+    optimiser: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.key_values + self.training
+
+    @property
+    def training(self) -> int:
+        """What an update takes beside weights and key/value rows."""
+        return self.adapter + self.optimiser + self.activations + self.logits
+
+
+def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> MemoryNeed:
+    """What the micro-batch needs at its fullest moment, in bytes."""
+    adapter = 4 * lora_parameters(shape, setting)
+    return MemoryNeed(
+        weights=_weight_bytes(shape, setting),
+        key_values=setting.row_bytes(shape),
+        adapter=2 * adapter,
+        optimiser=2 * adapter,
+        activations=_activation_bytes(shape, batch, setting),
+        logits=_logit_bytes(shape, batch, setting),
+    )
+
+
+def held_before_learning(shape: ModelShape, setting: TrainingSetting) -> int:
+    """Bytes of the need that are in use once sampler and trainer are open: key/value rows, and weights held as floats."""
+    loaded = 4 * shape.parameters if setting.weights == "resident" else 0
+    return loaded + setting.row_bytes(shape)
+
+
+def lora_parameters(shape: ModelShape, setting: TrainingSetting) -> int:
+    """Weights of the adapter: r (inputs + outputs) of every target layer."""
+    sizes = shape.linear_sizes()
+    return shape.layers * setting.rank * sum(sum(sizes[target]) for target in setting.targets)
+
+
+def _weight_bytes(shape: ModelShape, setting: TrainingSetting) -> int:
+    if setting.weights == "streamed":
+        return setting.value_bytes * max(inputs * outputs for inputs, outputs in shape.linear_sizes().values())
+    rounded = 2 * shape.parameters if setting.value_bytes == 2 else 0  # autograd keeps the copies that autocast makes
+    return 4 * shape.parameters + rounded
+
+
+def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:
+    """The graphs of the prompts and of the responses, the keys and values between them, and a block's temporaries in backward."""
+    prompt_tokens, response_tokens = batch.prompts * batch.prompt_tokens, batch.rows * batch.response_tokens
+    attended = batch.prompt_tokens + batch.response_tokens
+    between = 4 * shape.kv_width * prompt_tokens + 2 * (shape.q_width + shape.kv_width) * batch.rows * batch.prompt_tokens
+    prompts = _graph_elements(shape, prompt_tokens, batch.prompt_tokens, batch.prompt_tokens, setting.rank)
+    responses = _graph_elements(shape, response_tokens, batch.response_tokens, attended, setting.rank)
+    temporaries = 3 * max(prompt_tokens, response_tokens) * max(shape.ffn_width, shape.q_width)
+    temporaries += 4 * response_tokens * _scores(shape, batch.response_tokens, attended)
+    layers = shape.layers
+    if setting.checkpointing:
+        kept = shape.width * (prompt_tokens + response_tokens) * layers
+        elements = kept + layers * between + max(prompts, responses) + temporaries
+    else:
+        elements = layers * (prompts + responses + between) + temporaries
+    return math.ceil(SLACK * setting.value_bytes * elements)
+
+
+def _graph_elements(shape: ModelShape, tokens: int, length: int, attended: int, rank: int) -> int:
+    """What one block keeps of `tokens` tokens in rows of `length` that look at `attended`: 4D + 4Q + 4F + 7r a token, and H·S scores.
+
+    Two residual sums and two norms (D); queries, keys and values per head, what was attended to (Q); gate, its silu, up, product (F).
+    """
+    per_token = 4 * (shape.width + shape.q_width + shape.ffn_width) + 7 * rank
+    return tokens * (per_token + _scores(shape, length, attended))
+
+
+def _scores(shape: ModelShape, length: int, attended: int) -> int:
+    """H·S a token where attention keeps its weights."""
+    return shape.heads * attended if length * attended <= PLAIN_SCORES else 0
+
+
+def _logit_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:
+    """Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file."""
+    tokens = max(1, batch.rows * batch.response_tokens)
+    columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
+    block = columns * shape.width if setting.weights == "streamed" else 0
+    return 4 * (3 * tokens * columns + block)
+
+
+def worst_micro_batch(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting) -> MicroBatch:
+    """Of all micro-batches that the limits allow, with prompts as long as the context leaves room for, the one that needs most.
+
+    The longest responses are not always it: more, shorter ones fit the same budget, and each looks back at its whole prompt.
+    """
+    return max(_candidates(limits), key=lambda batch: memory_need(shape, batch, setting).total)
+
+
+def _candidates(limits: BatchLimits) -> list[MicroBatch]:
+    longest = min(limits.max_tokens, limits.context_tokens - 1)
+    return [_micro_batch(limits, tokens) for tokens in range(1, longest + 1)]
+
+
+def _micro_batch(limits: BatchLimits, response_tokens: int) -> MicroBatch:
+    """The fullest one with responses of this length, cut as edge.training.batching cuts."""
+    prompt_tokens = limits.context_tokens - response_tokens
+    prompts = min(limits.prompts, max(1, limits.tokens_per_slice // prompt_tokens))
+    rows = min(prompts * limits.group_size, max(1, limits.tokens_per_slice // response_tokens))
+    return MicroBatch(min(prompts, rows), prompt_tokens, rows, response_tokens)
+
+
+def probe_groups(batch: MicroBatch, vocab_size: int) -> list[TrainingGroup]:
+    """Groups of made-up tokens of the micro-batch's shape, with a gradient in every response, none of it meant to be learned."""
+    groups = []
+    for index in range(batch.prompts):
+        rows = len(range(index, batch.rows, batch.prompts))
+        samples = tuple(_sample(index * batch.rows + row, batch.response_tokens, vocab_size) for row in range(rows))
+        groups.append(TrainingGroup(_tokens(index, batch.prompt_tokens, vocab_size), samples, 1.0))
+    return groups
+
+
+def _sample(start: int, length: int, vocab_size: int) -> TrainingSample:
+    return TrainingSample(_tokens(start, length, vocab_size), (-1.0,) * length, 1.0 if start % 2 else -1.0)
+
+
+def _tokens(start: int, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Distinct starts below the vocabulary's size give distinct texts."""
+    return tuple((start + place) % vocab_size for place in range(length))
+
+
+class OutOfMemory(EdgeError):
+    """Learning as configured takes more memory than there is."""
+
+
+def check_fits(need: MemoryNeed, batch: MicroBatch, free_bytes: int, held_bytes: int) -> bool:
+    """Whether it certainly fits, so that there is nothing to try; `held_bytes` (weights, rows) are not free any more.
+
+    Raises OutOfMemory when the estimate is larger than what is free.
+    """
+    missing = need.total - held_bytes
+    if missing > free_bytes:
+        raise does_not_fit(
+            f"the longest micro-batch ({batch}) takes about {missing / _MIB:.0f} MiB, {free_bytes / _MIB:.0f} MiB are free"
+        )
+    return missing <= SAFE_SHARE * free_bytes
+
+
+def does_not_fit(why: str) -> OutOfMemory:
+    """The refusal, with what to lower."""
+    return OutOfMemory(
+        f"learning does not fit in memory: {why}",
+        hint="lower learning.micro_batch_tokens, learning.max_tokens, model.context_tokens or engine.max_rows, leave "
+        "learning.gradient_checkpointing on auto, set engine.weights to streamed, or take a smaller model "
+        "(learning.memory_probe off tries anyway)",
+    )

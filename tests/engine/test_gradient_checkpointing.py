@@ -1,0 +1,151 @@
+"""Blocks computed again in the backward pass: the same gradients, bit for bit, from less that is kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from edge.core.worker import EngineWorker
+from edge.models.streamed import open_streamed
+from edge.training import lora
+from edge.training.batching import live_rows
+from edge.training.loss import policy_loss, token_scores
+from edge.training.memory import BatchLimits, MicroBatch, ModelShape, OutOfMemory, TrainingSetting, probe_groups
+from edge.training.passes import gradient_slices
+from edge.training.probing import ProbePlan, make_fit
+from edge.training.settings import LORA_TARGETS, LoraSpec
+from edge.training.torch_learner import TorchLearner, projection_of
+from tests.engine.tiny_gguf import write_tiny_model
+from tests.engine.tiny_learner import VOCAB, random_groups, tiny_decoder, tiny_learner
+
+
+@pytest.fixture
+def worker() -> Iterator[EngineWorker]:
+    worker = EngineWorker()
+    yield worker
+    worker.close()
+
+
+def _gradients(decoder, *, checkpointing: bool, shared: bool, bf16: bool = False) -> dict[str, torch.Tensor]:
+    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
+    with torch.no_grad():
+        for parameter in lora.lora_parameters(decoder).values():
+            parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    decoder.checkpointing = checkpointing
+    projection = projection_of(decoder.lm_head)
+
+    def objective(hidden, targets):
+        scores = token_scores(hidden, projection, targets.ids_N, 1 << 20)
+        return policy_loss(scores.logprobs_N, targets.coefficients_N, torch.ones_like(targets.behaviour_N))
+
+    slices = gradient_slices(decoder, live_rows(random_groups(2)), objective, 40, shared)
+    done = False
+    while not done:  # a slice is a context of its own, as on the engine worker
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            done = next(slices, True)
+    return {name: parameter.grad.clone() for name, parameter in lora.lora_parameters(decoder).items()}
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
+def test_gradients_are_bit_equal(shared: bool, bf16: bool) -> None:
+    kept = _gradients(tiny_decoder(), checkpointing=False, shared=shared, bf16=bf16)
+    again = _gradients(tiny_decoder(), checkpointing=True, shared=shared, bf16=bf16)
+    assert all(gradient.abs().max() > 0 for gradient in kept.values())
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_gradients_are_bit_equal_over_weights_in_the_file(tmp_path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf").path
+    kept, again = (_gradients(open_streamed(path), checkpointing=on, shared=True) for on in (False, True))
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+async def test_updates_are_bit_equal_and_the_random_state_is_left_alone(worker: EngineWorker) -> None:
+    plain, again = tiny_learner(worker), tiny_learner(worker, gradient_checkpointing=True)
+    assert (plain.checkpointing, again.checkpointing) == (False, True)
+    before = torch.get_rng_state()
+    for seed in range(3):
+        assert await plain.update(random_groups(seed)) == await again.update(random_groups(seed))
+    assert all(torch.equal(a, b) for a, b in zip(_adapter(plain), _adapter(again), strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def _adapter(learner: TorchLearner) -> list[torch.Tensor]:
+    return list(lora.lora_state(learner._module).values())
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
+def test_less_is_kept_between_forward_and_backward(shared: bool) -> None:
+    assert _most_kept(checkpointing=True, shared=shared) < 0.6 * _most_kept(checkpointing=False, shared=shared)
+
+
+def _most_kept(*, checkpointing: bool, shared: bool) -> int:
+    """Bytes of distinct storage that autograd packs while one forward pass is made."""
+    decoder = tiny_decoder()
+    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
+    decoder.checkpointing = checkpointing
+    frozen = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    alive: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
+        return tensor
+
+    ids = torch.arange(2 * 40).view(2, 40) % VOCAB
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        decoder.hidden_states(ids, torch.ones(2, 40, dtype=torch.bool), use_cache=shared)
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in alive}
+    return sum(size for place, size in sizes.items() if place not in frozen)
+
+
+async def test_a_learner_short_of_memory_lets_go_of_it_and_computes_again(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
+    made: list[weakref.ref[torch.Tensor]] = []
+    left_over: list[int] = []
+
+    def short_of_memory(module, _inputs, outputs) -> None:
+        if learner.checkpointing:
+            gc.collect()
+            left_over.append(sum(tensor() is not None for tensor in made))
+            return
+        made.append(weakref.ref(outputs[0]))
+        torch.empty(1 << 60)
+
+    hook = learner._module.model.layers[-1].register_forward_hook(short_of_memory)
+    await make_fit(learner, _plan(), lambda: 1 << 40)
+    assert learner.checkpointing
+    assert made and left_over[0] == 0
+    hook.remove()
+    fresh = tiny_learner(worker)
+    assert await learner.update(random_groups(4)) == await fresh.update(random_groups(4))
+
+
+async def test_what_does_not_fit_either_way_is_refused_in_one_line(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
+    learner._module.model.layers[-1].register_forward_hook(lambda *_: torch.empty(1 << 60) and None)
+    with pytest.raises(OutOfMemory, match="the longest micro-batch was tried") as caught:
+        await make_fit(learner, _plan(), lambda: 1 << 40)
+    assert "\n" not in str(caught.value)
+    assert "learning.micro_batch_tokens" in caught.value.hint
+
+
+def _plan() -> ProbePlan:
+    shape = ModelShape(20_000, VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn_width=48)
+    limits = BatchLimits(context_tokens=32, max_tokens=8, prompts=2, group_size=2, tokens_per_slice=48)
+    return ProbePlan(shape, limits, TrainingSetting(4, LORA_TARGETS), held_bytes=0, probe="on")
+
+
+async def test_a_probe_that_computes_again_leaves_nothing_behind(worker: EngineWorker) -> None:
+    plain, probed = tiny_learner(worker), tiny_learner(worker)
+    probed.use_checkpointing(True)
+    before = torch.get_rng_state()
+    await probed.probe(probe_groups(MicroBatch(prompts=2, prompt_tokens=12, rows=5, response_tokens=9), VOCAB))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in probed._parameters.values())
+    assert not probed._optimiser.state
+    assert await plain.update(random_groups(7)) == await probed.update(random_groups(7))

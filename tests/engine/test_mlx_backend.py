@@ -1,0 +1,177 @@
+"""The MLX backend: the same bits alone and in a crowd, the log-probabilities of scoring, adapters, and words from a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.core.errors import AdapterError, ContextOverflow, ModelFileError
+from edge.core.types import AdapterRef, Message, PromptGroup, Sampling
+from edge.core.worker import EngineWorker, Priority
+from edge.inference.llamacpp import LlamaCppBackend
+from tests.engine.made_up_lora import write_adapter, write_peft_adapter
+from tests.engine.mlx_engines import mlx_backend, require_mlx
+from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, TinyModel, write_tiny_model
+
+ROLLOUT = Sampling(max_tokens=10)
+
+
+@pytest.fixture(scope="module", params=["qwen2-Q8_0", "llama-F32"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    require_mlx()
+    architecture, kind = request.param.split("-")
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", architecture, quantised=kind == "Q8_0")
+
+
+@pytest.fixture
+def worker() -> Iterator[EngineWorker]:
+    worker = EngineWorker()
+    yield worker
+    worker.close()
+
+
+def question(number: int) -> list[Message]:
+    """Questions of very different lengths; the longest takes more than one step of places."""
+    return [Message("user", f"Question {number}: " + "how many? " * (number * 13 % 30))]
+
+
+async def crowded(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
+    """All at once, with a served request and a withdrawn one in between."""
+    sample = backend.sample_group  # type: ignore[attr-defined]
+    withdrawn = asyncio.create_task(sample(question(99), Sampling(max_tokens=100), range(3)))
+    priorities = {number: Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT for number in numbers}
+    groups = asyncio.gather(*(sample(question(number), ROLLOUT, seeds, priorities[number]) for number in numbers))
+    await asyncio.sleep(0.05)
+    withdrawn.cancel()
+    await asyncio.gather(withdrawn, return_exceptions=True)
+    return list(await groups)
+
+
+async def test_same_seeds_give_the_same_bits_alone_in_a_crowd_and_with_other_rows(
+    tiny: TinyModel, worker: EngineWorker, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", tiny, 1)
+    backend = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=10)
+    await backend.swap_adapter(adapter)
+    alone = []
+    for number in range(4):
+        singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in range(3)]
+        alone.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
+    assert await crowded(backend, range(4), range(3)) == alone
+    await backend.aclose()
+    narrow = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=2, serving_rows=1)
+    await narrow.swap_adapter(adapter)
+    assert await crowded(narrow, range(4), range(3)) == alone
+    await narrow.aclose()
+
+
+async def test_scoring_gives_the_very_log_probabilities_of_sampling(tiny: TinyModel, worker: EngineWorker) -> None:
+    backend = mlx_backend(tiny.path, worker, n_ctx=384)
+    group = await backend.sample_group(question(2), ROLLOUT, range(3))
+    for response in group.responses:
+        assert await backend.score(group.prompt_ids, response.token_ids) == response.logprobs
+    await backend.aclose()
+
+
+async def test_both_engines_read_the_same_prompt_and_agree_on_its_continuations(tiny: TinyModel, worker: EngineWorker) -> None:
+    ours, theirs = mlx_backend(tiny.path, worker), LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=2)
+    group = await theirs.sample_group(question(1), ROLLOUT, range(4))
+    assert ours.prompt_ids(question(1)) == group.prompt_ids
+    differences = [
+        np.abs(np.subtract(await ours.score(group.prompt_ids, response.token_ids), response.logprobs))
+        for response in group.responses
+    ]
+    assert np.concatenate(differences).mean() < 0.06  # llama.cpp rounds activations to 8 bits
+    for field in ("architecture", "context_tokens", "file_bytes", "name", "parameters", "path", "prompt_form", "sha256"):
+        assert getattr(ours.model, field) == getattr(theirs.model, field), field
+    await ours.aclose()
+    await theirs.aclose()
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_and_one_that_almost_does_is_not(
+    tiny: TinyModel, worker: EngineWorker
+) -> None:
+    backend = mlx_backend(tiny.path, worker, n_ctx=64)
+    with pytest.raises(ContextOverflow, match="context 64"):
+        await backend.sample_group([Message("user", "a b c d " * 40)], Sampling(), [1])
+    prompt_ids = list(range(1, 61))
+    tokens = (5, 6, 7, 8)
+    full = await backend.score(prompt_ids, tokens)
+    roomy = mlx_backend(tiny.path, worker, n_ctx=128)
+    assert await roomy.score(prompt_ids, tokens) == pytest.approx(full, abs=1e-4)
+    await backend.aclose()
+    await roomy.aclose()
+
+
+async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_stays(
+    tiny: TinyModel, worker: EngineWorker, tmp_path: Path
+) -> None:
+    backend = mlx_backend(tiny.path, worker)
+    await backend.swap_adapter(write_adapter(tmp_path / "used", tiny, 7))
+    before = await backend.sample_group(question(1), ROLLOUT, [1])
+    for name in ("missing", "other rank", "cut", "other shape"):
+        folder = tmp_path / name
+        if name != "missing":
+            write_peft_adapter(folder, tiny)
+        if name == "other rank":
+            config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 5}
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+        if name == "cut":
+            file = folder / "adapter_model.safetensors"
+            file.write_bytes(file.read_bytes()[:-100])
+        if name == "other shape":
+            odd = write_tiny_model(tmp_path / "odd.gguf", "qwen2")
+            odd.state["model.layers.0.mlp.up_proj.weight"] = np.ones((96, 32), dtype=np.float32)
+            write_peft_adapter(folder, odd)
+        with pytest.raises(AdapterError) as caught:
+            await backend.swap_adapter(AdapterRef(8, str(folder)))
+        assert "\n" not in str(caught.value), name
+        assert str(folder) in str(caught.value), name
+        assert backend.adapter_version == 7, name
+        assert await backend.sample_group(question(1), ROLLOUT, [1]) == before, name
+    await backend.aclose()
+
+
+# --- words from a folder ---
+
+
+def write_words(folder: Path, model: TinyModel) -> None:
+    """tokenizer.json and its companions for the tiny models' vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from tests.engine.tiny_gguf import _merges
+
+    normal = {token: number for number, token in enumerate(model.vocab) if token not in CONTROL_TOKENS}
+    merges = [tuple(rule.split(" ")) for rule in _merges(model.vocab)]
+    tokenizer = Tokenizer(models.BPE(vocab=normal, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE, "edge_agent_prompt_form": "compact"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+async def test_a_folder_is_spoken_to_as_the_file_is(worker: EngineWorker, tmp_path: Path) -> None:
+    require_mlx()
+    from tests.engine.test_mlx_files import write_folder
+
+    tiny = write_tiny_model(tmp_path / "tiny.gguf", "qwen2", quantised=False)
+    folder = write_folder(tmp_path / "folder", tiny)
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        mlx_backend(folder, worker)
+    write_words(folder, tiny)
+    ours, file = mlx_backend(folder, worker), mlx_backend(tiny.path, worker)
+    injected = [Message("user", "I need <|im_end|> naïve ☕ assistance Step 1")]
+    assert ours.prompt_ids(injected) == file.prompt_ids(injected)
+    assert ours.prompt_ids(injected).count(tiny.vocab.index("<|im_end|>")) == 1
+    assert await ours.sample_group(question(1), ROLLOUT, range(4)) == await file.sample_group(question(1), ROLLOUT, range(4))
+    assert ours.model.prompt_form == "compact"
+    assert ours.model.parameters == file.model.parameters
+    await ours.aclose()
+    await file.aclose()

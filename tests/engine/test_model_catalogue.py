@@ -1,0 +1,100 @@
+"""Names and paths of models: GGUF files and MLX folders wherever they lie, and what is said of each; graphs are made, not named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.cli.shell import run_command
+from edge.core.errors import ModelFileError
+from edge.models import hub
+from edge.models.catalogue import all_models, find_model, look_at
+from tests.engine.hf_folder import HfFolder, write_hf_folder
+from tests.engine.onnx_engines import require_onnx
+from tests.engine.tiny_gguf import write_tiny_model
+
+COMMIT = "b" * 40
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The agent's models folder; the hub's cache beside it is empty."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))
+    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
+    return folder
+
+
+def cached(models: Path, repo: str) -> Path:
+    return models.parent / "hub" / f"models--{repo.replace('/', '--')}" / "snapshots" / COMMIT
+
+
+def names(origin: str) -> dict[str, Path]:
+    return {found.name: found.path for found in all_models() if found.origin == origin}
+
+
+def test_a_folder_of_the_models_folder_has_its_name_and_a_file_of_that_name_goes_first(models: Path) -> None:
+    write_hf_folder(models / "mine")
+    assert find_model("mine") == models / "mine" == names("folder")["mine"]
+    file = write_tiny_model(models / "mine.gguf").path
+    assert find_model("mine") == file
+
+
+def test_a_folder_of_the_hub_s_cache_is_found_unless_the_repository_has_gguf_files(models: Path) -> None:
+    folder = cached(models, "maker/mlx")
+    write_hf_folder(folder)
+    assert find_model("maker/mlx") == folder == names("hub")["maker/mlx"]
+    file = write_tiny_model(folder / "tiny.gguf").path
+    assert find_model("maker/mlx") == file
+    assert list(names("hub").values()) == [file]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_folder_is_described_by_its_configuration(tmp_path: Path, architecture, tied: bool) -> None:
+    folder = write_hf_folder(tmp_path / "hf", architecture, tied_embeddings=tied)
+    about = look_at(folder.path)
+    assert about.parameters == sum(values.numel() for values in folder.state.values())
+    assert about.file_bytes == (folder.path / "model.safetensors").stat().st_size
+    spec = folder.spec
+    assert (about.architecture, about.context_tokens, about.vocabulary) == (architecture, spec.context_length, spec.vocab_size)
+    assert about.kv_bytes_per_token == 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim
+    assert (about.chat_template, about.tokenizer, about.quantisation) == (True, "tokenizer.json", "SAFETENSORS")
+
+
+def _with_config(folder: HfFolder, **values: object) -> None:
+    path = folder.path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_list_and_show_take_folders_too(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_hf_folder(models / "packed")
+    _with_config(folder, quantization={"bits": 4, "group_size": 64})
+    odd = write_hf_folder(models / "odd")
+    _with_config(odd, model_type="mamba")
+    assert run_command(["models", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["packed"]["quantisation"], rows["packed"]["origin"]) == ("MLX 4 bit", "folder")
+    assert "'mamba' is not supported" in rows["odd"]["problem"]
+    assert run_command(["models", "show", "packed"]) == 0
+    assert "MLX 4 bit" in capsys.readouterr().out
+
+
+def test_a_graph_is_made_of_a_model_and_is_none_itself(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_onnx()
+    write_tiny_model(models / "tiny.gguf")
+    graph = models / "tiny.onnx"
+    assert run_command(["models", "convert", "tiny", str(graph), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file_bytes"] == graph.stat().st_size > 0
+    with pytest.raises(ModelFileError, match="a graph alone is no model") as caught:
+        find_model(str(graph))
+    assert "engine.backend onnx" in caught.value.hint
+    write_hf_folder(models / "folder")
+    for words, said in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
+        assert run_command(["models", "convert", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert run_command(["models", "convert", "nowhere", str(models / "n.onnx")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

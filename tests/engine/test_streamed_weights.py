@@ -1,0 +1,184 @@
+"""Weights that stay in the file: ggml's dequantisers, and the same logits and gradients as with weights in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import nn
+
+from edge.core.errors import ModelFileError
+from edge.models.decoder import Decoder, load_decoder
+from edge.models.ggml import ggml_type
+from edge.models.stored import StoredMatrix
+from edge.models.streamed import open_streamed
+from edge.models.weights import available_memory, choose_weights
+from edge.training import lora
+from edge.training.batching import live_rows
+from edge.training.loss import policy_loss, token_scores
+from edge.training.passes import gradient_slices
+from edge.training.settings import LoraSpec
+from edge.training.torch_learner import projection_of
+from tests.engine.tiny_gguf import write_tiny_model
+from tests.engine.tiny_learner import random_groups
+
+UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+"""Types that ggml itself has no way to turn into floats: they hold activations, or whole numbers."""
+
+
+def _plain_dequantiser(kind: GGMLQuantizationType, raw: np.ndarray) -> np.ndarray | None:
+    """What the gguf package makes of the blocks, None for a type it does not know."""
+    try:
+        with np.errstate(all="ignore"):
+            return gguf.quants.dequantize(raw, kind).reshape(-1).astype(np.float32)
+    except NotImplementedError:
+        return None
+
+
+@pytest.mark.parametrize("kind", GGMLQuantizationType, ids=lambda kind: kind.name)
+def test_ggmls_dequantisers_agree_with_the_gguf_package_on_random_blocks(kind: GGMLQuantizationType) -> None:
+    if kind.name in UNREADABLE:
+        with pytest.raises(ModelFileError, match="cannot turn"):
+            ggml_type(int(kind))
+        return
+    ours = ggml_type(int(kind))
+    assert (ours.block_size, ours.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(int(kind)).integers(0, 256, (64, ours.block_bytes), dtype=np.uint8)
+    made = np.empty(64 * ours.block_size, dtype=np.float32)
+    ours.dequantise(raw.ctypes.data, made.ctypes.data, made.size)
+    expected = _plain_dequantiser(kind, raw)
+    if expected is not None:
+        np.testing.assert_array_equal(made, expected)  # equal values; NaN equals NaN, and -0 equals 0
+    assert made.any()
+
+
+def test_an_unknown_type_is_refused_in_one_line() -> None:
+    with pytest.raises(ModelFileError, match="unknown ggml type 999"):
+        ggml_type(999)
+
+
+def _stored(rows: int, width: int) -> tuple[StoredMatrix, torch.Tensor]:
+    values = np.random.default_rng(3).normal(size=(rows, width)).astype(np.float32)
+    data = gguf.quants.quantize(values, GGMLQuantizationType.Q8_0)
+    plain = torch.from_numpy(gguf.quants.dequantize(data, GGMLQuantizationType.Q8_0).reshape(rows, width))
+    return StoredMatrix(data, data.ctypes.data, ggml_type(int(GGMLQuantizationType.Q8_0)), rows, width), plain
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_stored_matrix_gives_all_rows_blocks_and_single_ones(threads: int) -> None:
+    stored, plain = _stored(1001, 96)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(stored.dense(), plain)
+        assert torch.equal(stored.dense(torch.bfloat16), plain.bfloat16())
+        assert torch.equal(stored.block(990, 2000), plain[990:])
+        ids = torch.tensor([[5, 1000, 5], [0, 7, 7]])
+        assert torch.equal(stored.gather(ids), plain[ids])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_id_that_is_not_there_is_refused() -> None:
+    stored, _ = _stored(10, 32)
+    for ids in ([10], [-1]):
+        with pytest.raises(IndexError, match=r"0\.\.9"):
+            stored.gather(torch.tensor(ids))
+
+
+def test_rows_that_blocks_do_not_fill_are_refused() -> None:
+    with pytest.raises(ValueError, match="blocks of 32"):
+        ggml_type(int(GGMLQuantizationType.Q8_0)).row_bytes(40)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("quantised", [True, False], ids=["Q8_0", "F32"])
+def test_streamed_and_resident_weights_give_the_same_bits(tmp_path: Path, architecture: str, quantised: bool) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf", architecture, quantised=quantised).path
+    resident, streamed = load_decoder(path), open_streamed(path)
+    ids = torch.randint(0, resident.spec.vocab_size, (3, 17), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(resident(ids), streamed(ids))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("vocab_chunk", [1 << 22, 700], ids=["whole vocabulary", "in blocks"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "whole rows"])
+def test_streamed_and_resident_gradients_agree(tmp_path: Path, architecture: str, vocab_chunk: int, shared: bool) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf", architecture).path
+    expected = _adapter_gradients(load_decoder(path), 1 << 22, shared)
+    got = _adapter_gradients(open_streamed(path), vocab_chunk, shared)
+    assert expected.keys() == got.keys()
+    for name, gradient in expected.items():
+        assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+        assert gradient.norm() > 0, name
+
+
+def _adapter_gradients(decoder: Decoder, vocab_chunk: int, shared: bool) -> dict[str, torch.Tensor]:
+    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
+    draw = torch.Generator().manual_seed(9)
+    for name, parameter in lora.lora_parameters(decoder).items():
+        if "lora_B" in name:
+            parameter.data.normal_(0.0, 0.1, generator=draw)
+    projection = projection_of(decoder.lm_head)
+
+    def objective(hidden, targets):
+        scores = token_scores(hidden, projection, targets.ids_N, vocab_chunk)
+        return policy_loss(scores.logprobs_N, targets.coefficients_N, torch.ones_like(targets.behaviour_N))
+
+    for _ in gradient_slices(decoder, live_rows(random_groups(3)), objective, 64, shared):
+        pass
+    return {name: parameter.grad for name, parameter in lora.lora_parameters(decoder).items()}
+
+
+def test_in_bf16_streamed_and_resident_weights_differ_by_rounding_only(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf").path
+    resident, streamed = load_decoder(path), open_streamed(path)
+    ids = torch.randint(0, 250, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        resident_BTD, streamed_BTD = (decoder.hidden_states(ids).states_BTD.float() for decoder in (resident, streamed))
+    assert (resident_BTD - streamed_BTD).norm() <= 0.02 * resident_BTD.norm()
+
+
+def test_streamed_layers_hold_no_weights(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf").path
+    held = {decoder: _held_bytes(decoder) for decoder in (load_decoder(path), open_streamed(path))}
+    resident, streamed = held.values()
+    assert streamed < resident / 20
+    assert {type(module).__name__ for module in open_streamed(path).modules() if isinstance(module, nn.Linear)} == {
+        "StreamedLinear"
+    }
+
+
+def _held_bytes(decoder: nn.Module) -> int:
+    storages = {parameter.untyped_storage().data_ptr(): parameter.untyped_storage() for parameter in decoder.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_a_model_whose_matrix_has_another_shape_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf").path
+    path.write_bytes(path.read_bytes().replace(b"qwen2.feed_forward_length", b"qwen2.feed_forward_lengtX"))
+    with pytest.raises(ModelFileError):
+        open_streamed(path)
+
+
+def test_small_models_are_held_and_large_ones_stay_in_their_file() -> None:
+    gib = 1 << 30
+    assert choose_weights("auto", 2_000_000, 16 * gib) == "resident"
+    assert choose_weights("auto", 500_000_000, 16 * gib) == "streamed"
+    assert choose_weights("auto", 20_000_000, gib // 4) == "streamed"
+    assert choose_weights("resident", 500_000_000, gib) == "resident"
+    assert choose_weights("streamed", 2_000_000, 16 * gib) == "streamed"
+
+
+def test_a_control_groups_limit_counts_where_it_is_the_lower_one(tmp_path: Path) -> None:
+    assert available_memory(lambda: 1000, tmp_path) == 1000
+    (tmp_path / "memory.max").write_text("700\n")
+    (tmp_path / "memory.current").write_text("600\n")
+    assert available_memory(lambda: 1000, tmp_path) == 100
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(lambda: 1000, tmp_path) == 1000

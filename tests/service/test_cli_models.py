@@ -1,0 +1,186 @@
+"""`edge-agent models` as a person meets it, against a hub on loopback. Each run is a process: huggingface_hub reads its settings once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.core.gguf_header import read_header
+from tests.engine.hf_folder import write_hf_folder
+from tests.engine.tiny_gguf import write_tiny_model
+from tests.service.hub_server import Hub, serving
+
+REPO = "maker/tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf").path.read_bytes()
+
+
+@pytest.fixture
+def hub(tiny: bytes):
+    with serving(Hub({REPO: {"README.md": b"hello", "tiny-q8_0.gguf": tiny}})) as hub:
+        yield hub
+
+
+@pytest.fixture
+def agent(tmp_path: Path, hub: Hub):
+    """Runs `edge-agent models ...` with caches of its own; gives (exit code, stdout, the error lines)."""
+    caches = {"HF_HOME": str(tmp_path / "hf"), "EDGE_AGENT_MODELS": str(tmp_path / "models"), "HF_ENDPOINT": hub.address}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_ETAG_TIMEOUT": "5", "NO_PROXY": "127.0.0.1"}
+    outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "EDGE_AGENT_"))}
+
+    def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "edge.cli", "models", *arguments]
+        environment = outside | caches | quiet | environment
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == (result.returncode != 0), result.stderr
+        assert "Traceback" not in result.stderr
+        return result.returncode, result.stdout, "".join(errors) or result.stderr
+
+    return run
+
+
+def blobs(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "hf").rglob("blobs/*")]
+
+
+def test_a_pulled_model_is_listed_shown_and_found_again_without_a_network(agent, hub: Hub, tiny: bytes) -> None:
+    code, out, told = agent("pull", REPO)
+    assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
+    assert f"--model {REPO}" in told and "without a checksum" not in told
+    code, out, _ = agent("pull", REPO, HF_HUB_OFFLINE="1")
+    assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
+    assert hub.gets == [f"{REPO}/tiny-q8_0.gguf"]
+    (row,) = [row for row in json.loads(agent("list", "--json")[1]) if row["origin"] == "hub"]
+    assert (row["name"], row["architecture"], row["context_tokens"], row["file_bytes"]) == (REPO, "qwen2", 512, len(tiny))
+    shown = json.loads(agent("show", REPO, "--json")[1])
+    assert shown["chat_template"] and shown["prompt_form"] == "compact"
+    assert shown["kv_bytes_per_token"] == 2 * 2 * 2 * 2 * 16
+    assert shown["memory"]["tokens"] == 512
+
+
+def test_a_download_that_is_cut_goes_on_where_it_stopped(agent, hub: Hub, tiny: bytes) -> None:
+    large = hub.files[REPO]["tiny-q8_0.gguf"] = tiny + bytes(24 << 20)  # the library keeps what it has in pieces of 10 MiB
+    hub.cut[f"{REPO}/tiny-q8_0.gguf"] = 15 << 20
+    code, out, _ = agent("pull", REPO)
+    assert (code, Path(out.strip()).read_bytes()) == (0, large)
+    assert hub.ranges == [f"bytes={10 << 20}-"]
+
+
+def test_a_wrong_checksum_is_told_and_leaves_nothing(agent, hub: Hub, tmp_path: Path) -> None:
+    hub.spoiled.add(f"{REPO}/tiny-q8_0.gguf")
+    code, _, error = agent("pull", REPO)
+    assert code == 1 and "does not have the checksum" in error and "pull it again" in error
+    assert blobs(tmp_path) == []
+    hub.spoiled.clear()
+    assert agent("pull", REPO)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pull", "maker/nothing"), "no such model"),
+        (("pull", "maker/private"), "log in with"),
+        (("pull", "maker/gated"), "accepted its terms"),
+        (("pull", "maker/broken"), "the hub failed (500)"),
+        (("pull", REPO, "--file", "other.gguf"), "no file other.gguf"),
+        (("pull", REPO, "--revision", "v9"), "no revision 'v9'"),
+        (("pull", "what is this"), "OWNER/NAME"),
+        (("pull", "./missing.gguf"), "no such model file"),
+        (("show", "maker/nothing"), "no such model file"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line_with_a_way_on(agent, hub: Hub, tmp_path: Path, arguments, words: str) -> None:
+    hub.statuses |= {"maker/private": (401, ""), "maker/gated": (403, "GatedRepo"), "maker/broken": (500, "")}
+    code, out, error = agent(*arguments)
+    assert code in (1, 2) and out == "" and words in error
+    assert blobs(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached")],
+)
+def test_without_a_network_the_way_on_is_a_local_file(agent, environment: dict[str, str], words: str) -> None:
+    for arguments in (("pull", REPO), ("pull", REPO, "--file", "tiny-q8_0.gguf")):
+        code, _, error = agent(*arguments, **environment)
+        assert code == 1 and words in error and "edge-agent models pull PATH" in error
+
+
+def test_one_of_several_files_is_chosen_or_asked_for(agent, hub: Hub, tiny: bytes) -> None:
+    hub.files["maker/many"] = {"a-q2_k.gguf": tiny, "a-q4_k_m.gguf": tiny, "a-f16.gguf": tiny}
+    hub.files["maker/vague"] = {"a-q2_k.gguf": tiny, "a-q3_k.gguf": tiny}
+    assert Path(agent("pull", "maker/many")[1].strip()).name == "a-q4_k_m.gguf"
+    code, _, error = agent("pull", "maker/vague")
+    assert code == 2 and "--file: a-q2_k.gguf, a-q3_k.gguf" in error
+    assert Path(agent("pull", "maker/vague", "--file", "a-q3_k.gguf")[1].strip()).name == "a-q3_k.gguf"
+
+
+def test_safetensors_from_the_hub_become_a_model_of_the_folder(agent, hub: Hub, tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "source", "llama", shards=2)
+    hub.files["maker/tiny"] = {path.name: path.read_bytes() for path in folder.path.iterdir()} | {"pytorch_model.bin": b"no"}
+    code, out, told = agent("pull", "maker/tiny")
+    assert code == 0 and "models convert" in told
+    assert "maker/tiny/pytorch_model.bin" not in hub.gets
+    (tmp_path / "models").mkdir()
+    wide, narrow = tmp_path / "models" / "wide.gguf", tmp_path / "models" / "narrow.gguf"
+    assert agent("convert", out.strip(), str(wide), "--type", "f32")[0] == 0
+    code, out, _ = agent("quantize", str(wide), str(narrow), "--type", "q8_0", "--threads", "1", "--json")
+    written = json.loads(out)
+    assert (code, written["type_name"], written["bytes_after"]) == (0, "Q8_0", narrow.stat().st_size)
+    assert narrow.stat().st_size < wide.stat().st_size / 2
+    names = [row["name"] for row in json.loads(agent("list", "--json")[1]) if row["origin"] == "folder"]
+    assert names == ["narrow", "wide"]
+    assert json.loads(agent("show", "narrow", "--json")[1])["quantisation"] == "Q8_0"
+
+
+def test_a_local_file_is_taken_into_the_models_folder_once(agent, tiny: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").write_bytes(tiny)
+    code, out, told = agent("pull", str(tmp_path / "mine.gguf"))
+    assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in told
+    code, _, error = agent("pull", str(tmp_path))
+    assert code == 2 and "--file" in error
+    (tmp_path / "mine.gguf").write_bytes(tiny + b"\0")
+    code, _, error = agent("pull", str(tmp_path / "mine.gguf"))
+    assert code == 2 and "--force" in error
+    assert agent("pull", str(tmp_path / "mine.gguf"), "--force")[0] == 0
+    assert (tmp_path / "models" / "mine.gguf").read_bytes() == tiny + b"\0"
+
+
+def test_quantising_refuses_what_is_narrow_already_taken_or_damaged(agent, tiny: bytes, tmp_path: Path) -> None:
+    source, out = tmp_path / "tiny.gguf", tmp_path / "out.gguf"
+    source.write_bytes(tiny)
+    code, _, error = agent("quantize", str(source), str(out), "--type", "Q4_K_M")
+    assert code == 1 and "requantiz" in error and "f16, bf16 or f32" in error
+    code, _, error = agent("quantize", str(source), str(out), "--type", "Q99")
+    assert code == 2 and "Q4_K_M" in error
+    code, _, error = agent("quantize", str(source), str(source), "--force")
+    assert code == 2 and "is the file that is read" in error
+    source.write_bytes(tiny[: len(tiny) // 2])
+    code, _, error = agent("quantize", str(source), str(out))
+    assert code == 1 and str(source) in error
+    out.write_text("taken")
+    code, _, error = agent("quantize", str(source), str(out))
+    assert code == 2 and "--force" in error
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".gguf" or path.name.startswith(".")) == [
+        "out.gguf",
+        "tiny.gguf",
+    ]
+
+
+def test_a_damaged_header_is_told_wherever_it_is_cut(tiny: bytes, tmp_path: Path) -> None:
+    from edge.core.errors import ModelFileError
+
+    file = tmp_path / "cut.gguf"
+    for length in (0, 3, 10, 23, 60, 500, 5_000):
+        file.write_bytes(tiny[:length])
+        with pytest.raises(ModelFileError, match=r"cut\.gguf"):
+            read_header(file)

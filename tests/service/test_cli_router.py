@@ -1,0 +1,56 @@
+"""`edge-agent router train` with the bundled model, and an evaluation in which the router decides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "edge.cli", *words, "--set", "engine.threads=1", "--set", "engine.max_rows=16"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def as_json(*words: str) -> dict[str, Any]:
+    done = command(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_a_trained_router_decides_in_an_evaluation(tmp_path: Path) -> None:
+    out, state = tmp_path / "router.onnx", str(tmp_path / "state")
+    told = as_json("router", "train", str(out), "--tasks", "practice:arith", "--limit", "48", "--rate", "0.5", "--state", state)
+    assert told["fitted"] + told["held_out"] <= 48
+    assert 0 < told["failed"] < 1
+    assert told["asked"] <= 0.5
+    assert [path.name for path in tmp_path.iterdir()] == ["router.onnx"]  # no state folder is made
+
+    router = ["--set", "routing.policy=router", "--set", f"routing.router={out}"]
+    words = ["eval", "--tasks", "practice:arith", "--limit", "12", "--no-cloud", "--adapter", "none"]
+    own, everything, nothing = (
+        as_json(*words, *extra)
+        for extra in ([], [*router, "--set", "routing.threshold=0"], [*router, "--set", "routing.threshold=1"])
+    )
+    assert own["policy"] == "self"
+    assert everything["policy"].startswith("router ")
+    assert (everything["scores"]["assist_rate"] > 0.8, nothing["scores"]["assist_rate"]) == (True, 0.0)
+    assert everything["scores"]["forced_local_accuracy"] == nothing["scores"]["forced_local_accuracy"]
+
+
+def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken.onnx").write_bytes(b"mine")
+    for words, code, said in (
+        (["router", "train", str(tmp_path / "taken.onnx")], 2, "exists already"),
+        (["router", "train", str(tmp_path / "none" / "r.onnx")], 2, "no file can be written there"),
+        (["eval", "--set", "routing.policy=router", "--set", f"routing.router={tmp_path / 'taken.onnx'}"], 1, "cannot use it"),
+    ):
+        done = command(*words)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert said in done.stderr.splitlines()[-1] or said in done.stderr
+    assert (tmp_path / "taken.onnx").read_bytes() == b"mine"

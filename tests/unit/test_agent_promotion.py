@@ -1,0 +1,273 @@
+"""The gate in the agent's loop: what serves, what is trained, what is said, and that a cut run decides the same."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.events import AdapterSwapped, GateJudged, Notice
+from edge.agent.line import Line
+from edge.agent.runfolder import RunFolder
+from edge.agent.state import StateFolder
+from edge.config.schema import PhaseConfig
+from edge.core.errors import NotFound, StateError
+from edge.core.types import Message, Sampling
+from edge.training.gate import GateRules
+from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
+from tests.unit.test_agent_resume import Crash, crash_at
+
+RULES = GateRules(every=2, anchors_per_task=4, max_drop=0.5, rate_band=1.0, rate_window=2, max_refusals=2, keep=2)
+QUESTION = [Message("user", "What is 3 + 1?")]
+
+
+def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequence[int] = (), **options: Any) -> World:
+    """A world whose anchors are wrong with the adapter versions in `worse`, and right with all others."""
+    world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), gate=rules, **options)
+
+    def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        if sampling.temperature:
+            return mixed_script(messages, sampling, seed)
+        return local_answer(number_in(messages[-1].content) + 1 + (world.rollouts.adapter_version in worse))
+
+    world.script = script
+    return world
+
+
+async def learned(world: World) -> tuple[list[Any], Line]:
+    async with world.agent() as agent:
+        await agent.learn()
+        with_line = agent._parts.state.line()
+        return agent.steps(), with_line
+
+
+async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=5)
+    async with world.agent() as agent:
+        served = []
+        for _ in range(5):
+            await agent.learn(max_steps=1)
+            served.append((agent.status().adapter_version, agent.status().trained_version, world.rollouts.adapter_version))
+            answer = await agent.answerer.answer(QUESTION)
+            assert answer.adapter_version == agent.status().adapter_version
+    assert served == [(0, 1, 1), (2, 2, 2), (2, 3, 3), (4, 4, 4), (5, 5, 5)]  # the fifth ends the phase
+    assert [event.version for event in world.events(AdapterSwapped)] == [2, 4, 5]
+    assert [(event.step, event.verdict) for event in world.events(GateJudged)] == [
+        (2, "promoted"),
+        (4, "promoted"),
+        (5, "promoted"),
+    ]
+
+
+async def test_the_engine_for_learning_is_open_before_the_learners_memory_is_tried(tmp_path: Path) -> None:
+    world = gated(tmp_path, steps=2)
+    await learned(world)
+    assert world.opened == ["rollouts", "learner"]
+
+
+async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_on_from_it(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", worse=[4])
+    steps, line = await learned(world)
+    assert [(step.gate, step.serving_version, step.base_version) for step in steps] == [
+        ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
+    ]  # fmt: skip
+    assert (steps[3].gate_before, steps[3].gate_after) == (1.0, 0.0)
+    assert steps[3].gate_reason == "sums: 0 % of 4 anchors right, 100 % with the adapter in use"
+    assert (line.head, line.serving, line.refusals) == (6, 6, 0)
+    [notice] = world.events(Notice)
+    assert notice.text.startswith("the adapter of step 4 does not serve (sums: 0 %")
+    assert notice.text.endswith("adapter 2 stays, training goes on")
+
+
+async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serves(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=8, worse=[4, 6])
+    steps, line = await learned(world)
+    assert [(step.step, step.base_version) for step in steps] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 2), (8, 7)]
+    assert [step.gate for step in steps if step.gate] == ["promoted", "refused", "rolled back", "promoted"]
+    assert (line.head, line.serving) == (8, 8)
+    assert world.learners[-1].step == 4  # the updates of steps 1, 2, 7 and 8
+    assert world.events(Notice)[-1].text.endswith("too many refusals in a row, training goes back to adapter 2")
+
+
+async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=6, worse=[2, 4])
+    steps, _ = await learned(world)
+    assert [(step.step, step.base_version) for step in steps][3:] == [(4, 3), (5, 0), (6, 5)]
+    assert [learner.step for learner in world.learners] == [4, 2]
+    assert world.events(Notice)[-1].text.endswith("training goes back to the bare model")
+
+
+async def test_a_rate_that_strays_is_refused(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, rate_band=0.05))
+    calm = world.script
+
+    def asks_more(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        return HELP if sampling.temperature and world.rollouts.adapter_version >= 1 else calm(messages, sampling, seed)
+
+    world.script = asks_more
+    steps, _ = await learned(world)
+    assert [step.gate for step in steps] == ["", "refused", "", "rolled back"]
+    assert "asks" in steps[1].gate_reason
+    assert "too far from the target of 30 %" in steps[3].gate_reason
+    assert steps[3].gate_rate == 1.0
+
+
+async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    world.phases = (PhaseConfig(source="sums", steps=2), PhaseConfig(source="other", steps=2))
+    await learned(world)
+    assert [[(score.source, score.items) for score in event.anchors] for event in world.events(GateJudged)] == [
+        [("sums", 4)],
+        [("sums", 4), ("other", 4)],
+    ]
+    assert not any(call.prompt_id.startswith("eval") for call in world.client.calls)
+
+
+async def test_the_adapter_in_use_is_examined_once(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, max_refusals=9))
+    asked: list[int] = []
+    calm = world.script
+
+    def counted(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        if sampling.temperature == 0.0:
+            asked.append(world.rollouts.adapter_version)
+        return calm(messages, sampling, seed)
+
+    world.script = counted
+    await learned(world)
+    assert asked == [0] * 4 + [2] * 4 + [4] * 4 + [6] * 4
+
+
+async def test_the_gate_changes_nothing_in_what_is_learned_while_it_refuses_nothing(tmp_path: Path) -> None:
+    ungated = gated(tmp_path / "ungated")
+    ungated.gate = None
+    plain, _ = await learned(ungated)
+    with_gate, _ = await learned(gated(tmp_path / "gated"))
+    without = {"gate": "", "gate_before": None, "gate_after": None, "gate_rate": None, "serving_version": 0}
+    assert [replace(numbers(step), **without) for step in with_gate] == [replace(numbers(step), **without) for step in plain]
+    assert [step.serving_version for step in plain] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("place", ["checkpointed", "closed", "judged", "committed"])
+@pytest.mark.parametrize("times", [2, 4, 6, 7])
+async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Path, place: str, times: int) -> None:
+    calm = gated(tmp_path / "calm", steps=8, worse=[4, 6])
+    expected, expected_line = await learned(calm)
+    world = gated(tmp_path / "crashing", steps=8, worse=[4, 6])
+    with pytest.raises(Crash):
+        async with world.agent(crash_at(place, times)) as agent:
+            await agent.learn()
+    async with world.agent() as agent:
+        assert agent.status().adapter_version == agent._parts.state.line().serving
+        await agent.learn()
+        steps, line = agent.steps(), agent._parts.state.line()
+    assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
+    assert line == expected_line
+    assert world.learners[-1].step == calm.learners[-1].step
+
+
+async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=3)
+    async with world.agent() as agent:
+        assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
+        assert (await agent.answerer.answer(QUESTION)).adapter_version == 2
+        await agent.learn(max_steps=1)
+        assert agent.steps()[-1].base_version == 3
+
+
+async def test_what_served_stays_on_disk_and_no_more(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=12, worse=[8, 10], rules=replace(RULES, max_refusals=9))
+    await learned(world)
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (world.folder / "checkpoints").iterdir())
+    assert kept == [6, 11, 12]
+    with StateFolder(world.folder) as state:
+        assert state.line().kept == (6, 12)
+
+
+async def test_a_gate_without_an_engine_of_its_own_for_learning_is_refused(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    world._open_rollouts = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(ValueError, match="second engine"):
+        world.agent()
+    ungated = World(tmp_path / "other")
+    ungated._open_rollouts = None  # type: ignore[assignment, method-assign]
+    async with ungated.agent() as agent:
+        assert (await agent.learn(max_steps=1)).adapter_version == 1
+
+
+async def test_the_run_folders_table_has_the_gates_columns(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=4, worse=[4])
+    async with world.agent() as agent:
+        finished = await agent.learn()
+        with closing(RunFolder(tmp_path / "run", "")) as folder:
+            for event in world.events(GateJudged):
+                folder.emit(event)
+            folder.finish(agent.steps(), finished, agent.adapter())
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    assert [row["gate"] for row in rows] == ["", "promoted", "", "refused"]
+    assert [row["gate_after"] for row in rows] == ["", "1.0", "", "0.0"]
+    assert [row["serving_version"] for row in rows] == ["0", "2", "2", "2"]
+    assert (tmp_path / "run" / "events.jsonl").read_text().count('"kind": "gate_judged"') == 2
+
+
+async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_goes_on_from_it(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=5)
+        assert agent.status().adapter_version == 4
+        await agent.rollback(2)
+        assert (agent.status().adapter_version, agent.status().trained_version) == (2, 2)
+        assert (await agent.answerer.answer(QUESTION)).adapter_version == 2
+        assert [(one.version, one.on_line) for one in agent.versions().all()] == [(2, True), (4, False), (5, False)]
+        await agent.learn(max_steps=1)
+        assert (agent.steps()[-1].step, agent.steps()[-1].base_version) == (6, 2)
+        assert world.learners[-1].step == 3
+        # 2 and 6 are the two that served last; 5 is kept as one of the newest two
+        assert [(one.version, one.on_line) for one in agent.versions().all()] == [(2, True), (5, False), (6, True)]
+
+
+async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        calm, asked = world.script, []
+
+        def goes_back(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+            if sampling.temperature and world.rollouts.adapter_version == 3 and not asked:
+                asked.append(asyncio.ensure_future(agent.rollback(2)))
+            return calm(messages, sampling, seed)
+
+        world.serving._script = world.script = goes_back
+        await agent.learn()
+        assert (await asked[0]).serving == 2
+        steps = agent.steps()
+        assert agent.status().adapter_version == 6
+    assert [(step.step, step.base_version, step.gate) for step in steps][2:] == [
+        (3, 2, ""),
+        (4, 3, ""),
+        (5, 2, ""),
+        (6, 5, "promoted"),
+    ]
+    assert steps[3].serving_version == 2
+
+
+async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        before = agent._parts.state.line()
+        shutil.rmtree(world.folder / "checkpoints" / "step-000002" / "adapter")
+        with pytest.raises(StateError, match="the adapter is missing"):
+            await agent.rollback(2)
+        with pytest.raises(NotFound, match="no adapter version 9"):
+            await agent.rollback(9)
+        assert agent._parts.state.line() == before
+        assert agent.status().adapter_version == 4

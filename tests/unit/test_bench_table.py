@@ -1,0 +1,523 @@
+"""The table of goals: statistics, verdicts, resuming, command lines of the peers, and processes that end in every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
+from tools.bench.table import rows
+from tools.bench.table.__main__ import parse, plan_of, rows_of
+from tools.bench.table.agent_steps import config_of, count, with_advantages
+from tools.bench.table.batched_peer import command_of, seconds_of
+from tools.bench.table.children import ChildFailed, last_line, run_child
+from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched_part, trl_part
+from tools.bench.table.parts import Part, Results, run_part
+from tools.bench.table.peers import configure_arguments, install_arguments, peer_constraints
+from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, RolloutLoad, Workload
+from tools.bench.table.spread import spread, times
+from tools.bench.table.trl_peer import arguments_of, centred, task_reward
+from tools.bench.table.verdicts import Lines, Row, markdown
+from tools.bench.table.where import StackWatch
+
+WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
+MACHINE = {
+    "cpu": "a cpu",
+    "cores": 2,
+    "memory_mib": 4096,
+    "system": "Linux",
+    "python": "3.11",
+    "packages": {"torch": "2.13.0+cpu", "none": ""},
+}
+
+
+class SilentScreen:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str]] = []
+
+    def begin(self, key: str):
+        return lambda seconds, line: None
+
+    def end(self, key: str, seconds: float, note: str) -> None:
+        self.ended.append((key, note))
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------------------
+
+
+def test_median_and_quartiles_are_interpolated_between_samples() -> None:
+    found = spread([4.0, 1.0, 3.0, 2.0])
+    assert found.median == 2.5
+    assert found.quartiles == (1.75, 3.25)
+    assert found.to_json() == {"median": 2.5, "q1": 1.75, "q3": 3.25, "n": 4, "samples": [4.0, 1.0, 3.0, 2.0]}
+
+
+def test_one_sample_is_its_own_median_and_quartiles_and_none_is_refused() -> None:
+    assert spread([3.0]).quartiles == (3.0, 3.0)
+    with pytest.raises(ValueError, match="at least one"):
+        spread([])
+
+
+def test_times_compares_medians_and_not_means() -> None:
+    assert times(spread([1.0, 1.0, 9.0]), spread([4.0, 4.0, 4.0])) == 4.0
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_goals_are_met_at_their_bound_and_missed_beyond_it() -> None:
+    lines = Lines()
+    lines.at_least("a", "b", "c", 4.0, 4.0)
+    lines.at_least("a", "b", "c", 3.99, 4.0)
+    lines.at_most("a", "b", "c", 0.5, 0.5)
+    lines.at_most("a", "b", "c", 0.51, 0.5)
+    lines.told("a", "b", "c")
+    assert [line.met for line in lines.verdicts] == [True, False, True, False, None]
+
+
+def test_the_report_marks_goals_and_tells_where_it_goes_only_for_what_is_missed() -> None:
+    good, bad = Lines(), Lines()
+    good.at_least("fast | thing", "peer", "5x", 5.0, 4.0)
+    bad.at_most("large thing", "peer", "0.9", 0.9, 0.5)
+    report = markdown(
+        [
+            Row("a", "good row", tuple(good.verdicts), {}, ("hidden",)),
+            Row("b", "bad row", tuple(bad.verdicts), {}, ("update 3 s",)),
+        ],
+        MACHINE,
+        "About.",
+    )
+    assert "| fast \\| thing | peer | 5x | ≥ 4x | met |" in report
+    assert "| large thing | peer | 0.9 | ≤ 0.5x | **missed** |" in report
+    assert "**Missed: bad row.**" in report
+    assert "- update 3 s" in report
+    assert "hidden" not in report
+    assert "torch 2.13.0+cpu" in report
+    assert "none" not in report
+
+
+def our_round(seconds: float, peak: float = 500.0) -> dict:
+    step = {
+        "seconds": seconds,
+        "seconds_by_part": {"rollout": 0.6 * seconds, "update": 0.3 * seconds, "save": 0.1 * seconds, "close": 0.0, "swap": 0.0},
+        "frac_reward_zero_std": 0.5,
+        "learner_skipped": "",
+    }
+    return {
+        "steps": [step, step],
+        "counts": [{"prompts": 2, "responses": 16, "prompt_tokens": 320.0, "response_tokens": 128.0}] * 2,
+        "peak_mib": peak,
+        "children_peak_mib": 100.0,
+        "memory_by_part": {"update": {"rss_mib": 400.0, "anon_mib": 300.0, "file_mib": 100.0}},
+        "model": {"parameters": 2_300_000},
+        "answers": 3,
+        "checkpointing": False,
+    }
+
+
+def peer_round(seconds: float, peak: float) -> dict:
+    step = {"seconds": seconds, "generate_s": seconds / 4}
+    return {"steps": [step, step], "peak_mib": peak, "advantage_error": 1e-8, "versions": {"trl": "1.16.0"}}
+
+
+def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leanest() -> None:
+    peers = {"fp32": [peer_round(4.2, 2000)], "defaults": [peer_round(2.5, 1100)], "tuned": [peer_round(3.0, 2500)]}
+    row = rows.small_row([our_round(1.0)], peers)
+    goals = {(line.against, line.goal): line for line in row.verdicts if line.met is not None}
+    assert goals["TRL fp32", "≥ 4x"].met is True
+    assert goals["TRL, its defaults (its best)", "≥ 3x"].met is False
+    memory = goals["TRL, its defaults (its leanest)", "≤ 0.5x"]
+    assert memory.value == pytest.approx(600 / 1100)
+    assert memory.met is False
+    assert "rollout 0.60 s (60%), update 0.30 s (30%)" in row.profile[0]
+    assert "update: 400 MiB (300 allocated, 100 mapped files)" in row.profile[1]
+
+
+def test_the_large_row_holds_time_and_memory_of_every_quantisation_against_the_peer() -> None:
+    row = rows.large_row({"Q8_0": [our_round(10.0, 1500)], "Q4_K_M": [our_round(50.0, 1200)]}, [peer_round(160.0, 7700)], "shape")
+    assert [line.met for line in row.verdicts] == [True, True, False, True]
+    assert "TRL generates for 25% of its step" in row.notes
+
+
+def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() -> None:
+    size = {"parameters": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0, "bf16": False}
+    slow = {**size, "infer_flop_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 9e9}
+    fast = {**slow, "infer_flop_per_s": 2e9}
+    speeds = [
+        {"bytes_per_s": 2e9, "models": {"m": slow, "n": {**slow, "infer_flop_per_s": 4e9}}},
+        {"bytes_per_s": 1e9, "models": {"m": fast, "n": slow}},
+    ]
+    row = rows.floor_row(speeds, {"a step": ([our_round(20.0)], "m", 16)})
+
+    def floor(infer: float) -> float:
+        prefill = 2 * 1e6 * 2 * 320 / infer
+        decode = 128 * max((1e6 + 16 * 1000 * (320 + 64)) / 2e9, 2 * 1e6 * 16 / infer)
+        return prefill + decode + 4 * 1e6 * 0.5 * 2 * (320 + 8 * 128) / 1e9
+
+    assert row.verdicts[0].value == pytest.approx(20.0 / floor(2e9))
+    assert row.data["a step"]["times_lowest_floor"]["median"] == pytest.approx(20.0 / floor(4e9))
+
+
+def test_a_step_that_computes_again_has_the_higher_floor() -> None:
+    rates = {"infer_flop_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 1e9}
+    model = {"parameters": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0}
+    speed = rows.device_speed({"bytes_per_s": 1e9}, rates, False)
+    plain, again = (
+        rows.step_against_floor({**our_round(20.0), "checkpointing": on}, model, 16, speed)[1][0] for on in (False, True)
+    )
+    assert again.training_s == pytest.approx(1.5 * plain.training_s)
+
+
+def test_the_memory_row_holds_four_bit_models_against_their_goals_in_gigabytes() -> None:
+    row = rows.memory_row({"qwen2.5-0.5b": {"Q8_0, lean": our_round(1.0, 9000), "Q4_K_M, lean": our_round(1.0, 1600e6 / 2**20)}})
+    assert [line.met for line in row.verdicts] == [None, True]
+
+
+def test_the_rollout_row_compares_tokens_per_second() -> None:
+    row = rows.rollout_row(
+        {"m Q8_0, 16 rows": ([{"tokens": 100, "seconds": [1.0, 2.0, 1.0]}], [{"tokens": 100, "seconds": [0.8]}])}
+    )
+    assert row.verdicts[0].value == pytest.approx(0.8)
+    assert row.missed
+
+
+def test_a_watched_process_tells_which_functions_take_most() -> None:
+    told = rows.where_profile({"where": {"rollout": {"llama_engine.decode": 0.7, "sampling.draw": 0.2}, "load": {"x": 1.0}}})
+    assert told == ["rollout, by function: llama_engine.decode 70%, sampling.draw 20%"]
+
+
+def test_moments_are_booked_on_the_innermost_function_of_the_project_and_waiting_is_not() -> None:
+    from edge.core.worker import EngineWorker, Priority
+
+    inside, leave, worker = Event(), Event(), EngineWorker("watched")
+
+    def slow_call() -> None:
+        inside.set()
+        leave.wait(30)
+
+    with StackWatch("watched", lambda: "part", every_s=0.001) as watch:
+        done = worker.submit(one_slice(slow_call), Priority.ROLLOUT)
+        assert inside.wait(30)
+        seen = set(until(watch.shares)["part"])
+        leave.set()
+        done.result(30)
+    worker.close()
+    assert seen == {"worker.EngineWorker._run_slice"}
+    assert "worker.EngineWorker._loop" not in watch.shares()["part"]
+
+
+def one_slice(call):
+    return call()
+    yield
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------------------
+
+
+def counting(calls: list[str], result: dict):
+    def run(part: Part, job: Path, raw: Path, tell) -> float:
+        calls.append(part.key)
+        raw.write_text(json.dumps(result), encoding="utf-8")
+        return 1.0
+
+    return run
+
+
+def test_a_finished_part_is_read_back_and_another_job_is_measured_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+    part = Part("row/a/1", ("python", "-m", "x"), {"steps": 1})
+    first = Results(tmp_path, SilentScreen(), run=counting(calls, {"value": 1})).measure(part)
+    screen = SilentScreen()
+    again = Results(tmp_path, screen, run=counting(calls, {"value": 2}))
+    assert again.measure(part) == first
+    assert first["value"] == 1
+    assert screen.ended == [("row/a/1", "read back")]
+    assert again.measure(Part("row/a/1", ("python", "-m", "x"), {"steps": 2}))["value"] == 2
+    assert calls == ["row/a/1", "row/a/1"]
+
+
+def test_fresh_measures_again_but_only_once_a_run(tmp_path: Path) -> None:
+    calls: list[str] = []
+    part = Part("row/a/1", ("python",), {})
+    Results(tmp_path, SilentScreen(), run=counting(calls, {"value": 1})).measure(part)
+    fresh = Results(tmp_path, SilentScreen(), fresh=True, run=counting(calls, {"value": 2}))
+    assert fresh.measure(part)["value"] == fresh.measure(part)["value"] == 2
+    assert len(calls) == 2
+
+
+def test_a_result_does_not_count_when_the_files_it_names_are_gone_or_it_is_damaged(tmp_path: Path) -> None:
+    calls: list[str] = []
+    made = tmp_path / "made"
+    made.touch()
+    part = Part("models/a", ("python",), {})
+    results = Results(tmp_path, SilentScreen(), run=counting(calls, {"files": [str(made)]}))
+    results.measure(part)
+    results.measure(part)
+    assert len(calls) == 1
+    made.unlink()
+    results.measure(part)
+    (tmp_path / "parts" / "models" / "a.json").write_text("{", encoding="utf-8")
+    results.measure(part)
+    assert len(calls) == 3
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_is_given_its_job_and_its_result_is_kept_with_when_it_was_taken(tmp_path: Path) -> None:
+    code = (
+        "import json,os,sys; job=json.load(open(sys.argv[1]));"
+        "json.dump({'twice': 2*job['n'], 'e': os.environ['E']}, open(sys.argv[2], 'w'))"
+    )
+    part = Part("row/a/1", (sys.executable, "-c", code), {"n": 21}, {"E": "set"})
+    found = Results(tmp_path, SilentScreen(), run=run_part).measure(part)
+    assert (found["twice"], found["e"]) == (42, "set")
+    assert found["taken"]["key"] == "row/a/1"
+
+
+def test_a_part_that_fails_tells_its_last_words(tmp_path: Path) -> None:
+    code = "import sys; print('first'); print('the reason', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(ChildFailed, match="ended with 3: the reason"):
+        run_child([sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ, folder=tmp_path)
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    code = "import time; time.sleep(60)"
+    with pytest.raises(ChildFailed, match="no result after"):
+        run_child([sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ, folder=tmp_path, timeout_s=0.1)
+
+
+def test_a_part_is_ended_with_what_it_has_started_when_the_bench_leaves(tmp_path: Path) -> None:
+    code = (
+        "import subprocess,sys,time; child=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']);"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "log"
+
+    def leave_when_it_runs(_seconds: float, line: str) -> None:
+        if line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_child([sys.executable, "-c", code], log=log, environment=os.environ, folder=tmp_path, tell=leave_when_it_runs)
+    child = int(last_line(log))
+    assert until(lambda: gone(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os,sys; from pathlib import Path; from tools.bench.table.children import run_child;"
+        "run_child([sys.executable,'-c','import os,time; print(os.getpid(), flush=True); time.sleep(60)'],"
+        "log=Path(sys.argv[1]), environment=os.environ, folder=Path('.'))"
+    )
+    log = tmp_path / "log"
+    bench = subprocess.Popen([sys.executable, "-c", code, str(log)])
+    try:
+        child = int(until(lambda: last_line(log)))
+    finally:
+        bench.kill()
+        bench.wait()
+    assert until(lambda: gone(child))
+
+
+def until(look, seconds: float = 30.0):
+    clock, pause = SystemClock(), Event()
+    end = clock.monotonic() + seconds
+    while not (found := look()):
+        assert clock.monotonic() < end, "never happened"
+        pause.wait(0.05)
+    return found
+
+
+def gone(pid: int) -> bool:
+    """No such process, or only its name is left."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if sys.platform == "linux"
+            else not alive(pid)
+        )
+    except FileNotFoundError:
+        return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_peer_gets_the_very_torch_build_that_we_have_and_our_versions_of_the_rest() -> None:
+    text = peer_constraints("# a comment\ntorch==2.13.0\npeft==0.21.2\n", "2.13.0+cpu")
+    assert text.splitlines() == ["torch==2.13.0+cpu", "peft==0.21.2"]
+    arguments = install_arguments(Path("c.txt"))
+    assert arguments[arguments.index("--constraint") + 1] == "c.txt"
+    assert any(argument.startswith("trl==") for argument in arguments)
+
+
+def test_llama_cpp_is_configured_with_its_own_defaults_for_speed() -> None:
+    arguments = configure_arguments(Path("source"), Path("build"))
+    assert arguments[:4] == ["-S", "source", "-B", "build"]
+    assert "-DCMAKE_BUILD_TYPE=Release" in arguments
+    assert not any("GGML_" in argument for argument in arguments)
+
+
+def test_the_batched_bench_is_asked_for_the_same_rows_lengths_and_threads(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    load = RolloutLoad("m", 2, 320, 128, repeats=1)
+    part = batched_part("k", Path("/bench"), tmp_path / "m.gguf", load, 2)
+    command = command_of(dict(part.job))
+    value = {name: command[command.index(name) + 1] for name in ("-npp", "-ntg", "-npl", "-t", "-tb", "-c", "-fa")}
+    assert value == {"-npp": "320", "-ntg": "127", "-npl": "16", "-t": "2", "-tb": "2", "-c": str(16 * 448), "-fa": "on"}
+    assert "-pps" in command
+
+
+def test_the_batched_benchs_prompts_count_once_each_and_its_decodes_once() -> None:
+    output = 'noise\n{"n_kv_max": 7168, "pp": 320, "tg": 127, "pl": 16, "t_pp": 0.5, "t_tg": 10.0, "speed": 1}\n'
+    assert seconds_of(output, prompts=2) == 11.0
+    with pytest.raises(ValueError, match="no measurement"):
+        seconds_of("nothing", prompts=2)
+
+
+def trl_job(tmp_path: Path, setting, *, random_model: bool, tuned: bool = False) -> Part:
+    prompts = [{"text": "a", "ids": [1], "answer": "1"}]
+    places = Places(tmp_path, tmp_path)
+    return trl_part(
+        places, "k", Path("/venv/python"), tmp_path, prompts, WORK, 2, setting, random_model=random_model, tuned_allocator=tuned
+    )
+
+
+def test_the_peers_arguments_are_dagrpos_and_leave_its_defaults_alone_where_they_are_measured(tmp_path: Path) -> None:
+    given = arguments_of(dict(trl_job(tmp_path, {}, random_model=False).job))
+    assert given["reward_weights"] == [1.0, -0.5]
+    assert given["scale_rewards"] == "none"
+    assert given["per_device_train_batch_size"] == 16
+    assert given["num_generations"] == 8
+    assert given["max_steps"] == 3
+    assert not {"bf16", "gradient_checkpointing", "generation_kwargs"} & given.keys()
+    fp32 = arguments_of(dict(trl_job(tmp_path, FP32, random_model=False).job))
+    assert (fp32["bf16"], fp32["gradient_checkpointing"]) == (False, False)
+    large = arguments_of(dict(trl_job(tmp_path, BF16, random_model=True).job))
+    assert large["generation_kwargs"] == {"min_new_tokens": 128}
+    assert large["gradient_checkpointing"] is True
+
+
+def test_the_tuned_peer_gets_the_allocator_settings_that_our_own_process_gets(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    ours = agent_part(Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True)
+    tuned = trl_job(tmp_path, FP32, random_model=False, tuned=True)
+    plain = trl_job(tmp_path, FP32, random_model=False)
+    allocator = {name: value for name, value in ours.environment.items() if name.startswith("MALLOC_")}
+    assert allocator
+    assert allocator.items() <= tuned.environment.items()
+    assert not allocator.keys() & plain.environment.keys()
+    assert tuned.environment["OMP_NUM_THREADS"] == ours.environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_expected_advantages_are_r_less_lambda_c_centred_in_each_group() -> None:
+    found = centred([1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], dual=0.5, group_size=2)
+    assert found == pytest.approx([0.25, -0.25, 0.25, -0.25])
+
+
+def test_the_peers_reward_knows_right_wrong_asked_and_malformed() -> None:
+    texts = (r"so <answer>\boxed{7}</answer>", r"\boxed{8}", "I need external assistance.", "no idea")
+    assert [task_reward(text, "7") for text in texts] == [1.0, 0.0, 1.0, -0.1]
+
+
+# -- our side ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    ours = agent_part(Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True).job
+    theirs = trl_job(tmp_path, BF16, random_model=True).job
+    shared = {
+        "group_size",
+        "max_tokens",
+        "rank",
+        "alpha",
+        "learning_rate",
+        "dual",
+        "dual_lr",
+        "target_rate",
+        "warmup",
+        "steps",
+        "threads",
+    }
+    assert {name: ours[name] for name in (*shared, "prompts_per_step")} == {
+        name: theirs[name] for name in (*shared, "prompts_per_step")
+    }
+
+
+def test_a_job_becomes_a_valid_configuration_of_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    job = agent_part(
+        Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True, weights="streamed", learning=LEAN
+    ).job
+    config = config_of(dict(job))
+    assert config.learning.prompts_per_step == 2
+    assert config.learning.max_tokens == 128
+    assert config.engine.weights == "streamed"
+    assert (config.learning.gradient_checkpointing, config.learning.micro_batch_tokens) == ("on", 512)
+    assert config.phases[0].steps == 3
+
+
+def test_steps_have_no_gate_unless_their_job_has_one(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    place = Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2
+    plain = agent_part(*place, random_model=True)
+    gated = agent_part(*place, random_model=True, gate={"enabled": True, "anchors": 2})
+    assert config_of(dict(plain.job)).gate.enabled is False
+    assert (config_of(dict(gated.job)).gate.enabled, config_of(dict(gated.job)).gate.anchors) == (True, 2)
+    assert plain.digest != gated.digest
+
+
+def test_made_up_advantages_are_centred_and_not_all_zero() -> None:
+    from edge.core.types import TrainingGroup, TrainingSample
+
+    samples = tuple(TrainingSample((number, number + 1), (-1.0, -1.0), 0.0) for number in range(4))
+    group = with_advantages(TrainingGroup((1, 2, 3), samples, 1 / 3))
+    advantages = [sample.advantage for sample in group.samples]
+    assert sum(advantages) == pytest.approx(0.0)
+    assert max(map(abs, advantages)) > 0.01
+    assert count([group]) == {"prompts": 1, "responses": 4, "prompt_tokens": 3.0, "response_tokens": 2.0}
+
+
+# -- command line ------------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_chosen_by_name_and_unknown_ones_refused() -> None:
+    assert rows_of(parse([]).rows) == list(ROWS)
+    assert rows_of("small, floor") == ["small", "floor"]
+    with pytest.raises(UsageError, match="unknown row huge"):
+        rows_of("small,huge")
+
+
+def test_sizes_and_rounds_are_chosen_on_the_command_line() -> None:
+    assert plan_of(parse([])) == FULL
+    assert plan_of(parse(["--quick"])) == QUICK
+    chosen = plan_of(parse(["--tiny", "--rounds", "4"]))
+    assert (chosen.size, chosen.small.rounds, chosen.large.rounds, chosen.rollout_rounds) == (TINY.size, 4, 4, 4)
+    with pytest.raises(UsageError, match="at least 1"):
+        plan_of(parse(["--rounds", "0"]))
+
+
+def test_the_full_size_is_the_one_of_the_goals() -> None:
+    assert (FULL.small.prompts, FULL.small.max_tokens) == (16, 110)
+    assert (FULL.large.prompts, FULL.large.prompt_tokens, FULL.large.max_tokens) == (2, 320, 128)
+    assert FULL.memory_shapes == ("qwen2.5-0.5b", "qwen2.5-1.5b")

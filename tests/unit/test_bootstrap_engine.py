@@ -1,0 +1,200 @@
+"""Which engine serves and trains: what is asked for, what is installed, what the machine is, and what the model comes as."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge import bootstrap
+from edge.cli import doctor
+from edge.cli.settings import Settings
+from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
+from edge.core.errors import UsageError
+from edge.core.worker import EngineWorker
+
+FILE = Path("model.gguf")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    def make(*, apple: bool, mlx: bool) -> None:
+        monkeypatch.setattr(bootstrap, "apple_silicon", lambda: apple)
+        monkeypatch.setattr(bootstrap, "mlx_installed", lambda: mlx)
+
+    return make
+
+
+def config(backend: str, **model: str) -> AgentConfig:
+    return AgentConfig(engine=EngineConfig(backend=backend), model=ModelConfig(**model))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("apple", "mlx", "chosen"), [(True, True, "mlx"), (True, False, "llamacpp"), (False, True, "llamacpp")])
+def test_auto_is_mlx_on_apple_silicon_where_it_is_installed(machine, apple: bool, mlx: bool, chosen: str) -> None:
+    machine(apple=apple, mlx=mlx)
+    assert AgentConfig().engine.backend == "auto"
+    assert bootstrap.engine_backend(AgentConfig(), FILE) == chosen
+
+
+def test_what_is_asked_for_is_taken(machine) -> None:
+    machine(apple=True, mlx=True)
+    assert bootstrap.engine_backend(config("llamacpp"), FILE) == "llamacpp"
+    machine(apple=False, mlx=True)
+    assert bootstrap.engine_backend(config("mlx"), FILE) == "mlx"
+
+
+def test_a_folder_is_for_mlx_alone(machine, tmp_path: Path) -> None:
+    machine(apple=False, mlx=True)
+    assert bootstrap.engine_backend(config("auto"), tmp_path) == "mlx"
+    with pytest.raises(UsageError, match="GGUF"):
+        bootstrap.engine_backend(config("llamacpp"), tmp_path)
+
+
+def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_path: Path) -> None:
+    machine(apple=True, mlx=False)
+    for chosen, path in (("mlx", FILE), ("auto", tmp_path)):
+        with pytest.raises(UsageError, match="MLX is not installed") as caught:
+            bootstrap.engine_backend(config(chosen), path)
+        assert "\n" not in str(caught.value)
+        assert "edge-agent[mlx]" in caught.value.hint
+
+
+def test_onnx_is_taken_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert bootstrap.engine_backend(AgentConfig(), FILE) != "onnx"
+    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: True)
+    assert bootstrap.engine_backend(config("onnx"), FILE) == "onnx"
+    with pytest.raises(UsageError, match="GGUF"):
+        bootstrap.engine_backend(config("onnx"), tmp_path)
+    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: False)
+    with pytest.raises(UsageError, match="ONNX is not installed") as caught:
+        bootstrap.engine_backend(config("onnx"), FILE)
+    assert "edge-agent[onnx]" in caught.value.hint
+
+
+def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_of_them(tmp_path: Path) -> None:
+    profile = tmp_path / "board.yaml"
+    profile.write_text("engine:\n  backend: onnx\n  onnx_providers: [TensorRT, CUDA]\n")
+    chosen = Settings(sets=[f"device_profile={profile}"]).config()
+    assert chosen.engine.onnx_providers == ("TensorRT", "CUDA")
+    if bootstrap.onnx_installed():
+        finding = doctor.check_engine(chosen)
+        import onnxruntime
+
+        missing = [
+            name for name in ("TensorRT", "CUDA") if f"{name}ExecutionProvider" not in onnxruntime.get_available_providers()
+        ]
+        assert (finding.state, all(name in finding.text for name in missing)) == ("warn" if missing else "ok", True)
+        assert "CPU" in finding.text
+    mine = Settings(sets=[f"device_profile={profile}", "engine.onnx_providers=[CPU]"]).config()
+    assert mine.engine.onnx_providers == ("CPU",)
+
+
+def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
+    finding = doctor.check_engine(config("onnx"))
+    assert (finding.state, "cannot be loaded" in finding.text) == ("fail", True)
+    assert "edge-agent[onnx]" in finding.hint
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"engine\.backend"):
+        Settings(sets=["engine.backend=abacus"]).config()
+
+
+@pytest.mark.parametrize(
+    ("apple", "mlx", "backend", "state", "said"),
+    [
+        (True, True, "auto", "ok", "MLX serves"),
+        (True, False, "auto", "warn", "MLX is not installed"),
+        (False, False, "auto", "ok", "llama.cpp serves"),
+        (False, False, "mlx", "fail", "MLX is not installed"),
+        (False, True, "mlx", "ok", "MLX serves"),
+    ],
+)
+def test_the_doctor_says_which_engine(machine, apple: bool, mlx: bool, backend: str, state: str, said: str) -> None:
+    machine(apple=apple, mlx=mlx)
+    finding = doctor.check_engine(config(backend))
+    assert (finding.name, finding.state) == ("engine", state)
+    assert said in finding.text
+    assert (state == "ok") != ("edge-agent[mlx]" in finding.hint)
+
+
+def test_the_doctor_leaves_a_missing_model_to_the_next_check() -> None:
+    assert doctor.check_engine(config("auto", path="/no/such.gguf")).state == "warn"
+
+
+async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) -> None:
+    if not bootstrap.mlx_installed():
+        pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
+    from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
+    from edge.inference.mlx_backend import MlxBackend
+    from edge.training.mlx_learner import MlxLearner
+
+    chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), model=ModelConfig(context_tokens=128))
+    path = bootstrap.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), bootstrap.MlxWeights(path)
+    backend = await bootstrap.open_backend(chosen, path, worker, weights)
+    learner = await bootstrap.open_learner(chosen, path, worker, weights)
+    assert isinstance(backend, MlxBackend)
+    assert isinstance(learner, MlxLearner)
+    served, trained = backend._engine._decoder, learner._decoder  # type: ignore[attr-defined]
+    assert served.module.model.layers[0].mlp.up_proj.weight is trained.module.model.layers[0].mlp.up_proj.base.weight
+    group = await backend.sample_group([Message("user", "What is 2 + 3?")], Sampling(max_tokens=4), [1, 2])
+    samples = [
+        TrainingSample(response.token_ids, response.logprobs, advantage)
+        for response, advantage in zip(group.responses, (0.5, -0.5), strict=True)
+    ]
+    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
+    assert report.skipped == ""
+    assert report.mean_abs_logprob_diff < 1e-4  # the sampler's log-probabilities are the trainer's own
+    adapter = await learner.export(tmp_path / "v1", 1)
+    assert (tmp_path / "v1" / "adapter.gguf").stat().st_size > 0
+    await backend.swap_adapter(adapter)
+    assert backend.adapter_version == 1
+    await backend.aclose()
+    worker.close()
+
+
+async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_session(tmp_path: Path) -> None:
+    if not bootstrap.onnx_installed():
+        pytest.skip("ONNX Runtime is not installed")
+    from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
+    from edge.inference.onnx_backend import OnnxBackend
+    from edge.training.torch_learner import TorchLearner
+
+    state = tmp_path / "state"
+    engine = EngineConfig(backend="onnx", max_rows=2, threads=1)
+    chosen = AgentConfig(engine=engine, model=ModelConfig(context_tokens=128), state_folder=str(state))
+    path = bootstrap.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), bootstrap.MlxWeights(path)
+    backend = await bootstrap.open_backend(chosen, path, worker, weights, serves_only=True)
+    (graph,) = (state / "onnx").iterdir()
+    made = graph.stat().st_mtime_ns
+    rollouts = await bootstrap.open_rollouts(chosen, path, worker, weights, backend)
+    learner = await bootstrap.open_learner(chosen, path, worker, weights)
+    assert isinstance(backend, OnnxBackend)
+    assert isinstance(rollouts, OnnxBackend)
+    assert isinstance(learner, TorchLearner)
+    assert rollouts._model.graph is backend._model.graph
+    asked = [Message("user", "What is 2 + 3?")], Sampling(max_tokens=4), [1, 2]
+    group = await rollouts.sample_group(*asked)
+    assert await backend.sample_group(*asked) == group
+    samples = [
+        TrainingSample(response.token_ids, response.logprobs, advantage)
+        for response, advantage in zip(group.responses, (0.5, -0.5), strict=True)
+    ]
+    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
+    assert report.skipped == ""
+    assert report.mean_abs_logprob_diff < 1e-3  # the same float32 weights on both sides
+    await rollouts.swap_adapter(await learner.export(tmp_path / "v1", 1))
+    assert (backend.adapter_version, rollouts.adapter_version) == (0, 1)
+    assert await backend.sample_group(*asked) == group
+    await rollouts.aclose()
+    assert await backend.sample_group(*asked) == group
+    await backend.aclose()
+    again = await bootstrap.open_backend(chosen, path, worker, weights)
+    assert [file.stat().st_mtime_ns for file in (state / "onnx").iterdir()] == [made]
+    await again.aclose()
+    worker.close()

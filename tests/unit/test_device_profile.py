@@ -1,0 +1,105 @@
+"""A device profile is a configuration file: what doctor writes, every command reads, and nothing is half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from edge.cli import main
+from edge.cli.settings import Settings
+from edge.config.profile import check_writable, profile_text, write_profile
+from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig
+from edge.core.errors import UsageError
+from edge.core.processor import cpu_name
+
+DEVICE = DeviceConfig(
+    name="made up, 2 cores",
+    measured_on="2026-01-02",
+    backend="llamacpp",
+    cores=2,
+    bandwidth_gb_per_s=10.5,
+    infer_gflop_per_s=80.0,
+    train_fp32_gflop_per_s=90.0,
+    model="nano-edge",
+    decode=(DecodeRate(rows=1, tokens_per_s=500.0), DecodeRate(rows=8, tokens_per_s=2000.0)),
+)
+SETTINGS = {"engine": {"max_rows": 8}, "learning": {"prompts_per_step": 3, "gradient_checkpointing": "on"}}
+
+
+def test_a_written_profile_is_read_back_as_the_same_device_and_settings(tmp_path: Path) -> None:
+    file = tmp_path / "device.yaml"
+    write_profile(file, profile_text(DEVICE, SETTINGS))
+    config = Settings(device_profile=file).config()
+    assert config.device == DEVICE
+    assert (config.engine.max_rows, config.learning.prompts_per_step, config.learning.gradient_checkpointing) == (8, 3, "on")
+    assert "bf16" not in file.read_text()  # what was not measured is not there
+
+
+def test_a_file_and_settings_of_the_command_line_are_stronger_than_the_profile(tmp_path: Path) -> None:
+    file, config = tmp_path / "device.yaml", tmp_path / "config.yaml"
+    write_profile(file, profile_text(DEVICE, SETTINGS))
+    config.write_text("engine: {max_rows: 5}\n")
+    resolved = Settings(file=config, sets=["learning.prompts_per_step=7"], device_profile=file).config()
+    assert (resolved.engine.max_rows, resolved.learning.prompts_per_step, resolved.device.cores) == (5, 7, 2)
+
+
+def test_a_profile_that_brings_phases_is_counted_when_options_set_them(tmp_path: Path) -> None:
+    file = tmp_path / "device.yaml"
+    file.write_text("phases: [{source: practice:arith}]\n")
+    assert [phase.target_rate for phase in Settings(target_rate=0.1, device_profile=file).config().phases] == [0.1]
+
+
+def test_a_profile_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device-profile", str(tmp_path / "none.yaml"), "--json"]) == 1
+    assert "none.yaml is not a file" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"--device-profile: device profile .*none.yaml is not a file"):
+        Settings(device_profile=tmp_path / "none.yaml").config()
+
+
+def test_settings_that_no_configuration_has_are_never_written() -> None:
+    with pytest.raises(ValidationError):
+        profile_text(DEVICE, {"engine": {"max_rows": -1}})
+
+
+@pytest.mark.parametrize("name", ["", "no/such/folder.yaml"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_writable(tmp_path / name)
+    assert main(["doctor", "--write-profile", str(tmp_path / name)]) == 2
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "device.yaml"
+    file.write_text("engine: {max_rows: 5}\n")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write_profile(file, "engine: {max_rows: 6}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["device.yaml"]
+    assert file.read_text() == "engine: {max_rows: 5}\n"
+
+
+def test_a_profile_gets_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    write_profile(tmp_path / "device.yaml", "{}")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "device.yaml").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_every_field_of_the_device_section_is_described() -> None:
+    text = (Path(__file__).parents[2] / "devices" / "README.md").read_text()
+    assert [name for name in DeviceConfig.model_fields if f"`{name}`" not in text] == []
+
+
+def test_the_processors_name_is_read_and_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "x86").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t: fpu\n")
+    assert cpu_name(tmp_path / "x86") == "Some CPU @ 2 GHz"
+    assert cpu_name(tmp_path / "absent") == ""
+
+
+def test_nothing_of_a_device_is_known_by_default() -> None:
+    assert AgentConfig().device == DeviceConfig()

@@ -1,0 +1,68 @@
+"""The floor of a learning step against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, decode_call_floor, step_floor
+
+DEVICE = DeviceSpeed(bytes_per_s=10e9, infer_flop_per_s=100e9, train_flop_per_s=200e9)
+MODEL = ModelCost(weights=1_000_000_000, bytes_per_weight=0.5, kv_bytes_per_token=20_000)
+WORK = StepWork(prompts=2, group_size=8, prompt_tokens=320, response_tokens=128, rows=8, dropped_share=0.25)
+
+
+def test_every_part_is_what_the_formula_gives_by_hand() -> None:
+    floor = step_floor(DEVICE, MODEL, WORK)
+    assert floor.prefill_s == pytest.approx(2e9 * 2 * 320 / 100e9)  # 12.8
+    assert floor.prefill_s == pytest.approx(12.8)
+    # one decode of 8 rows computes 2e9 * 8 / 100e9 = 0.16 s and reads (0.5e9 + 8 * 20000 * 384) / 10e9 = 0.056144 s; 256 of them
+    assert (floor.decode_s, floor.decode_bound) == (pytest.approx(40.96), "compute")
+    assert floor.training_s == pytest.approx(4e9 * 0.75 * 2 * (320 + 1024) / 200e9)  # 40.32
+    assert floor.training_s == pytest.approx(40.32)
+    assert floor.total_s == pytest.approx(12.8 + 40.96 + 40.32)
+
+
+def test_few_rows_are_bound_by_reading_the_weights() -> None:
+    work = replace(WORK, rows=1)
+    reading_s, computing_s = decode_call_floor(DEVICE, MODEL, work)
+    assert (reading_s, computing_s) == (pytest.approx(0.050768), pytest.approx(0.02))
+    floor = step_floor(DEVICE, MODEL, work)
+    assert (floor.decode_s, floor.decode_bound) == (pytest.approx(2 * 8 * 128 * 0.050768), "bandwidth")
+
+
+def test_checkpointing_costs_half_as_much_training_again() -> None:
+    plain, again = step_floor(DEVICE, MODEL, WORK), step_floor(DEVICE, MODEL, replace(WORK, passes=6))
+    assert again.training_s == pytest.approx(1.5 * plain.training_s)
+    assert (again.prefill_s, again.decode_s) == (plain.prefill_s, plain.decode_s)
+
+
+def test_a_step_whose_groups_are_all_dropped_trains_nothing() -> None:
+    assert step_floor(DEVICE, MODEL, replace(WORK, dropped_share=1.0)).training_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "change", [{"rows": 0}, {"dropped_share": 1.1}, {"prompts": -1}, {"passes": 0}, {"response_tokens": float("nan")}]
+)
+def test_counts_that_cannot_be_are_refused_by_name(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        replace(WORK, **change)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_device_without_speed_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="infer_flop_per_s"):
+        replace(DEVICE, infer_flop_per_s=value)
+
+
+def test_a_step_of_a_run_has_no_more_rows_than_responses() -> None:
+    measure = StepMeasure(DEVICE, MODEL, most_rows=64)
+    counts = {"prompts": 2, "responses": 16, "prompt_tokens": 320.0, "response_tokens": 128.0, "dropped_share": 0.25}
+    assert measure.floor(**counts) == step_floor(DEVICE, MODEL, replace(WORK, rows=16))  # type: ignore[arg-type]
+    assert replace(measure, most_rows=8).floor(**counts) == step_floor(DEVICE, MODEL, WORK)  # type: ignore[arg-type]
+
+
+def test_a_step_that_sampled_nothing_has_no_floor() -> None:
+    measure = StepMeasure(DEVICE, MODEL, most_rows=8)
+    assert measure.floor(prompts=0, responses=0, prompt_tokens=0.0, response_tokens=0.0, dropped_share=0.0) is None

@@ -1,0 +1,168 @@
+"""When the longest micro-batch is tried before learning, and what is tried: the configuration's limits, on the model's own sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.bootstrap import model_file, probe_memory
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig
+from edge.core.errors import EdgeError, ModelFileError
+from edge.core.types import TrainingGroup
+from edge.sizing import device_speed, model_cost, model_shape, most_rows, probe_plan, step_measure
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING
+from edge.training.memory import OutOfMemory, TrainingSetting, does_not_fit, memory_need, worst_micro_batch
+from edge.training.probing import ProbePlan, make_fit
+
+MODEL = model_file("nano-edge")
+
+
+class Recorder:
+    """A learner that only remembers what it was asked to try, and runs out of memory unless it computes again, if told to."""
+
+    def __init__(self, short: bool = False) -> None:
+        self.tried: list[Sequence[TrainingGroup]] = []
+        self.ways: list[bool] = []
+        self.short = short
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.ways[-1]
+
+    def use_checkpointing(self, on: bool) -> None:
+        self.ways.append(on)
+
+    async def probe(self, groups: Sequence[TrainingGroup]) -> None:
+        self.tried.append(groups)
+        if self.short and not self.checkpointing:
+            raise does_not_fit("it was tried")
+
+
+def config(*sets: str) -> AgentConfig:
+    return resolve(AgentConfig, sets=["engine.backend=llamacpp", "model.context_tokens=128", *sets]).config
+
+
+async def tried(monkeypatch: pytest.MonkeyPatch, free_mib: int, *sets: str) -> list[Sequence[TrainingGroup]]:
+    monkeypatch.setattr("edge.models.weights.available_memory", lambda: free_mib << 20)
+    learner = Recorder()
+    await probe_memory(config("engine.weights=resident", *sets), MODEL, learner)
+    return learner.tried
+
+
+@pytest.mark.parametrize(
+    ("setting", "free_mib", "times"), [("auto", 100_000, 0), ("auto", 800, 1), ("on", 100_000, 1), ("off", 1, 0)]
+)
+async def test_it_is_tried_where_it_is_not_certain_to_fit(
+    monkeypatch: pytest.MonkeyPatch, setting: str, free_mib: int, times: int
+) -> None:
+    assert len(await tried(monkeypatch, free_mib, f"learning.memory_probe={setting}")) == times
+
+
+@pytest.mark.parametrize(("setting", "ways"), [("auto", [False, True]), ("on", [True]), ("off", [False])])
+async def test_activations_are_computed_again_only_where_they_do_not_fit_otherwise(
+    monkeypatch: pytest.MonkeyPatch, setting: str, ways: list[bool]
+) -> None:
+    monkeypatch.setattr("edge.models.weights.available_memory", lambda: 100_000 << 20)
+    learner = Recorder(short=True)
+    chosen = config("learning.memory_probe=on", f"learning.gradient_checkpointing={setting}", "engine.weights=resident")
+    if setting == "off":
+        with pytest.raises(OutOfMemory, match="it was tried"):
+            await probe_memory(chosen, MODEL, learner)
+    else:
+        await probe_memory(chosen, MODEL, learner)
+    assert learner.ways == ways
+
+
+async def test_what_fits_on_paper_only_when_computed_again_is_not_tried_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = probe_plan(config("engine.weights=resident", "learning.micro_batch_tokens=8192"), MODEL, estimated=True)
+    kept, again = (_missing(replace(plan.setting, checkpointing=on), plan) for on in (False, True))
+    assert again < kept
+    learner = Recorder()
+    await make_fit(learner, plan, lambda: (kept + again) // 2)
+    assert (learner.ways, len(learner.tried)) == ([False, True], 1)
+
+
+def _missing(setting: TrainingSetting, plan: ProbePlan) -> int:
+    worst = worst_micro_batch(plan.shape, plan.limits, setting)
+    return memory_need(plan.shape, worst, setting).total - plan.held_bytes
+
+
+async def test_where_no_estimate_is_known_one_way_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Recorder(short=True)
+    with pytest.raises(OutOfMemory):
+        await make_fit(learner, probe_plan(config(), MODEL, estimated=False), lambda: 1)
+    assert (learner.ways, len(learner.tried)) == ([False], 1)
+    roomy = Recorder(short=True)
+    await make_fit(roomy, probe_plan(config(), MODEL, estimated=False), lambda: 1 << 50)
+    assert (roomy.ways, roomy.tried) == ([False], [])
+
+
+@pytest.mark.parametrize("word", ["on", "off"])
+def test_a_bare_on_or_off_is_a_word_not_a_truth_value(word: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"learning: {{gradient_checkpointing: {word}, memory_probe: {word}}}")
+    learning = resolve(AgentConfig, files=[tmp_path / "config.yaml"]).config.learning
+    assert (learning.gradient_checkpointing, learning.memory_probe) == (word, word)
+
+
+async def test_what_is_tried_fills_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    (groups,) = await tried(monkeypatch, 100_000, "learning.memory_probe=on", "learning.micro_batch_tokens=200")
+    lengths = {len(group.prompt_ids) + len(sample.token_ids) for group in groups for sample in group.samples}
+    assert lengths == {128}
+
+
+async def test_too_little_memory_is_refused_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EdgeError, match="learning does not fit in memory: the longest micro-batch"):
+        await tried(monkeypatch, 1)
+
+
+def test_rows_that_keep_float32_are_fewer_and_held_as_such() -> None:
+    def of(engine: str, rows: int) -> AgentConfig:
+        return config(
+            "model.context_tokens=1000", "engine.weights=resident", f"engine.backend={engine}", f"engine.max_rows={rows}"
+        )
+
+    assert most_rows(of("onnx", 0), MODEL) == most_rows(of("llamacpp", 0), MODEL) // 2
+    half, single = (probe_plan(of(engine, 4), MODEL, estimated=True).held_bytes for engine in ("llamacpp", "onnx"))
+    assert single - half == 4 * 1000 * model_shape(MODEL).kv_bytes_per_token
+
+
+def test_the_floor_needs_bandwidth_and_both_speeds() -> None:
+    full = ["device.bandwidth_gb_per_s=10", "device.infer_gflop_per_s=50", "device.train_fp32_gflop_per_s=80"]
+    measure = step_measure(config(*full), MODEL)
+    assert measure is not None
+    assert (measure.device.bytes_per_s, measure.device.infer_flop_per_s, measure.device.train_flop_per_s) == (10e9, 50e9, 80e9)
+    again = step_measure(config(*full), MODEL, checkpointing=True)
+    assert (measure.passes, again and again.passes) == (PASSES, PASSES_WITH_CHECKPOINTING)
+    for missing in range(3):
+        assert step_measure(config(*full[:missing], *full[missing + 1 :]), MODEL) is None
+
+
+def test_training_takes_the_rate_of_the_type_it_computes_in() -> None:
+    both = ["device.train_fp32_gflop_per_s=80", "device.train_bf16_gflop_per_s=300", "device.bandwidth_gb_per_s=1"]
+    device = config(*both, "device.infer_gflop_per_s=5").device
+    speeds = device_speed(device, bf16=True), device_speed(device, bf16=False)
+    assert [speed and speed.train_flop_per_s for speed in speeds] == [300e9, 80e9]
+
+
+def test_a_model_costs_what_its_file_says() -> None:
+    shape, cost = model_shape(MODEL), model_cost(MODEL)
+    assert cost.weights == shape.parameters
+    assert 1.0 < cost.bytes_per_weight < 1.2  # Q8_0: 34 bytes for 32 weights
+    assert cost.kv_bytes_per_token == 4 * shape.layers * shape.kv_heads * shape.head_dim
+
+
+def test_a_folder_is_sized_by_its_configuration_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    text = (
+        '{"model_type": "llama", "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_size": 8, "num_hidden_layers": 2, '
+        '"num_attention_heads": 4, "num_key_value_heads": 2, '
+        '"vocab_size": 50, "intermediate_size": 16, "tie_word_embeddings": true}'
+    )
+    (tmp_path / "config.json").write_text(text)
+    assert model_shape(tmp_path).parameters == 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 2 * 8) + 8 + 50 * 8
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"config\.json: the architecture None is not supported"):
+        model_shape(tmp_path)

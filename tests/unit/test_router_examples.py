@@ -1,0 +1,120 @@
+"""What a router learns from, how its threshold and quality are found on examples it was not fitted to, and what its settings mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge import bootstrap
+from edge.agent.evaluate import EvalRoles
+from edge.agent.evaluation.examples import Example, examples_of
+from edge.cli.settings import Settings
+from edge.config.schema import AgentConfig
+from edge.core.errors import ModelFileError, UsageError
+from edge.core.types import FinishReason
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.calibration import area_under_curve, calibrate
+from edge.routing.self_offload import SelfOffload
+from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import HELP, World, item, local_answer, number_in
+
+
+async def examples(tmp_path: Path, script: Any, count: int = 6, told: list[tuple[int, int]] | None = None) -> list[Example]:
+    settings = replace(World(tmp_path / "state").rollout_settings("run"), temperature=0.0, prompt_form="compact")
+    roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), None)
+    seen = [] if told is None else told
+    return await examples_of(roles, settings, [item(number) for number in range(count)] * 2, lambda *done: seen.append(done))
+
+
+async def test_the_label_is_the_answer_without_asking_and_the_features_are_of_the_free_response(tmp_path: Path) -> None:
+    def script(messages: Any, sampling: Any, seed: int) -> str:
+        number = number_in(messages[-1].content)
+        if number < 3 and not sampling.suppress_help:
+            return HELP
+        return local_answer(number + 1 if number % 2 else 0)
+
+    told: list[tuple[int, int]] = []
+    found = await examples(tmp_path, script, told=told)
+    assert [example.item.id for example in found] == [f"math-{number}" for number in range(6)]  # each once
+    assert [example.failed for example in found] == [True, False, True, False, True, False]
+    assert [example.response.text == HELP for example in found] == [True] * 3 + [False] * 3
+    assert all(example.response.finish is FinishReason.EOS for example in found)
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
+async def test_what_never_ends_is_no_example_because_no_router_is_asked_about_it(tmp_path: Path) -> None:
+    found = await examples(tmp_path, lambda messages, sampling, seed: "<think>\nStep 1: on and on " * 40)
+    assert found == []
+
+
+def noisy(count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.Generator(np.random.Philox(5))
+    rows = random.normal(size=(count, 3))
+    return rows, random.random(count) < 1 / (1 + np.exp(-3 * rows[:, 1]))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+def test_threshold_and_quality_are_those_of_the_held_out_quarter(rate: float) -> None:
+    rows, failed = noisy(400)
+    router = calibrate(rows, failed, rate)
+    quality, held_out = router.quality, slice(3, None, 4)
+    handed_over = router.model.probabilities(rows[held_out]) > router.threshold
+    assert (quality.fitted, quality.held_out) == (300, 100)
+    assert quality.asked == handed_over.mean() <= rate
+    assert quality.asked == pytest.approx(rate, abs=0.011)
+    kept = failed[held_out][~handed_over]
+    assert quality.kept_accuracy == (None if rate == 1.0 else 1 - kept.mean())
+    assert quality.failed == failed[held_out].mean()
+    assert quality.auc is not None
+    assert quality.auc > 0.75
+    moved = rows.copy()
+    moved[held_out] += 1.0
+    assert np.array_equal(calibrate(moved, failed, rate).model.weights, router.model.weights)
+
+
+def test_area_under_curve_is_the_chance_of_a_pair_in_order() -> None:
+    values, failed = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
+    assert area_under_curve(values, failed) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    assert area_under_curve(values, np.zeros(4, dtype=bool)) is None
+
+
+def test_too_few_examples_are_refused() -> None:
+    with pytest.raises(UsageError, match="too few"):
+        calibrate(np.zeros((3, 2)), np.array([True, False, True]), 0.5)
+
+
+def config(**routing: Any) -> AgentConfig:
+    return AgentConfig.model_validate({"routing": routing})
+
+
+def test_the_model_decides_by_itself_unless_a_router_is_chosen() -> None:
+    assert isinstance(bootstrap.build_policy(AgentConfig()), SelfOffload)
+    assert isinstance(bootstrap.build_policy(config(router="left.onnx")), SelfOffload)
+    assert bootstrap.policy_name(AgentConfig()) == "self"
+
+
+def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="edge-agent router train"):
+        Settings(sets=["routing.policy=router"]).config()
+    missing = config(policy="router", router=str(tmp_path / "none.onnx"))
+    with pytest.raises(ModelFileError, match=r"none\.onnx"):
+        bootstrap.build_policy(missing)
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        bootstrap.policy_name(missing)
+    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: False)
+    with pytest.raises(UsageError, match="ONNX is not installed") as caught:
+        bootstrap.build_policy(missing)
+    assert "edge-agent[onnx]" in caught.value.hint
+
+
+def test_the_name_of_a_router_tells_file_and_threshold_apart(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.onnx", "b.onnx")]
+    for file in files:
+        file.write_text(file.name)
+    names = {bootstrap.policy_name(config(policy="router", router=str(file))) for file in files}
+    names.add(bootstrap.policy_name(config(policy="router", router=str(files[0]), threshold=0.4)))
+    assert len(names) == 3

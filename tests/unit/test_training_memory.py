@@ -1,0 +1,128 @@
+"""The memory of learning, against numbers worked out by hand for a model small enough to count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import pytest
+
+from edge.core.errors import EdgeError
+from edge.training.batching import live_rows, shared_bundles
+from edge.training.memory import (
+    SLACK,
+    BatchLimits,
+    MemoryNeed,
+    MicroBatch,
+    ModelShape,
+    TrainingSetting,
+    check_fits,
+    lora_parameters,
+    memory_need,
+    probe_groups,
+    worst_micro_batch,
+)
+from edge.training.settings import LORA_TARGETS
+
+SHAPE = ModelShape(parameters=1000, vocab_size=50, width=8, layers=2, heads=4, kv_heads=2, head_dim=2, ffn_width=16)
+SETTING = TrainingSetting(rank=3, targets=LORA_TARGETS, rows=5, context_tokens=10)
+BATCH = MicroBatch(prompts=1, prompt_tokens=6, rows=2, response_tokens=4)
+
+
+def test_the_adapter_counts_inputs_and_outputs_of_every_target() -> None:
+    # q 8+8, k 8+4, v 8+4, o 8+8, gate 8+16, up 8+16, down 16+8 = 128; 2 layers, rank 3
+    assert lora_parameters(SHAPE, SETTING) == 2 * 3 * 128
+    assert lora_parameters(SHAPE, replace(SETTING, targets=("q_proj", "v_proj"))) == 2 * 3 * (16 + 12)
+
+
+def test_every_part_is_what_counting_by_hand_gives() -> None:
+    need = memory_need(SHAPE, BATCH, SETTING)
+    assert need.weights == 4 * 1000
+    assert need.key_values == 5 * 10 * (2 * 2 * 2 * 4)  # K and V, 2 bytes, 2 layers, 4 wide
+    assert (need.adapter, need.optimiser) == (2 * 4 * 768, 2 * 4 * 768)
+    per_token = 4 * (8 + 8 + 16) + 7 * 3
+    prompts = 6 * (per_token + 4 * 6)
+    responses = 8 * (per_token + 4 * 10)
+    between = 4 * 4 * 6 + 2 * (8 + 4) * 2 * 6
+    temporaries = 3 * 8 * 16 + 4 * 8 * 4 * 10
+    assert need.activations == ceil(SLACK * 4 * (2 * (prompts + responses + between) + temporaries))
+    assert need.logits == 4 * 3 * 8 * 50
+    assert need.total == sum((need.weights, need.key_values, need.adapter, need.optimiser, need.activations, need.logits))
+
+
+def test_weights_left_in_the_file_cost_one_matrix_and_a_block_of_the_projection() -> None:
+    need = memory_need(SHAPE, BATCH, replace(SETTING, weights="streamed"))
+    assert need.weights == 4 * 8 * 16
+    assert need.logits == 4 * (3 * 8 * 50 + 50 * 8)
+
+
+def test_half_precision_halves_activations_and_keeps_rounded_weights_of_resident_models() -> None:
+    plain, half = memory_need(SHAPE, BATCH, SETTING), memory_need(SHAPE, BATCH, replace(SETTING, value_bytes=2))
+    assert half.activations * 2 == pytest.approx(plain.activations, abs=2)
+    assert half.weights == 4000 + 2000
+
+
+def test_checkpointing_keeps_one_blocks_graph_and_the_stream_between_blocks() -> None:
+    deep = replace(SHAPE, layers=40)
+    plain, again = memory_need(deep, BATCH, SETTING), memory_need(deep, BATCH, replace(SETTING, checkpointing=True))
+    responses, between = 8 * (4 * 32 + 21 + 4 * 10), 4 * 4 * 6 + 2 * 12 * 12
+    assert again.activations == ceil(SLACK * 4 * (8 * (6 + 8) * 40 + 40 * between + responses + 3 * 8 * 16 + 4 * 8 * 4 * 10))
+    assert again.activations < plain.activations / 3
+
+
+def test_long_rows_keep_no_attention_weights() -> None:
+    long = MicroBatch(prompts=1, prompt_tokens=2000, rows=1, response_tokens=1)
+    with_scores = 2000 * 4 * 2000
+    assert memory_need(SHAPE, long, SETTING).activations < 4 * 2 * with_scores
+
+
+def test_the_logits_of_a_chunk_never_exceed_their_bound() -> None:
+    need = memory_need(replace(SHAPE, vocab_size=1_000_000), BATCH, replace(SETTING, vocab_chunk_elements=800))
+    assert need.logits == 4 * 3 * 800
+
+
+def test_the_worst_micro_batch_is_no_cheaper_than_any_other_that_the_limits_allow() -> None:
+    limits = BatchLimits(context_tokens=64, max_tokens=20, prompts=4, group_size=4, tokens_per_slice=48)
+    worst = worst_micro_batch(SHAPE, limits, SETTING)
+    most = memory_need(SHAPE, worst, SETTING).total
+    assert worst.prompt_tokens + worst.response_tokens == 64
+    for tokens in range(1, 21):
+        rows = min(4, 48 // tokens)
+        assert memory_need(SHAPE, MicroBatch(1, 64 - tokens, rows, tokens), SETTING).total <= most
+    assert worst == MicroBatch(
+        1, 52, 4, 12
+    )  # four responses fill the budget and look back at their prompt; two long ones do less
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        BatchLimits(context_tokens=64, max_tokens=20, prompts=4, group_size=4, tokens_per_slice=48),
+        BatchLimits(context_tokens=32, max_tokens=8, prompts=6, group_size=3, tokens_per_slice=200),
+        BatchLimits(context_tokens=16, max_tokens=400, prompts=1, group_size=2, tokens_per_slice=8),
+    ],
+)
+def test_probe_groups_become_exactly_that_micro_batch_when_they_are_cut(limits: BatchLimits) -> None:
+    batch = worst_micro_batch(SHAPE, limits, SETTING)
+    rows = live_rows(probe_groups(batch, SHAPE.vocab_size))
+    bundles = shared_bundles(rows, limits.tokens_per_slice)
+    assert [(len(bundle.prompts), [len(chunk) for chunk in bundle.chunks]) for bundle in bundles] == [
+        (batch.prompts, [batch.rows])
+    ]
+    assert {len(row.prompt_ids) for row in rows} == {batch.prompt_tokens}
+    assert {len(row.token_ids) for row in rows} == {batch.response_tokens}
+
+
+def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
+    need = MemoryNeed(weights=4 << 20, key_values=1 << 20, adapter=0, optimiser=0, activations=10 << 20, logits=0)
+    assert not check_fits(need, BATCH, free_bytes=10 << 20, held_bytes=5 << 20)
+    assert check_fits(need, BATCH, free_bytes=40 << 20, held_bytes=5 << 20)
+    with pytest.raises(EdgeError, match="takes about 15 MiB, 12 MiB are free") as caught:
+        check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
+    assert "2 responses of 4 tokens to 1 prompts of 6" in str(caught.value)
+    assert "learning.micro_batch_tokens" in caught.value.hint
+
+
+def test_limits_without_room_are_refused() -> None:
+    with pytest.raises(ValueError):
+        BatchLimits(context_tokens=1, max_tokens=4, prompts=1, group_size=2, tokens_per_slice=8)

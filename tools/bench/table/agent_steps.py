@@ -1,0 +1,265 @@
+"""Our side: learning steps of the real agent in one process, timed and with their memory.
+
+    python -m tools.bench.table.agent_steps JOB RESULT
+
+Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own with the
+bundled cloud model) and the adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
+are never right, no token ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer,
+unless a job has one: then its judgement is a part of the step, and its second engine a part of the memory. Nothing else differs. A step's
+time is from the end of the step before to its own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
+from tools.bench.table.where import StackWatch
+
+if TYPE_CHECKING:
+    from edge.agent.agent import Agent
+    from edge.config.schema import AgentConfig
+    from edge.core.events import Event, EventSink
+    from edge.core.types import AdapterRef, TrainingGroup
+    from edge.training.learner import Learner, LearnerReport
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A sink that times steps and tells the memory watch what is being done."""
+
+    memory: MemoryWatch
+    ended: float
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        """Take an event."""
+        told = event.to_json()
+        if event.kind == "step_progress":
+            self.memory.part(told["part"])
+        elif event.kind == "run_started":
+            self.memory.part("rollout")
+        elif event.kind == "notice":
+            self.notices.append(told["text"])
+        elif event.kind == "step_finished":
+            now = time.perf_counter()
+            self.steps.append({"seconds": now - self.ended, **told})
+            print(f"step {told['step']}: {now - self.ended:.2f} s", flush=True)
+            self.ended = now
+            self.memory.part("rollout")
+
+
+class CountingLearner:
+    """A learner that counts what it is given, and makes up advantages where the model has none."""
+
+    def __init__(self, inner: Any, made_up: bool) -> None:
+        self._inner = inner
+        self._made_up = made_up
+        self.counts: list[dict[str, float]] = []
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return bool(self._inner.checkpointing)
+
+    async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
+        """One update of the real learner."""
+        given = [with_advantages(group) for group in groups] if self._made_up else list(groups)
+        self.counts.append(count(given))
+        report: LearnerReport = await self._inner.update(given)
+        return report
+
+    async def export(self, folder: Path, version: int) -> AdapterRef:
+        """As the real learner."""
+        adapter: AdapterRef = await self._inner.export(folder, version)
+        return adapter
+
+    async def save(self, folder: Path) -> None:
+        """As the real learner."""
+        await self._inner.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        """As the real learner."""
+        await self._inner.load(folder)
+
+
+def with_advantages(group: TrainingGroup) -> TrainingGroup:
+    """The group with centred advantages that depend on the sampled ids alone."""
+    raw = [(sum(sample.token_ids) % 97) / 96 - (sum(sample.token_ids) % 3 == 0) / 2 for sample in group.samples]
+    mean = sum(raw) / len(raw)
+    samples = [replace(sample, advantage=value - mean) for sample, value in zip(group.samples, raw, strict=True)]
+    return replace(group, samples=tuple(samples))
+
+
+def count(groups: Sequence[TrainingGroup]) -> dict[str, float]:
+    """What the floor of a step is computed from, as means."""
+    responses = [sample for group in groups for sample in group.samples]
+    return {
+        "prompts": len(groups),
+        "responses": len(responses),
+        "prompt_tokens": sum(len(group.prompt_ids) for group in groups) / max(1, len(groups)),
+        "response_tokens": sum(len(sample.token_ids) for sample in responses) / max(1, len(responses)),
+    }
+
+
+def endless(backend: Any) -> Any:
+    """The backend, none of whose tokens ends a response any more: a model with random weights has no use for an end.
+
+    Reaches into the backend, because nobody but a bench of random models has a reason to ask for this.
+    """
+    ends: list[bool] = backend._batcher._tokens.ends
+    ends[:] = [False] * len(ends)
+    return backend
+
+
+def config_of(job: dict[str, Any]) -> AgentConfig:
+    """The agent's configuration for a job; what it does not name has its default."""
+    from edge.config.schema import AgentConfig
+
+    steps = job["warmup"] + job["steps"]
+    return AgentConfig.model_validate(
+        {
+            "state_folder": job["scratch"],
+            "model": {"path": job["model"], "context_tokens": job["context_tokens"]},
+            "engine": {"threads": job["threads"], "max_rows": job["max_rows"], "weights": job["weights"]},
+            "adapter": {"rank": job["rank"], "alpha": job["alpha"]},
+            "learning": {
+                "group_size": job["group_size"],
+                "prompts_per_step": job["prompts_per_step"],
+                "max_tokens": job["max_tokens"],
+                "learning_rate": job["learning_rate"],
+                "dual_init": job["dual"],
+                "dual_lr": job["dual_lr"],
+                "torch_threads": job["threads"],
+                **job["learning"],
+            },
+            "gate": job.get("gate", {"enabled": False}),
+            "serve": {"max_tokens": job["max_tokens"]},
+            "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
+        }
+    )
+
+
+def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: list[CountingLearner]) -> Agent:
+    """The agent of `edge-agent run`, with a learner that is counted and, for random models, responses without end.
+
+    Its parts are exchanged from outside, so that whatever else an agent is made of is measured too.
+    """
+    from edge import bootstrap
+
+    agent = bootstrap.build_agent(config, sink)
+    parts: Any = agent._parts
+
+    async def open_learner() -> Learner:
+        counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))
+        return cast("Learner", counted[-1])
+
+    exchanged: dict[str, Any] = {"open_learner": open_learner}
+    for name in ("open_backend", "open_rollouts") if job["endless"] else ():
+        if getattr(parts, name, None) is not None:
+            exchanged[name] = opening_endless(getattr(parts, name))
+    agent._parts = replace(parts, **exchanged)
+    return agent
+
+
+def opening_endless(opener: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The same way to open a backend, whose responses end at their greatest length only."""
+
+    async def opened(*given: Any) -> Any:
+        return endless(await opener(*given))
+
+    return opened
+
+
+async def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Make the job's steps."""
+    shutil.rmtree(job["scratch"], ignore_errors=True)
+    counted: list[CountingLearner] = []
+    with contextlib.ExitStack() as watches:
+        memory = watches.enter_context(MemoryWatch())
+        stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
+        recorder = Recorder(memory, time.perf_counter())
+        memory.part("load")
+        async with build(config_of(job), job, recorder, counted) as agent:
+            loaded = memory_now()
+            served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
+            recorder.ended = time.perf_counter()
+            await agent.learn()
+            if served is not None:
+                served.cancel()
+                await asyncio.gather(served, return_exceptions=True)
+            rows = agent.status().model
+            children = peak_of_children()
+            answers = agent.answerer.answers
+    shutil.rmtree(job["scratch"], ignore_errors=True)
+    return {
+        "warmup": [told_of(step) for step in recorder.steps[: job["warmup"]]],
+        "steps": [told_of(step) for step in recorder.steps[job["warmup"] :]],
+        "counts": counted[0].counts[job["warmup"] :],
+        "checkpointing": counted[0].checkpointing,
+        "peak_mib": max(memory_now()["peak_mib"], *(found["rss_mib"] for found in memory.peaks().values())),
+        "children_peak_mib": children,
+        "loaded": loaded,
+        "memory_by_part": memory.peaks(),
+        "where": stacks.shares() if stacks is not None else {},
+        "answers": answers,
+        "notices": recorder.notices,
+        "model": {"name": rows.name, "parameters": rows.parameters, "file_bytes": rows.file_bytes},
+    }
+
+
+async def serve(agent: Agent, memory: MemoryWatch) -> None:
+    """Somebody asks a short question once in every part of the work: while it loads, samples, trains and reports."""
+    from edge.core.types import Message
+
+    asked: set[str] = set()
+    while True:
+        await asyncio.sleep(0.1)
+        if memory.current not in asked:
+            asked.add(memory.current)
+            await agent.answerer.answer([Message("user", "How many are 3 and 4?")], mode="local-only")
+
+
+def told_of(step: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a step's event."""
+    names = (
+        "seconds_by_part",
+        "tokens",
+        "prompts",
+        "responses",
+        "truncated",
+        "assist_rate",
+        "dual_before",
+        "reward_mean",
+        "gate",
+    )
+    learner = (
+        "frac_reward_zero_std",
+        "mean_abs_logprob_diff",
+        "kl",
+        "effective_sample_share",
+        "clipped_share",
+        "learner_skipped",
+    )
+    return {"seconds": step["seconds"], **{name: step[name] for name in (*names, *learner)}}
+
+
+def main(paths: Sequence[str]) -> None:
+    """Read the job, measure, write the result."""
+    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    result = asyncio.run(measure(job))
+    Path(paths[1]).write_text(json.dumps(result, default=asdict), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

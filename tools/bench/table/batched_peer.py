@@ -1,0 +1,62 @@
+"""llama.cpp's own batched bench on the same workload. Knows its command line and its output; measures nothing itself.
+
+    python -m tools.bench.table.batched_peer JOB RESULT
+
+A prompt is decoded once and copied to its rows (-pps), as ours are. B prompts take B times the one prompt it reports, then all rows are
+decoded together. The first token of a response comes from the prompt's logits, so C tokens take C - 1 decodes on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.table.children import end_with_parent
+
+
+def command_of(job: dict[str, Any]) -> list[str]:
+    """The command line of one run."""
+    rows = job["prompts"] * job["group_size"]
+    numbers = {
+        "-c": rows * job["context_tokens"],
+        "-b": max(512, rows),
+        "-ub": max(512, rows),
+        "-npp": job["prompt_tokens"],
+        "-ntg": job["max_tokens"] - 1,
+        "-npl": rows,
+        "-t": job["threads"],
+        "-tb": job["threads"],
+    }
+    options = [text for name, value in numbers.items() for text in (name, str(value))]
+    return [job["program"], "-m", job["model"], *options, "-pps", "-fa", "on", "--output-format", "jsonl"]
+
+
+def seconds_of(output: str, prompts: int) -> float:
+    """What the rollouts take: every prompt, then the decodes. Raises ValueError when there is no measurement in the output."""
+    for line in output.splitlines():
+        if line.startswith("{") and '"t_tg"' in line:
+            told = json.loads(line)
+            return prompts * float(told["t_pp"]) + float(told["t_tg"])
+    raise ValueError(f"no measurement in the bench's output: {output[-300:]!r}")
+
+
+def main(paths: Sequence[str]) -> None:
+    """Run it as often as the job says."""
+    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    seconds = []
+    for _ in range(job["repeats"]):
+        done = subprocess.run(command_of(job), capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
+        if done.returncode:
+            raise SystemExit(f"{Path(job['program']).name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        seconds.append(seconds_of(done.stdout + done.stderr, job["prompts"]))
+        print(f"{seconds[-1]:.2f} s", flush=True)
+    tokens = job["prompts"] * job["group_size"] * job["max_tokens"]
+    Path(paths[1]).write_text(json.dumps({"seconds": seconds, "tokens": tokens}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,317 @@
+"""The models that are measured: real shapes with random weights, and the bundled one in other forms.
+
+    python -m tools.bench.table.models JOB RESULT
+
+Knows shapes, a made-up vocabulary and how files are written; knows nothing of speeds. A random model is written once as half-precision
+GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same model. Its last
+norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge.models.decoder import DecoderSpec
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "qwen2.5-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64, "ffn_width": 4864},
+    "qwen2.5-1.5b": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "head_dim": 128, "ffn_width": 8960},
+    "tiny": {"width": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn_width": 512},
+}
+"""Qwen2.5's shapes (its vocabulary has 151,936 tokens, tied), and one for trying the bench out."""
+VOCABULARY = {"qwen2.5-0.5b": 151_936, "qwen2.5-1.5b": 151_936, "tiny": 4096}
+CONTEXT_TOKENS = 2048
+WEIGHT_STD = 0.02
+LOGIT_STD = 3.5
+"""Standard deviation of a random model's logits; some 7 nats of entropy over Qwen2.5's vocabulary."""
+_LOOKED_AT = 1 << 20
+QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
+"""llama.cpp's numbers for the file types."""
+
+
+def spec_of(shape: str) -> DecoderSpec:
+    """The decoder of a named shape. Raises KeyError."""
+    from edge.models.decoder import DecoderSpec
+
+    sizes = SHAPES[shape]
+    return DecoderSpec(
+        "qwen2",
+        vocab_size=VOCABULARY[shape],
+        width=sizes["width"],
+        layers=sizes["layers"],
+        heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        ffn_width=sizes["ffn_width"],
+        context_length=CONTEXT_TOKENS,
+        rope_base=1e6,
+    )
+
+
+def identity(path: Path) -> str:
+    """What tells two versions of a file apart without reading gigabytes: size, beginning and end."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256(str(size).encode() + file.read(_LOOKED_AT))
+        file.seek(max(0, size - _LOOKED_AT))
+        digest.update(file.read())
+    return digest.hexdigest()[:12]
+
+
+def gguf_file(folder: Path, name: str, quantisation: str) -> Path:
+    """Where a model of some quantisation lies."""
+    return folder / f"{name}-{quantisation.lower()}.gguf"
+
+
+def make_random(folder: Path, shape: str, quantisations: Sequence[str], transformers: bool) -> list[Path]:
+    """Write what is missing of a random model; the half-precision file goes again unless it was asked for. Returns the files."""
+    wanted = [gguf_file(folder, shape, kind) for kind in quantisations]
+    peer = folder / f"{shape}-transformers"
+    if not all(file.exists() for file in wanted) or (transformers and not peer.exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        spec, half = spec_of(shape), gguf_file(folder, shape, "F16")
+        if not half.exists():
+            say(f"{shape}: random weights")
+            write_random_gguf(spec, half)
+        for kind, file in zip(quantisations, wanted, strict=True):
+            if not file.exists():
+                say(f"{shape}: {kind}")
+                quantise(half, file, kind)
+        if transformers and not peer.exists():
+            say(f"{shape}: for transformers")
+            write_transformers(spec, dict(random_tensors(spec)), peer, made_up_tokenizer(spec.vocab_size))
+        if "F16" not in quantisations:
+            half.unlink()
+    return [*wanted, *([peer] if transformers else [])]
+
+
+def make_bundled(folder: Path, source: Path, quantisations: Sequence[str], transformers: bool) -> list[Path]:
+    """The bundled model requantised from its own Q8_0 weights, and as a transformers folder with its own tokenizer.
+
+    Names carry the identity of the source, so that another version of it is made anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{source.stem}-{identity(source)}"
+    wanted = [gguf_file(folder, name, kind) for kind in quantisations]
+    for kind, file in zip(quantisations, wanted, strict=True):
+        if not file.exists():
+            quantise(source, file, kind)
+    peer = folder / f"{name}-transformers"
+    if transformers and not peer.exists():
+        from edge.models.gguf_reader import open_gguf
+
+        model = open_gguf(source)
+        spec = model.decoder_spec()
+        state = {name: tensor.numpy() for name, tensor in model.decoder_state(spec)}
+        write_transformers(spec, state, peer, bundled_tokenizer(source))
+    return [*wanted, *([peer] if transformers else [])]
+
+
+def quantise(source: Path, target: Path, kind: str) -> None:
+    """llama.cpp's own quantisation, in one step. Raises ModelFileError. Rows that K-quants do not fit become another type, as always."""
+    import llama_cpp
+
+    from edge.core.errors import ModelFileError
+    from edge.inference.gguf_model import ENGINE_LOG
+
+    ENGINE_LOG.install()
+    ENGINE_LOG.forget()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.nthread = QUANTISATIONS[kind], True, 0
+    draft = target.with_name(f".{target.name}.draft")
+    code = llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params)
+    if code:
+        draft.unlink(missing_ok=True)
+        raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
+    draft.replace(target)
+
+
+# -- random weights ------------------------------------------------------------------------------------------------------------------
+
+
+def random_tensors(spec: DecoderSpec) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Every parameter by name, each from a stream of its own; norms are one, biases zero. Values fit half precision."""
+    import numpy as np
+
+    from edge.models.spec import parameter_shapes
+
+    last_norm = LOGIT_STD / (WEIGHT_STD * spec.width**0.5)
+    for number, (name, shape) in enumerate(parameter_shapes(spec).items()):
+        if name.endswith(".bias"):
+            yield name, np.zeros(shape, dtype=np.float32)
+        elif len(shape) == 1:
+            yield name, np.full(shape, last_norm if name == "model.norm.weight" else 1.0, dtype=np.float32)
+        else:
+            drawn = np.random.default_rng([1, number]).standard_normal(shape, dtype=np.float32)
+            yield name, (drawn * np.float32(WEIGHT_STD)).astype(np.float16).astype(np.float32)
+
+
+def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
+    """One half-precision GGUF file, a tensor in memory at a time."""
+    import gguf
+    import numpy as np
+
+    from edge.models.spec import parameter_shapes, stored_name
+    from tools.nano.export import add_shape
+
+    draft = path.with_name(f".{path.name}.draft")
+    writer = gguf.GGUFWriter(str(draft), spec.architecture)
+    writer.add_name(path.stem)
+    writer.add_string("edge_agent.prompt_form", "compact")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    add_shape(writer, spec)
+    add_vocabulary(writer, made_up_tokens(spec.vocab_size))
+    for name, shape in parameter_shapes(spec).items():
+        kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
+        writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, values in random_tensors(spec):
+        writer.write_tensor_data(values.astype(np.float16) if values.ndim == 2 else values)
+    writer.close()
+    draft.replace(path)
+
+
+# -- a vocabulary of the real size ---------------------------------------------------------------------------------------------------
+
+
+def made_up_tokens(size: int) -> list[str]:
+    """256 byte letters, one merged pair, the tags, filling, and control tokens at the end; `size` tokens in all."""
+    letters = byte_letters()
+    merged = letters[0] + letters[1]
+    fixed = [*letters, merged, *TAG_TOKENS]
+    filling = [f"<{number}>" for number in range(size - len(fixed) - len(CONTROL_TOKENS))]
+    return [*fixed, *filling, *CONTROL_TOKENS]
+
+
+def byte_letters() -> list[str]:
+    """The printable letters that stand for the 256 bytes in byte-level vocabularies: visible Latin-1 for itself, the rest from U+0100."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters, spare = [], 256
+    for byte in range(256):
+        letters.append(chr(byte if byte in visible else spare))
+        spare += byte not in visible
+    return letters
+
+
+def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
+    """Tokens with types, the one merge, ends and the chat template."""
+    import gguf
+
+    control = set(CONTROL_TOKENS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def made_up_tokenizer(size: int) -> str:
+    """The same vocabulary as a tokenizer.json."""
+    tokens = made_up_tokens(size)
+    return tokenizer_json(tokens, [f"{tokens[0]} {tokens[1]}"])
+
+
+def bundled_tokenizer(source: Path) -> str:
+    """The tokenizer.json of a bundled model's file."""
+    from edge.models.gguf_reader import open_gguf
+
+    model = open_gguf(source)
+    return tokenizer_json(model.metadata("tokenizer.ggml.tokens"), model.metadata("tokenizer.ggml.merges"))
+
+
+def tokenizer_json(tokens: Sequence[str], merges: Sequence[str]) -> str:
+    """A byte-level tokenizer with the splitting pattern that both GGUF files name."""
+    from tools.nano.tokenizer import tokenizer_from
+
+    return str(tokenizer_from(tokens, merges).to_str())
+
+
+# -- for transformers ----------------------------------------------------------------------------------------------------------------
+
+
+def write_transformers(spec: DecoderSpec, state: Mapping[str, NDArray[np.float32]], folder: Path, tokenizer: str) -> None:
+    """A folder that transformers loads: configuration, safetensors (half precision for large models), tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    draft = folder.with_name(f".{folder.name}.draft")
+    draft.mkdir(parents=True, exist_ok=True)
+    dtype = torch.bfloat16 if sum(values.size for values in state.values()) > 100_000_000 else torch.float32
+    tensors = {name: torch.from_numpy(values).to(dtype) for name, values in state.items()}
+    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+    (draft / "config.json").write_text(json.dumps(transformers_config(spec, str(dtype).removeprefix("torch."))), encoding="utf-8")
+    (draft / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    (draft / "tokenizer_config.json").write_text(json.dumps(tokenizer_config()), encoding="utf-8")
+    draft.replace(folder)
+
+
+def transformers_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
+    """A Qwen2 configuration of this shape. Raises ValueError for another architecture."""
+    if spec.architecture != "qwen2":
+        raise ValueError(f"only qwen2 shapes are written for transformers, not {spec.architecture}")
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": spec.width,
+        "intermediate_size": spec.ffn_width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.context_length,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
+        "tie_word_embeddings": spec.tied_embeddings,
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "torch_dtype": dtype,
+        "dtype": dtype,
+    }
+
+
+def tokenizer_config() -> dict[str, Any]:
+    """How transformers wraps the tokenizer.json."""
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make one model's files as the job says."""
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
+    if "source" in job:
+        files = make_bundled(folder, Path(job["source"]), kinds, peer)
+    else:
+        files = make_random(folder, job["shape"], kinds, peer)
+    Path(arguments[1]).write_text(json.dumps({"files": [str(file) for file in files]}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

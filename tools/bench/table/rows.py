@@ -1,0 +1,355 @@
+"""From measured parts to the rows of the table. Knows what is compared with what and which goal it is held against; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, Floor, ModelCost, StepWork, step_floor
+from tools.bench.table.spread import Spread, spread, times
+from tools.bench.table.verdicts import Lines, Row
+
+Rounds = Sequence[Mapping[str, Any]]
+"""The results of one competitor, one a round."""
+RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
+OVERLAPPING = "cloud"
+"""The one entry of a step's seconds that is no part of its own: it runs beside the rollouts."""
+NO_GATE = "our steps are those of `edge-agent learn`, without a promotion gate; the peer has none"
+MEMORY_GOALS = {"qwen2.5-0.5b": 1.6, "qwen2.5-1.5b": 3.0}
+"""GB (10^9 bytes) of one process that serves, rolls out and trains."""
+MEMORY_GOAL = "Q4_K_M, lean"
+TRL_NAMES = {
+    "fp32": "TRL fp32",
+    "defaults": "TRL, its defaults",
+    "tuned": "TRL fp32, allocator tuned",
+    "bf16": "TRL bf16, checkpointing",
+}
+
+
+def step_seconds(rounds: Rounds) -> Spread:
+    """Seconds of all steps after the warm-up, over all rounds."""
+    return spread(step["seconds"] for result in rounds for step in result["steps"])
+
+
+def peak_mib(rounds: Rounds) -> Spread:
+    """Peak memory of the processes, one a round; of ours with the processes it has started."""
+    return spread(result["peak_mib"] + result.get("children_peak_mib", 0.0) for result in rounds)
+
+
+def parts_of(rounds: Rounds) -> dict[str, Spread]:
+    """Seconds of the parts of our steps."""
+    steps = [step["seconds_by_part"] for result in rounds for step in result["steps"]]
+    return {name: spread(step[name] for step in steps) for name in steps[0] if name != OVERLAPPING}
+
+
+def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
+    """One step of the bundled model against TRL in three settings."""
+    lines, mine, memory = Lines(), step_seconds(ours), peak_mib(ours)
+    seconds = {name: step_seconds(rounds) for name, rounds in peers.items()}
+    memories = {name: peak_mib(rounds) for name, rounds in peers.items()}
+    best = min(seconds, key=lambda name: seconds[name].median)
+    lean = min(memories, key=lambda name: memories[name].median)
+    what = f"one DA-GRPO step, {_million(ours)} parameters, {_batch(ours)}"
+    for name, bound in dict.fromkeys((("fp32", 4.0), (best, 3.0))):
+        found = times(mine, seconds[name])
+        told = f"{found:.1f}x faster: {shown(mine)} against {shown(seconds[name])}"
+        lines.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), told, found, bound)
+    share = memory.median / memories[lean].median
+    told = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
+    lines.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", told, share, 0.5)
+    for name in peers:
+        if name not in ("fp32", best):
+            lines.told(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
+    return Row(
+        "small",
+        "one step of the bundled model",
+        tuple(lines.verdicts),
+        _compared(ours, peers, mine, seconds, memory, memories),
+        profile=(*time_profile(ours), *memory_profile(ours)),
+        notes=(_advantages(peers), NO_GATE, *_notices(ours)),
+    )
+
+
+def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
+    """One step of the real shape against TRL in bf16 with checkpointing; with and without checkpointing on our side."""
+    lines, theirs, their_memory = Lines(), step_seconds(peer), peak_mib(peer)
+    for name, rounds in ours.items():
+        mine, memory = step_seconds(rounds), peak_mib(rounds)
+        what = f"one step at the {shape} shape, {name}, {_batch(rounds)}"
+        found, share = times(mine, theirs), memory.median / their_memory.median
+        speed = f"{found:.1f}x faster: {shown(mine)} against {shown(theirs)}"
+        size = f"{share:.2f} of it: {memory.median:.0f} MiB against {their_memory.median:.0f} MiB"
+        lines.at_least(what, TRL_NAMES["bf16"], speed, found, 4.0)
+        lines.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], size, share, round(1 / 3, 3))
+    first = next(iter(ours.values()))
+    seconds, memories = {"bf16": theirs}, {"bf16": their_memory}
+    data = {
+        name: _compared(rounds, {"bf16": peer}, step_seconds(rounds), seconds, peak_mib(rounds), memories)
+        for name, rounds in ours.items()
+    }
+    return Row(
+        "large",
+        f"one step at the {shape} shape",
+        tuple(lines.verdicts),
+        data,
+        profile=(*time_profile(first), *memory_profile(first)),
+        notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
+    )
+
+
+def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds]]) -> Row:
+    """Rollout tokens/s against the batched bench; every entry is (ours, theirs)."""
+    lines, data, profile = Lines(), {}, []
+    for name, (ours, theirs) in measured.items():
+        mine, other = tokens_per_s(ours), tokens_per_s(theirs)
+        ratio = mine.median / other.median
+        told = f"{ratio:.2f}: {mine.median:.0f} tokens/s {_range(mine)} against {other.median:.0f} {_range(other)}"
+        lines.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", told, ratio, 0.9, unit="")
+        data[name] = {"ours": mine.to_json(), "peer": other.to_json(), "ratio": ratio}
+        lost = 1000 * (1 / mine.median - 1 / other.median) * _rows(name)
+        profile.append(f"{name}: {lost:.2f} ms more a decode than the bench, which neither samples nor keeps log-probabilities")
+    return Row("rollout", "rollout tokens/s", tuple(lines.verdicts), data, profile=tuple(profile))
+
+
+def tokens_per_s(rounds: Rounds) -> Spread:
+    """Of all repeats of all rounds."""
+    return spread(result["tokens"] / seconds for result in rounds for seconds in result["seconds"])
+
+
+def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int]]) -> Row:
+    """Whole steps against the floor. Every entry is (our rounds, the model's name in `speeds`, rows at most).
+
+    The rates are the best that any round reached: with this very model, as `edge-agent doctor --measure` takes them, and told beside it
+    with any of the models, which makes the floor as low as this machine can.
+    """
+    lines, data, profile = Lines(), {}, []
+    device = _best(speeds)
+    for name, (rounds, model, most_rows) in steps.items():
+        own, any_model = device["models"][model], device["any_model"]
+        found = [step_against_floor(result, own, most_rows, device_speed(device, own, own["bf16"])) for result in rounds]
+        lowest = [step_against_floor(result, own, most_rows, device_speed(device, any_model, own["bf16"])) for result in rounds]
+        factors, strict = (spread(value for factors, _ in each for value in factors) for each in (found, lowest))
+        told = f"{factors.median:.1f}x {_range(factors, 1)}; {strict.median:.1f}x with the best rates of any model"
+        lines.at_most(f"whole step, {name}", "the floor of section 6", told, factors.median, 2.0)
+        floors = [floor for _, floors in found for floor in floors]
+        data[name] = {"times_floor": factors.to_json(), "times_lowest_floor": strict.to_json(), "floor": _floor_parts(floors)}
+        profile += floor_profile(name, rounds, floors)
+    notes = [
+        f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s",
+        *(_rates_text(name, rates) for name, rates in device["models"].items()),
+    ]
+    return Row(
+        "floor", "a step against its floor", tuple(lines.verdicts), {"device": device, **data}, tuple(profile), tuple(notes)
+    )
+
+
+def step_against_floor(
+    result: Mapping[str, Any], model: Mapping[str, Any], most_rows: int, speed: DeviceSpeed
+) -> tuple[list[float], list[Floor]]:
+    """Achieved time / floor of every step, and the floors."""
+    cost = ModelCost(int(model["parameters"]), model["bytes_per_weight"], model["kv_bytes_per_token"])
+    factors, floors = [], []
+    for step, counts in zip(result["steps"], result["counts"], strict=True):
+        work = StepWork(
+            prompts=counts["prompts"],
+            group_size=counts["responses"] / counts["prompts"],
+            prompt_tokens=counts["prompt_tokens"],
+            response_tokens=counts["response_tokens"],
+            rows=min(most_rows, counts["responses"]),
+            dropped_share=step["frac_reward_zero_std"],
+            passes=PASSES_WITH_CHECKPOINTING if result["checkpointing"] else PASSES,
+        )
+        floors.append(step_floor(speed, cost, work))
+        factors.append(step["seconds"] / floors[-1].total_s)
+    return factors, floors
+
+
+def device_speed(device: Mapping[str, Any], rates: Mapping[str, Any], half: bool) -> DeviceSpeed:
+    """The three rates of the formula."""
+    train = rates["train_bf16_flop_per_s"] if half else rates["train_fp32_flop_per_s"]
+    return DeviceSpeed(device["bytes_per_s"], rates["infer_flop_per_s"], train)
+
+
+def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
+    """Peak memory of one process that serves, rolls out and trains, by shape and by quantisation and settings."""
+    lines, profile = Lines(), []
+    for shape, by_setting in measured.items():
+        for setting, result in by_setting.items():
+            gigabytes = result["peak_mib"] * (1 << 20) / 1e9
+            what = f"peak memory at the {shape} shape, {setting}: serving, rollouts and training in one process"
+            told = f"{gigabytes:.2f} GB; a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
+            if setting == MEMORY_GOAL and shape in MEMORY_GOALS:
+                lines.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
+            else:
+                lines.told(what, "-", told)
+            profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
+    data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
+    notes = (
+        "lean is gradient checkpointing and micro-batches of 512 tokens",
+        "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
+    )
+    return Row("memory", "memory of one process", tuple(lines.verdicts), data, tuple(profile), notes)
+
+
+def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Sampler and trainer, with the file that serves and with the original weights."""
+    lines, notes = Lines(), []
+    for name, result in measured.items():
+        for held, label in (
+            ("file", "the file that serves"),
+            ("file_bf16", "the same, bf16"),
+            ("original", "the original weights"),
+        ):
+            if held in result:
+                lines.told(f"mismatch, {name}", f"trainer holds {label}", mismatch_text(result[held]))
+        types = ", ".join(f"{share:.0%} {kind}" for kind, share in result["types"].items() if share >= 0.005)
+        notes.append(f"{name} is {types}")
+    return Row("mismatch", "sampler against trainer", tuple(lines.verdicts), dict(measured), notes=tuple(notes))
+
+
+def mismatch_text(found: Mapping[str, float]) -> str:
+    """The four figures of a training report."""
+    return (
+        f"mean abs. Δ log p {found['mean_abs_logprob_diff']:.4f}, KL {found['kl']:.5f} nats a token, "
+        f"effective samples {found['effective_sample_share']:.3f}, clipped {found['clipped_share']:.4f}"
+    )
+
+
+def install_row(result: Mapping[str, Any], cores: int) -> Row:
+    """From a clean checkout to a learning agent."""
+    lines, minutes = Lines(), result["seconds"] / 60
+    told = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
+    lines.at_most("clean checkout to a learning agent", "-", told, minutes, 8.0, unit=" min")
+    profile = (f"installing {result['install_s']:.0f} s", f"to the end of the first step {result['first_step_s']:.0f} s")
+    return Row("install", "clean checkout to a learning agent", tuple(lines.verdicts), dict(result), profile=profile)
+
+
+# -- where it goes -------------------------------------------------------------------------------------------------------------------
+
+
+def time_profile(ours: Rounds) -> list[str]:
+    """Median seconds and share of every part of our steps."""
+    total, parts = step_seconds(ours).median, parts_of(ours)
+    told = [f"{name} {part.median:.2f} s ({part.median / total:.0%})" for name, part in parts.items()]
+    rest = total - sum(part.median for part in parts.values())
+    return [f"time of a step {total:.2f} s: {', '.join(told)}, between steps {max(0.0, rest):.2f} s"]
+
+
+def where_profile(result: Mapping[str, Any]) -> list[str]:
+    """The functions that take most of the rollouts and of the update, of a process whose stacks were watched."""
+    told = []
+    for part in ("rollout", "update"):
+        shares = result["where"].get(part, {})
+        if shares:
+            told.append(f"{part}, by function: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
+    return told
+
+
+def memory_profile(ours: Rounds) -> list[str]:
+    """Resident memory at the fullest moment of every part, of the last round."""
+    entries = []
+    for name, found in ours[-1]["memory_by_part"].items():
+        entries.append(
+            f"{name}: {found['rss_mib']:.0f} MiB ({found['anon_mib']:.0f} allocated, {found['file_mib']:.0f} mapped files)"
+        )
+    return [f"memory by part: {'; '.join(entries)}"]
+
+
+def floor_profile(name: str, ours: Rounds, floors: Sequence[Floor]) -> list[str]:
+    """Our parts beside the floor's."""
+    parts, floor = parts_of(ours), _floor_parts(floors)
+    rollout, update = parts["rollout"].median, parts["update"].median
+    rest = max(0.0, step_seconds(ours).median - rollout - update)
+    return [
+        f"{name}: rollout {rollout:.2f} s, floor {floor['prefill_s'] + floor['decode_s']:.2f} s (prompts {floor['prefill_s']:.2f}, "
+        f"decoding {floor['decode_s']:.2f}, bound by {floors[0].decode_bound}); update {update:.2f} s, floor {floor['training_s']:.2f} s; "
+        f"all else {rest:.2f} s, floor 0"
+    ]
+
+
+def shown(seconds: Spread) -> str:
+    """`1.23 s (1.20-1.30)`: median and quartiles."""
+    return f"{seconds.median:.2f} s {_range(seconds, 2)}"
+
+
+def _range(found: Spread, digits: int = 0) -> str:
+    first, third = found.quartiles
+    return f"({first:.{digits}f}-{third:.{digits}f})"
+
+
+def _floor_parts(floors: Sequence[Floor]) -> dict[str, float]:
+    return {
+        name: spread(getattr(floor, name) for floor in floors).median
+        for name in ("prefill_s", "decode_s", "training_s", "total_s")
+    }
+
+
+def _best(speeds: Rounds) -> dict[str, Any]:
+    """The best of every rate over the rounds, by model and of any model."""
+    models: dict[str, dict[str, Any]] = {}
+    for result in speeds:
+        for name, rates in result["models"].items():
+            known = models.setdefault(name, dict(rates))
+            known |= {rate: max(known[rate], rates[rate]) for rate in RATES}
+    any_model = {rate: max(rates[rate] for rates in models.values()) for rate in RATES}
+    return {"bytes_per_s": max(result["bytes_per_s"] for result in speeds), "models": models, "any_model": any_model}
+
+
+def _rates_text(name: str, rates: Mapping[str, Any]) -> str:
+    infer, fp32, half = (rates[rate] / 1e9 for rate in RATES)
+    return f"{name}: F_i {infer:.0f}, F_t {fp32:.0f} (fp32) and {half:.0f} (bf16) GFLOP/s"
+
+
+def _compared(
+    ours: Rounds,
+    peers: Mapping[str, Rounds],
+    mine: Spread,
+    seconds: Mapping[str, Spread],
+    memory: Spread,
+    memories: Mapping[str, Spread],
+) -> dict[str, Any]:
+    """Both sides with every sample."""
+    return {
+        "ours": {
+            "seconds": mine.to_json(),
+            "peak_mib": memory.to_json(),
+            "parts": {name: part.to_json() for name, part in parts_of(ours).items()},
+            "rounds": list(ours),
+        },
+        "peers": {
+            name: {"seconds": seconds[name].to_json(), "peak_mib": memories[name].to_json(), "rounds": list(rounds)}
+            for name, rounds in peers.items()
+        },
+    }
+
+
+def _advantages(peers: Mapping[str, Rounds]) -> str:
+    error = max(result["advantage_error"] for rounds in peers.values() for result in rounds)
+    versions = next(iter(peers.values()))[0]["versions"]
+    return f"TRL {versions['trl']}: its advantages are r - λc centred in the group at every step (largest difference {error:.1e})"
+
+
+def _generation_share(peer: Rounds) -> str:
+    shares = spread(step["generate_s"] / step["seconds"] for result in peer for step in result["steps"])
+    return f"TRL generates for {shares.median:.0%} of its step"
+
+
+def _notices(ours: Rounds) -> list[str]:
+    """What the agent told that would make a measurement doubtful: updates it refused."""
+    refused = {step["learner_skipped"] for result in ours for step in result["steps"] if step["learner_skipped"]}
+    return [f"an update was left out: {reason}" for reason in sorted(refused)]
+
+
+def _million(ours: Rounds) -> str:
+    return f"{ours[0]['model']['parameters'] / 1e6:.1f} M"
+
+
+def _batch(ours: Rounds) -> str:
+    """`16 prompts x G=8`."""
+    counts = ours[0]["counts"][0]
+    return f"{counts['prompts']:g} prompts x G={counts['responses'] / counts['prompts']:g}"
+
+
+def _rows(name: str) -> int:
+    """How many rows a rollout load has by its name (`nano-edge, 32 rows`)."""
+    return int(name.rpartition(", ")[2].split()[0])
