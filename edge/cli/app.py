@@ -67,8 +67,10 @@ TargetRate = Annotated[
     float | None,
     typer.Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.", metavar="N")]
-Steps = Annotated[int | None, typer.Option("--steps", min=1, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of every random choice.", metavar="N")]
+Steps = Annotated[
+    int | None, typer.Option("--steps", min=1, max=10**9, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")
+]
 UnsafePrograms = Annotated[
     bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
 ]
@@ -126,7 +128,7 @@ def run(
 @app.command()
 def learn(
     tasks: Tasks = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, metavar="N", help="Steps of each phase.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=10**9, metavar="N", help="Steps of each phase.")] = None,
     target_rate: TargetRate = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
@@ -178,10 +180,14 @@ def evaluate(
         list[str] | None,
         typer.Option("--tasks", help="Task source, as in learning. Repeatable (default: the configuration's).", metavar="SOURCE"),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Test items of each source (200).", metavar="N")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, max=10**9, help="Test items of each source (200).", metavar="N")
+    ] = None,
     per_level: Annotated[
         int | None,
-        typer.Option("--per-level", min=1, help="N items of each level of each family; totals keep the mix.", metavar="N"),
+        typer.Option(
+            "--per-level", min=1, max=10**9, help="N items of each level of each family; totals keep the mix.", metavar="N"
+        ),
     ] = None,
     adapter: Annotated[
         str, typer.Option("--adapter", help="latest, none, or an adapter folder.", metavar="latest|none|PATH")
@@ -189,10 +195,12 @@ def evaluate(
     run_folder: Annotated[Path | None, typer.Option("--run", help="Run folder that `latest` refers to.", metavar="DIR")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.", metavar="T")] = 0.0,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", min=1, help="Reasoning steps allowed (default: each item's).", metavar="N")
+        int | None,
+        typer.Option("--max-steps", min=1, max=10**6, help="Reasoning steps allowed (default: each item's).", metavar="N"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Longest response (default: as in learning).", metavar="N")
+        int | None,
+        typer.Option("--max-tokens", min=1, max=1 << 20, help="Longest response (default: as in learning).", metavar="N"),
     ] = None,
     no_cloud: Annotated[
         bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; joint accuracy is then not known.")
@@ -387,10 +395,10 @@ def tasks_show(source: Source, model: Model = None, config: Config = None, sets:
 @tasks_app.command("sample")
 def tasks_sample(
     source: Source,
-    count: Annotated[int, typer.Option("--n", min=1, help="How many items.", metavar="N")] = 5,
+    count: Annotated[int, typer.Option("--n", min=1, max=10**9, help="How many items.", metavar="N")] = 5,
     level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
     split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the choice.", metavar="N")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> int:
     """Some items of a source."""
@@ -521,7 +529,7 @@ def router_train(
         list[str] | None,
         typer.Option("--tasks", help="A source of training items. Repeatable; default: the configuration's.", metavar="SOURCE"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=8, help="Training items of each source.", metavar="N")] = 400,
+    limit: Annotated[int, typer.Option("--limit", min=8, max=10**9, help="Training items of each source.", metavar="N")] = 400,
     rate: Annotated[
         float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
     ] = 0.3,

@@ -70,7 +70,19 @@ def evaluate(settings: Settings, options: EvalOptions) -> int:
             print_line(f"stopped; what was judged is in {plan.journal}, and the same command goes on from there")
         return INTERRUPTED
     _deliver(outcome, plan, options)
+    if plan.cloud_all and plan.cloud == "coordinator":
+        _check_answered(outcome)
+    if options.plot is not None:
+        _plot(outcome, options.plot)
     return 0
+
+
+def _check_answered(outcome: EvalOutcome) -> None:
+    """Raises EdgeError unless the cloud answered every item."""
+    silent = [one.judged.failure for one in outcome.judged if one.judged.failure]
+    if silent:
+        text = f"the cloud did not answer {len(silent)} of {len(outcome.judged)} items: {silent[0]}"
+        raise EdgeError(text, hint="repeat the command when it can be asked")
 
 
 def check_options(options: EvalOptions) -> None:
@@ -173,8 +185,6 @@ def _deliver(outcome: EvalOutcome, plan: EvalPlan, options: EvalOptions) -> None
         print_json(body)
     else:
         print("\n".join(report_lines(outcome.report)), flush=True)
-    if options.plot is not None:
-        _plot(outcome, options.plot)
 
 
 def _plot(outcome: EvalOutcome, path: Path) -> None:

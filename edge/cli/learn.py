@@ -78,7 +78,7 @@ def without_a_gate(settings: Settings) -> Settings:
 
 
 def _default_folder(config: AgentConfig) -> Path:
-    names = (phase.source.removeprefix("practice:").replace("/", "_") for phase in config.phases)
+    names = (phase.source.removeprefix("practice:").replace("/", "_").lstrip("._") for phase in config.phases)
     return Path("runs") / f"{'+'.join(names)}-{config.learning.seed}"
 
 

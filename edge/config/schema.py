@@ -33,6 +33,13 @@ EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+MOST_THREADS = 512
+"""What llama.cpp's thread pool can hold."""
+MOST_TOKENS = 1 << 20
+LARGEST_SEED = (1 << 63) - 1
+MOST_STEPS = 10**9
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -43,7 +50,7 @@ class ModelConfig(Section):
     """The SLM: a GGUF file or (on MLX) a folder by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
 
     path: str = "nano-edge"
-    context_tokens: int = Field(1024, ge=64)
+    context_tokens: int = Field(1024, ge=64, le=MOST_TOKENS)
     prompt_form: Literal["auto", "compact", "full"] = "auto"
 
 
@@ -60,8 +67,8 @@ class EngineConfig(Section):
     """
 
     backend: EngineBackend = "auto"
-    threads: int = Field(0, ge=0)
-    max_rows: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=MOST_THREADS)
+    max_rows: int = Field(0, ge=0, le=4096)
     weights: Literal["auto", "resident", "streamed"] = "auto"
     onnx_providers: tuple[str, ...] = ()
 
@@ -69,7 +76,7 @@ class EngineConfig(Section):
 class AdapterConfig(Section):
     """The LoRA adapter. Effective scale is alpha / rank."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=4096)
     alpha: Positive = 32.0
     targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -92,21 +99,21 @@ class LearningConfig(Section):
     exact string (paper) or equivalence (needs math-verify).
     """
 
-    group_size: int = Field(8, ge=2)
-    prompts_per_step: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=2, le=1024)
+    prompts_per_step: int = Field(8, ge=1, le=4096)
     learning_rate: Positive = 5e-4
     weight_decay: NotNegative = 0.0
     max_grad_norm: Positive = 1.0
     dual_lr: NotNegative = 0.02
     dual_init: NotNegative = 0.5
     temperature: Positive = 1.0
-    max_tokens: int = Field(288, ge=1)
-    seed: int = Field(0, ge=0)
+    max_tokens: int = Field(288, ge=1, le=MOST_TOKENS)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     advantage_scale: AdvantageScale = "none"
     answer_match: AnswerMatch = "exact"
     importance_cap: Positive = 2.0
     micro_batch_tokens: int = Field(1024, ge=1)
-    torch_threads: int = Field(0, ge=0)
+    torch_threads: int = Field(0, ge=0, le=MOST_THREADS)
     memory_probe: Switch = "auto"
     gradient_checkpointing: Switch = "auto"
     enabled: bool = True
@@ -158,7 +165,7 @@ class PhaseConfig(Section):
 
     source: str = "practice:group1"
     target_rate: Rate = 0.3
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     task: str | None = None
 
     @field_validator("source")
@@ -188,7 +195,7 @@ class EmbeddedCoordinatorConfig(Section):
     path: str | None = None
     price_in_uusd_per_mtok: int | None = Field(None, ge=0)
     price_out_uusd_per_mtok: int | None = Field(None, ge=0)
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=MOST_THREADS)
     step_credit_kappa: NotNegative | None = None
     start_timeout_s: Positive = 30.0
 
@@ -210,7 +217,7 @@ class CoordinatorConfig(Section):
     allow_insecure: bool = False
     call_deadline_s: Positive = 60.0
     control_deadline_s: Positive = 10.0
-    max_output_tokens: int = Field(512, ge=1)
+    max_output_tokens: int = Field(512, ge=1, le=MOST_TOKENS)
     model_alias: str = "default"
     prompt_form: Literal["auto", "compact", "full"] = "auto"
     embedded: EmbeddedCoordinatorConfig = EmbeddedCoordinatorConfig()
@@ -225,8 +232,8 @@ class ServeConfig(Section):
     host: str = "127.0.0.1"
     port: int = Field(8040, ge=0, le=65535)
     temperature: NotNegative = 0.0
-    max_tokens: int = Field(512, ge=1)
-    max_steps: int | None = Field(None, ge=1)
+    max_tokens: int = Field(512, ge=1, le=MOST_TOKENS)
+    max_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     task: str | None = None
     cloud_deadline_s: Positive = 20.0
 

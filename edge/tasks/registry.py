@@ -64,7 +64,7 @@ def _task_file(name: str) -> JsonLinesSource:
         hint = f"give a .jsonl file in it, or NAME:FOLDER for a data set ({', '.join(DATA_SETS)})"
         raise TaskFileError(f"{shown(name)}: is a folder, not a task file", hint=hint)
     if not is_file:
-        known = ", ".join([*(f"practice:{family}" for family in FAMILIES), *DATA_SETS])
+        known = ", ".join([*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS])
         raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl file, or one of {known}")
     return JsonLinesSource(path)
 

@@ -52,7 +52,7 @@ class Equivalence:
         if not equivalence_available():
             raise UsageError(
                 "equivalence of mathematical answers needs the package math-verify, which is not installed",
-                hint="run pip install 'edge-agent[lab]', or use answer_match exact",
+                hint="run pip install math-verify antlr4-python3-runtime, or use answer_match exact",
             )
         self._cpu_s = cpu_s
         self._wall_s = wall_s

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
+from edge.core.errors import UsageError
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_python_block
 from edge.verifiers.sandbox.role import Limits, Sandbox
@@ -65,9 +66,12 @@ def run_program_tests(
 ) -> ProgramVerdict:
     """Run `tests` on a program in a sandbox (default: the best this machine has). Never raises on any text of the two.
 
-    Raises UsageError when nothing here can isolate a program or `timeout_s` is no time (`Limits`), SandboxError when the sandbox itself
-    fails.
+    Raises UsageError when nothing here can isolate a program, `timeout_s` is no time (`Limits`) or what is given is no text, SandboxError
+    when the sandbox itself fails.
     """
+    for name, text in (("code", code), ("tests", tests), ("preamble", preamble)):
+        if not isinstance(text, str):
+            raise UsageError(f"{name} must be text, not {type(text).__name__}", hint="write inputs and outputs as JSON text")
     limits = Limits(wall_s=timeout_s)
     if sandbox is None:
         from edge.verifiers.sandbox.choice import best_sandbox

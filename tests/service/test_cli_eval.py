@@ -123,3 +123,12 @@ def test_a_damaged_latest_adapter_gives_way_to_the_one_before_and_says_so(tmp_pa
     none_left = evaluated(*words)
     assert none_left.returncode == 1
     assert next(line for line in none_left.stderr.splitlines() if line.startswith("error: ")).endswith("--adapter none")
+
+
+def test_wanting_every_answer_of_a_cloud_that_cannot_be_asked_fails_and_says_why(tmp_path: Path) -> None:
+    words = ["--limit", "2", "--adapter", "none", "--coordinator", "127.0.0.1:1", "--state", str(tmp_path / "state")]
+    done = evaluated(*words, "--cloud-all", "--plot", str(tmp_path / "curve.png"))
+    assert done.returncode == 1
+    assert "the cloud did not answer 2 of 2 items: no coordinator answers at 127.0.0.1:1" in done.stderr
+    assert "no curve" not in done.stderr
+    assert "2 items of practice:arith" in done.stdout

@@ -54,6 +54,20 @@ def test_a_target_rate_flag_out_of_range_names_the_flag(tmp_path: Path) -> None:
     assert message == "--target-rate: phases.0.target_rate must lie in [0, 1], not 2.0"
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "most"),
+    [
+        ("engine", "threads", 100_000, 512),
+        ("learning", "group_size", 10**9, 1024),
+        ("learning", "seed", 10**23, (1 << 63) - 1),
+        ("model", "context_tokens", 10**12, 1 << 20),
+    ],
+)
+def test_numbers_that_no_machine_can_serve_are_refused(tmp_path: Path, section: str, key: str, value: int, most: int) -> None:
+    message = problem(tmp_path, f"{section}:\n  {key}: {value}\n")
+    assert message == f"agent.yaml:2: {section}.{key} must be at most {most}, not {value}"
+
+
 def test_values_of_the_wrong_type_are_refused_with_line_key_and_value(tmp_path: Path) -> None:
     message = problem(tmp_path, "learning:\n\n  group_size: many\n")
     assert message.startswith("agent.yaml:3: learning.group_size must be a valid integer")

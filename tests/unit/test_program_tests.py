@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -127,6 +128,14 @@ def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: s
     verdict = run_program_tests("def f(*x): return list(x)", tests, 5.0, sandbox=sandbox)
     if depth > 80:
         assert verdict.reason.startswith("the tests cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"), [(SQUARE, {"inputs": ["1"], "outputs": ["1"]}), (None, "assert True"), (SQUARE, ["assert True"])]
+)
+def test_what_is_no_text_is_refused_in_one_line(sandbox: Sandbox, code: Any, tests: Any) -> None:
+    with pytest.raises(UsageError, match="must be text"):
+        run_program_tests(code, tests, 5.0, sandbox=sandbox)
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e30, 0.0, -1.0])
