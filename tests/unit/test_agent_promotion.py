@@ -19,8 +19,9 @@ from edge.agent.runfolder import RunFolder
 from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.errors import NotFound, StateError
-from edge.core.types import Message, Sampling
+from edge.core.types import Message, Sampling, TrainingGroup
 from edge.training.gate import GateRules
+from edge.training.learner import LearnerReport
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
@@ -243,6 +244,13 @@ async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_pa
         def goes_back(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
             if sampling.temperature and world.rollouts.adapter_version == 3 and not asked:
                 asked.append(asyncio.ensure_future(agent.rollback(2)))
+                learner, update = world.learners[-1], world.learners[-1].update
+
+                async def after_going_back(groups: Sequence[TrainingGroup]) -> LearnerReport:
+                    await asked[0]
+                    return await update(groups)
+
+                learner.update = after_going_back  # type: ignore[method-assign]
             return calm(messages, sampling, seed)
 
         world.serving._script = world.script = goes_back
