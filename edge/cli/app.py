@@ -12,6 +12,7 @@ import typer
 
 from edge.cli.settings import Settings
 from edge.core.errors import UsageError
+from edge.core.limits import LARGEST_SEED, MOST_ITEMS, MOST_STEPS, MOST_TOKENS
 
 app = typer.Typer(
     name="edge-agent",
@@ -67,9 +68,10 @@ TargetRate = Annotated[
     float | None,
     typer.Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of every random choice.", metavar="N")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N")]
 Steps = Annotated[
-    int | None, typer.Option("--steps", min=1, max=10**9, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")
+    int | None,
+    typer.Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Learning steps; without it, go on until Ctrl-C."),
 ]
 UnsafePrograms = Annotated[
     bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
@@ -128,7 +130,7 @@ def run(
 @app.command()
 def learn(
     tasks: Tasks = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, max=10**9, metavar="N", help="Steps of each phase.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase.")] = None,
     target_rate: TargetRate = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
@@ -181,12 +183,12 @@ def evaluate(
         typer.Option("--tasks", help="Task source, as in learning. Repeatable (default: the configuration's).", metavar="SOURCE"),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, max=10**9, help="Test items of each source (200).", metavar="N")
+        int | None, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source (200).", metavar="N")
     ] = None,
     per_level: Annotated[
         int | None,
         typer.Option(
-            "--per-level", min=1, max=10**9, help="N items of each level of each family; totals keep the mix.", metavar="N"
+            "--per-level", min=1, max=MOST_ITEMS, help="N items of each level of each family; totals keep the mix.", metavar="N"
         ),
     ] = None,
     adapter: Annotated[
@@ -196,11 +198,11 @@ def evaluate(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.", metavar="T")] = 0.0,
     max_steps: Annotated[
         int | None,
-        typer.Option("--max-steps", min=1, max=10**6, help="Reasoning steps allowed (default: each item's).", metavar="N"),
+        typer.Option("--max-steps", min=1, max=MOST_STEPS, help="Reasoning steps allowed (default: each item's).", metavar="N"),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", min=1, max=1 << 20, help="Longest response (default: as in learning).", metavar="N"),
+        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest response (default: as in learning).", metavar="N"),
     ] = None,
     no_cloud: Annotated[
         bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; joint accuracy is then not known.")
@@ -395,10 +397,10 @@ def tasks_show(source: Source, model: Model = None, config: Config = None, sets:
 @tasks_app.command("sample")
 def tasks_sample(
     source: Source,
-    count: Annotated[int, typer.Option("--n", min=1, max=10**9, help="How many items.", metavar="N")] = 5,
+    count: Annotated[int, typer.Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
     level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
     split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
-    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the choice.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> int:
     """Some items of a source."""
@@ -529,7 +531,9 @@ def router_train(
         list[str] | None,
         typer.Option("--tasks", help="A source of training items. Repeatable; default: the configuration's.", metavar="SOURCE"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=8, max=10**9, help="Training items of each source.", metavar="N")] = 400,
+    limit: Annotated[
+        int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
+    ] = 400,
     rate: Annotated[
         float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
     ] = 0.3,

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from edge.core.limits import LARGEST_SEED, MOST_STEPS, MOST_THREADS, MOST_TOKENS
+
 
 def _share(value: float) -> float:
     if not 0.0 <= value <= 1.0:
@@ -31,13 +33,6 @@ AdvantageScale = Literal["none", "group", "batch"]
 AnswerMatch = Literal["exact", "equivalent"]
 EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-MOST_THREADS = 512
-"""What llama.cpp's thread pool can hold."""
-MOST_TOKENS = 1 << 20
-LARGEST_SEED = (1 << 63) - 1
-MOST_STEPS = 10**9
 
 
 class Section(BaseModel):
