@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -16,6 +18,7 @@ from edge.core.errors import UsageError
 from tools.bench.table import rows
 from tools.bench.table.__main__ import parse, plan_of, rows_of
 from tools.bench.table.agent_steps import config_of, count, with_advantages
+from tools.bench.table.answering_cloud import running_cloud
 from tools.bench.table.batched_peer import command_of, seconds_of
 from tools.bench.table.children import ChildFailed, last_line, run_child
 from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched_part, trl_part
@@ -131,7 +134,8 @@ def peer_round(seconds: float, peak: float) -> dict:
 
 def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leanest() -> None:
     peers = {"fp32": [peer_round(4.2, 2000)], "defaults": [peer_round(2.5, 1100)], "tuned": [peer_round(3.0, 2500)]}
-    row = rows.small_row([our_round(1.0)], peers)
+    row = rows.small_row([our_round(1.0)], [our_round(1.6, 600)], peers)
+    assert "1.6x faster than its best" in next(line.measured for line in row.verdicts if "bundled cloud" in line.what)
     goals = {(line.against, line.goal): line for line in row.verdicts if line.met is not None}
     assert goals["TRL fp32", "≥ 4x"].met is True
     assert goals["TRL, its defaults (its best)", "≥ 3x"].met is False
@@ -140,6 +144,23 @@ def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leane
     assert memory.met is False
     assert "rollout 0.60 s (60%), update 0.30 s (30%)" in row.profile[0]
     assert "update: 400 MiB (300 allocated, 100 mapped files)" in row.profile[1]
+
+
+def test_the_answering_cloud_is_right_where_it_knows_the_question(tmp_path: Path) -> None:
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"question": "What is 2 + 3?", "answer": "5"}) + "\n")
+    with running_cloud(items) as cloud:
+        texts = [_answer(cloud.base_url, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
+    assert "\\boxed{5}" in texts[0]
+    assert "\\boxed{}" in texts[1]
+    with pytest.raises(URLError):
+        _answer(cloud.base_url, "What is 2 + 3?")
+
+
+def _answer(base_url: str, content: str) -> str:
+    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    with urlopen(f"{base_url}/chat/completions", body, timeout=10) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 def test_the_large_row_holds_time_and_memory_of_every_quantisation_against_the_peer() -> None:

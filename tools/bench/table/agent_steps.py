@@ -2,11 +2,11 @@
 
     python -m tools.bench.table.agent_steps JOB RESULT
 
-Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own with the
-bundled cloud model) and the adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
+Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own) and the
+adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
 are never right, no token ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer,
-unless a job has one: then its judgement is a part of the step, and its second engine a part of the memory. Nothing else differs. A step's
-time is from the end of the step before to its own end.
+unless a job has one: then its judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled
+one, on the same cores, or with `cloud` answering one that answers at once (answering_cloud). Nothing else differs. A step's time is from the end of the step before to its own end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tools.bench.table.answering_cloud import RunningCloud, running_cloud
 from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
 from tools.bench.table.where import StackWatch
 
@@ -122,8 +123,8 @@ def endless(backend: Any) -> Any:
     return backend
 
 
-def config_of(job: dict[str, Any]) -> AgentConfig:
-    """The agent's configuration for a job; what it does not name has its default."""
+def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentConfig:
+    """The agent's configuration for a job; what it does not name has its default. Without a `cloud` it is the bundled LLM."""
     from edge.config.schema import AgentConfig
 
     steps = job["warmup"] + job["steps"]
@@ -143,11 +144,18 @@ def config_of(job: dict[str, Any]) -> AgentConfig:
                 "torch_threads": job["threads"],
                 **job["learning"],
             },
+            "coordinator": {} if cloud is None else {"embedded": asking(cloud)},
             "gate": job.get("gate", {"enabled": False}),
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
         }
     )
+
+
+def asking(cloud: RunningCloud) -> dict[str, Any]:
+    """The embedded coordinator's section for a cloud on this machine; its price is made up."""
+    prices = {"price_in_uusd_per_mtok": 150_000, "price_out_uusd_per_mtok": 600_000}
+    return {"upstream": "openai_compatible", "model": "answering", "base_url": cloud.base_url, **prices}
 
 
 def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: list[CountingLearner]) -> Agent:
@@ -188,9 +196,10 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as watches:
         memory = watches.enter_context(MemoryWatch())
         stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
+        cloud = watches.enter_context(running_cloud(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
-        async with build(config_of(job), job, recorder, counted) as agent:
+        async with build(config_of(job, cloud), job, recorder, counted) as agent:
             loaded = memory_now()
             served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
             recorder.ended = time.perf_counter()
@@ -199,7 +208,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
                 served.cancel()
                 await asyncio.gather(served, return_exceptions=True)
             rows = agent.status().model
-            children = peak_of_children()
+            children = peak_of_children(without=cloud.pid if cloud else 0)
             answers = agent.answerer.answers
     shutil.rmtree(job["scratch"], ignore_errors=True)
     return {

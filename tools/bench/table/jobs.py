@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edge.cli.allocator import SETTINGS as ALLOCATOR
 from tools.bench.table.models import identity
@@ -90,10 +90,12 @@ def agent_part(
     learning: Mapping[str, Any] | None = None,
     profile: bool = False,
     gate: Mapping[str, Any] | None = None,
+    cloud: Literal["bundled", "answering"] = "answering",
 ) -> Part:
     """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults.
 
-    `gate` is the promotion gate's section; without one there is no gate.
+    `gate` is the promotion gate's section; without one there is no gate. The `cloud` answers at once, as the peer's is taken to, or is
+    the bundled LLM on the same cores.
     """
     job = {
         "model": str(model),
@@ -106,6 +108,7 @@ def agent_part(
         "serve": serve,
         "learning": dict(learning or {}),
         "profile": profile,
+        "cloud": cloud,
         **({"gate": dict(gate)} if gate else {}),
         **_common(places, key, work, threads, random_model),
     }

@@ -14,6 +14,7 @@ Rounds = Sequence[Mapping[str, Any]]
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
 """The one entry of a step's seconds that is no part of its own: it runs beside the rollouts."""
+SAME_CLOUD = "the cloud of both sides answers at once: ours through the coordinator and its ledger, the peer's by assumption"
 NO_GATE = "our steps are those of `edge-agent learn`, without a promotion gate; the peer has none"
 MEMORY_GOALS = {"qwen2.5-0.5b": 1.6, "qwen2.5-1.5b": 3.0}
 """GB (10^9 bytes) of one process that serves, rolls out and trains."""
@@ -42,8 +43,8 @@ def parts_of(rounds: Rounds) -> dict[str, Spread]:
     return {name: spread(step[name] for step in steps) for name in steps[0] if name != OVERLAPPING}
 
 
-def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
-    """One step of the bundled model against TRL in three settings."""
+def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> Row:
+    """One step of the bundled model against TRL in three settings; also `with_cloud`, whose cloud LLM runs on the same cores."""
     lines, mine, memory = Lines(), step_seconds(ours), peak_mib(ours)
     seconds = {name: step_seconds(rounds) for name, rounds in peers.items()}
     memories = {name: peak_mib(rounds) for name, rounds in peers.items()}
@@ -60,13 +61,16 @@ def small_row(ours: Rounds, peers: Mapping[str, Rounds]) -> Row:
     for name in peers:
         if name not in ("fp32", best):
             lines.told(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
+    beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
+    told = f"{times(beside, seconds[best]):.1f}x faster than its best: {shown(beside)}, {both.median:.0f} MiB"
+    lines.told(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], told)
     return Row(
         "small",
         "one step of the bundled model",
         tuple(lines.verdicts),
         _compared(ours, peers, mine, seconds, memory, memories),
         profile=(*time_profile(ours), *memory_profile(ours)),
-        notes=(_advantages(peers), NO_GATE, *_notices(ours)),
+        notes=(_advantages(peers), NO_GATE, SAME_CLOUD, *_notices(ours)),
     )
 
 

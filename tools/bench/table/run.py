@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from edge.bootstrap import bundled_models
 from edge.core.processor import usable_cores
@@ -71,7 +71,10 @@ class Bench:
         folder = self._made(BUNDLED, [], transformers=True)[-1]
         prompts = self._prompts(model, work, SOURCE)
         python = self.peers.trl_python()
-        competitors = {"ours": lambda key: self._our_small(key)}
+        competitors = {
+            "ours": lambda key: self._our_small(key),
+            "ours-bundled-cloud": lambda key: self._our_small(key, cloud="bundled"),
+        }
         for name, (setting, tuned) in PEER_SETTINGS.items():
             competitors[name] = lambda key, setting=setting, tuned=tuned: jobs.trl_part(  # type: ignore[misc]
                 self.places,
@@ -86,7 +89,8 @@ class Bench:
                 tuned_allocator=tuned,
             )
         measured = self._alternating("small", competitors, work.rounds)
-        row = rows.small_row(measured.pop("ours"), measured)
+        ours, with_cloud = measured.pop("ours"), measured.pop("ours-bundled-cloud")
+        row = rows.small_row(ours, with_cloud, measured)
         return self._profiled(row, model, work, random_model=False)
 
     def large(self) -> Row:
@@ -210,8 +214,8 @@ class Bench:
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
-    def _our_small(self, key: str) -> Part:
-        return jobs.agent_part(self.places, key, self._bundled(), self.plan.small, self.threads, random_model=False)
+    def _our_small(self, key: str, cloud: Literal["bundled", "answering"] = "answering") -> Part:
+        return jobs.agent_part(self.places, key, self._bundled(), self.plan.small, self.threads, random_model=False, cloud=cloud)
 
     def _our_large(self, key: str, kind: str, learning: Mapping[str, Any] | None = None) -> Part:
         model = self._random(self.plan.large_shape, kind)
