@@ -304,7 +304,9 @@ class OpenStepRequest:
 
 @dataclass(frozen=True, slots=True)
 class CloseStepRequest:
-    """T4, closing: of `total_units` responses `help_units` asked for help. `refused`: a budget refused calls of this step."""
+    """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
+    not called for. `refused`: a budget refused calls of this step.
+    """
 
     device: str
     task: str
@@ -313,6 +315,7 @@ class CloseStepRequest:
     help_units: int
     now: float
     refused: bool = False
+    uncalled_units: int = 0
 
 
 @dataclass(frozen=True, slots=True)

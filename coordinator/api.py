@@ -105,7 +105,7 @@ class DeviceApi:
         """Report a step and move λ exactly once."""
         self._fleet.saw(caller.device)
         closed = await self._controller.close_step(
-            caller.device, request.task, request.step, request.total_units, request.help_units
+            caller.device, request.task, request.step, request.total_units, request.help_units, request.uncalled_units
         )
         return codec.encode_step_closed(closed)
 

@@ -70,13 +70,19 @@ class StepController:
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
 
-    async def close_step(self, device: str, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+    async def close_step(
+        self, device: str, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
+    ) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
         if help_units > _positive("total_units", total_units):
             raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
+        if uncalled_units > help_units:
+            raise InvalidRequest(f"{uncalled_units} of {help_units} requests for help cannot have gone without a call")
         refused = self._refused_step.get((device, task)) == step
-        request = CloseStepRequest(device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused)
+        request = CloseStepRequest(
+            device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units
+        )
         row = await self._store.close_step(request)
         return StepClosed(task, step, row.dual, row.dual_after, row.assist_rate, row.discrepancies)
 

@@ -434,10 +434,11 @@ class Ledger:
         planned = row.planned_prompts * row.group_size
         running = sum(call.state is CallState.DISPATCHED for call in calls)
         answered = sum(declared.values())
-        silent = request.help_units > 0 and not calls and not request.refused
+        expected = request.help_units - request.uncalled_units
+        silent = expected > 0 and not calls and not request.refused
         findings = (
-            (silent, f"{request.help_units} help units reported, but no cloud call was made"),
-            (answered > request.help_units, f"calls answered for {answered} help units, {request.help_units} reported"),
+            (silent, f"{expected} help units reported, but no cloud call was made"),
+            (answered > expected, f"calls answered for {answered} help units, {expected} reported"),
             (request.total_units > planned, f"{request.total_units} units reported, {planned} planned"),
             (running > 0, f"{running} calls still running"),
         )
@@ -546,8 +547,8 @@ def _check_open(request: OpenStepRequest) -> None:
 
 
 def _check_close(request: CloseStepRequest) -> None:
-    if request.step < 0 or request.total_units < 1 or not 0 <= request.help_units <= request.total_units:
-        raise InvalidRequest("a step is closed with 0 <= help_units <= total_units and total_units >= 1")
+    if request.step < 0 or request.total_units < 1 or not 0 <= request.uncalled_units <= request.help_units <= request.total_units:
+        raise InvalidRequest("a step is closed with 0 <= uncalled_units <= help_units <= total_units and total_units >= 1")
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:

@@ -658,6 +658,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
+        skip_unanimous_calls=learning.unanimous_calls == "skip",
     )
     answers = AnswerSettings(
         mode=config.mode,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.gathering import all_of
+from edge.agent.state import StepUnits
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed
@@ -32,7 +33,11 @@ _UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCEL
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's."""
+    """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's.
+
+    `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
+    cost, so every Â is 0 whatever it is.
+    """
 
     run_id: str
     seed: int
@@ -43,6 +48,7 @@ class RolloutSettings:
     cloud_prompt_form: str
     max_output_tokens: int
     model_alias: str = "default"
+    skip_unanimous_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ScoredResponse:
-    """A local response with its verdicts. `correct` judges the composed response; `masked` responses leave the group."""
+    """A local response with its verdicts. `correct` judges the composed response; `masked` responses leave the group.
+
+    `uncalled` ones asked, and so did all of their group, so that no call was made: they stay in the group with Â = 0, and nobody knows
+    whether they would have been right.
+    """
 
     response: LocalResponse
     format_ok: bool
@@ -71,6 +81,12 @@ class ScoredResponse:
     cost: int
     masked: bool = False
     refused: bool = False
+    uncalled: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """Whether it is known to be right or wrong."""
+        return not (self.masked or self.uncalled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +170,8 @@ class Rollout:
         item = batch.items[index]
         group = await self._sample(batch.step, index, item)
         asking = [self._asks(item, response) for response in group.responses]
+        if self._settings.skip_unanimous_calls and all(asking):
+            return ScoredGroup(item, group.prompt_ids, tuple(_uncalled(response) for response in group.responses), None)
         outcome = await self._ask(batch, index, sum(asking)) if any(asking) else CloudOutcome(None)
         scored = [
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
@@ -193,6 +211,11 @@ class Rollout:
         return ScoredResponse(
             response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
         )
+
+
+def _uncalled(response: LocalResponse) -> ScoredResponse:
+    """One of a group that all asked: c = 1, and any one reward that all of them share gives Â = 0."""
+    return ScoredResponse(response, format_ok=True, asked=True, correct=False, reward=0.0, cost=1, uncalled=True)
 
 
 def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:
@@ -241,11 +264,13 @@ def call_key(run_id: str, task: str, task_step: int, prompt: int, item_id: str) 
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def step_units(groups: Sequence[ScoredGroup]) -> tuple[int, int]:
-    """(responses, of which validly asked): what Ĵ_c is made of.
+def step_units(groups: Sequence[ScoredGroup]) -> StepUnits:
+    """What Ĵ_c is made of: the responses, and those that validly asked.
 
-    Requests that failed or were refused count: they are demand. Leaving failures out would let λ fall during an outage, and every
+    Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during an outage, and every
     device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
-    return len(responses), sum(scored.asked for scored in responses)
+    return StepUnits(
+        len(responses), sum(scored.asked for scored in responses), sum(scored.uncalled for scored in responses)
+    )

@@ -93,6 +93,7 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: S
         "spend_uusd": finished.total_spend_uusd,
         "masked": sum(step.masked for step in steps),
         "refused": sum(step.refused for step in steps),
+        "uncalled": sum(step.uncalled for step in steps),
         "offline_steps": sum(step.offline for step in steps),
         "skipped_updates": sum(bool(step.learner_skipped) for step in steps),
         "seconds": sum(step.seconds for step in steps),

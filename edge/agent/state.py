@@ -21,7 +21,7 @@ from edge.agent.events import FamilyScores, StepFinished, StepSeconds
 from edge.agent.line import Line
 from edge.core.errors import NotFound, StateError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 GATE_MEMORY = "gate"
 _LINE = "line"
 _SCHEMA = """
@@ -32,10 +32,13 @@ CREATE TABLE cursors (source TEXT NOT NULL, seed INTEGER NOT NULL, position INTE
 CREATE TABLE adapters (version INTEGER PRIMARY KEY, folder TEXT NOT NULL, created_at REAL NOT NULL) STRICT;
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
-    group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL
+    group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL,
+    uncalled_units INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
 """
+_MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;"}
+"""From each older version to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,24 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class StepUnits:
+    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for."""
+
+    total: int
+    help: int
+    uncalled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """A step's report to the coordinator: `help_units` of `total_units` responses validly asked for help."""
+    """A step's report to the coordinator."""
 
     task: str
     task_step: int
     planned_prompts: int
     group_size: int
     target_rate: float
-    total_units: int
-    help_units: int
+    units: StepUnits
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +209,8 @@ class StateFolder:
 
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
-        return [(row[0], Report(*row[1:])) for row in self._db.execute("SELECT * FROM outbox ORDER BY id")]
+        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        return [(row[0], Report(*row[1:6], StepUnits(*row[6:]))) for row in rows]
 
     def delivered(self, outbox_id: int, terms: Terms | None) -> None:
         """Remove a delivered report and keep the terms it brought, in one transaction."""
@@ -239,11 +251,11 @@ class StateFolder:
         self._db.execute("REPLACE INTO terms VALUES (?, ?, ?, ?)", (terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     def _queue(self, report: Report) -> None:
-        columns: Sequence[Any] = tuple(asdict(report).values())
+        place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)
         self._db.execute(
-            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            columns,
+            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units, uncalled_units)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, report.units.total, report.units.help, report.units.uncalled),
         )
 
 
@@ -298,5 +310,8 @@ def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    elif version in _MIGRATIONS:
+        connection.executescript(f"BEGIN;{_MIGRATIONS[version]}PRAGMA user_version = {version + 1};COMMIT;")
+        _create_or_check(connection, path)
     elif version != SCHEMA_VERSION:
         raise StateError(f"{path}: written by another version (format {version}, this program reads {SCHEMA_VERSION})")

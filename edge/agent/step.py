@@ -18,7 +18,7 @@ from edge.agent.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice,
 from edge.agent.line import Line, Outcome
 from edge.agent.promotion import Judgement, PromotionGate
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.agent.state import Commit, Position, StateFolder, step_from_json
+from edge.agent.state import Commit, Position, StateFolder, StepUnits, step_from_json
 from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
 from edge.agent.summary import StepSetting, summarise
 from edge.core.clock import Clock
@@ -79,7 +79,7 @@ class StepCloser:
         watch = watch or StopWatch(roles.clock)
         opened, draft = OpenStep(**manifest["opened"]), step_from_json(manifest["draft"])
         roles.sink.emit(StepProgress(checkpoint.step, "close", 0, 1))
-        closed = await roles.book.close(opened, manifest["total_units"], manifest["help_units"])
+        closed = await roles.book.close(opened, _units(manifest))
         watch.lap("close")
         roles.failpoint("closed")
         event = replace(draft, dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now())
@@ -295,17 +295,23 @@ def _setting(plan: StepPlan, opened: OpenStep, state: StateFolder) -> StepSettin
 
 
 def _manifest(plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], draft: StepFinished) -> dict[str, Any]:
-    total_units, help_units = step_units(groups)
+    units = step_units(groups)
     return {
         "opened": asdict(opened),
-        "total_units": total_units,
-        "help_units": help_units,
+        "total_units": units.total,
+        "help_units": units.help,
+        "uncalled_units": units.uncalled,
         "position": asdict(Position(plan.step, plan.phase, plan.phase_step)),
         "source": plan.source,
         "cursor_seed": plan.cursor_seed,
         "cursor_after": plan.cursor_after,
         "draft": draft.to_json(),
     }
+
+
+def _units(manifest: dict[str, Any]) -> StepUnits:
+    """The manifest's; checkpoints of older versions called for every group."""
+    return StepUnits(manifest["total_units"], manifest["help_units"], manifest.get("uncalled_units", 0))
 
 
 def _commit(

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from edge import __version__
 from edge.agent.events import Notice, OutboxDelivered
-from edge.agent.state import Report, StateFolder, Terms
+from edge.agent.state import Report, StateFolder, StepUnits, Terms
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
 from edge.core.events import EventSink
-from edge.rpc.client import CoordinatorClient
+from edge.rpc.client import CoordinatorClient, StepClosed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,14 @@ class StepBook:
         self._away_since = None
         return opened
 
-    async def close(self, step: OpenStep, total_units: int, help_units: int) -> ClosedStep:
+    async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
         """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: into the outbox, same λ."""
-        report = Report(
-            step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, total_units, help_units
-        )
+        report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
         waiting = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
         if step.offline:
             return ClosedStep(waiting, report)
         try:
-            closed = await self._client.close_step(step.task, step.task_step, total_units, help_units)
+            closed = await self._closed(report)
         except CoordinatorUnavailable:
             return ClosedStep(waiting, report)
         except (StepMismatch, KeyReused) as error:
@@ -95,6 +93,10 @@ class StepBook:
         for discrepancy in closed.discrepancies:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(waiting, dual=closed.dual_after), None)
+
+    async def _closed(self, report: Report) -> StepClosed:
+        units = report.units
+        return await self._client.close_step(report.task, report.task_step, units.total, units.help, units.uncalled)
 
     async def deliver(self) -> None:
         """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""
@@ -133,7 +135,7 @@ class StepBook:
         except StepMismatch:
             target_rate = report.target_rate  # closed before with the answer lost, or a gap: closing tells
         try:
-            closed = await self._client.close_step(report.task, report.task_step, report.total_units, report.help_units)
+            closed = await self._closed(report)
         except StepMismatch as error:
             return await self._deliver_renumbered(report, error.expected_step)
         except KeyReused as error:

@@ -56,9 +56,9 @@ def summarise(
 ) -> StepFinished:
     """The step's event; λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed."""
     responses = [scored for group in groups for scored in group.responses]
-    unmasked = [scored for scored in responses if not scored.masked]
+    judged = [scored for scored in responses if scored.judged]
     counts = _tally(responses)
-    rewards = [scored.reward for scored in unmasked]
+    rewards = [scored.reward for scored in judged]
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
     use = cloud_use(groups)
@@ -73,7 +73,7 @@ def summarise(
         responses=len(responses),
         kept_accuracy=counts.kept_accuracy if counts.kept else None,
         coverage=1.0 - asked / len(responses),
-        joint_accuracy=counts.joint_accuracy if unmasked else None,
+        joint_accuracy=counts.joint_accuracy if judged else None,
         assist_rate=asked / len(responses),
         target_rate=setting.target_rate,
         dual_before=setting.dual,
@@ -82,7 +82,8 @@ def summarise(
         reward_std=standard_deviation(rewards),
         format_ok=sum(scored.format_ok for scored in responses) / len(responses),
         truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
-        masked=len(responses) - len(unmasked),
+        masked=sum(scored.masked for scored in responses),
+        uncalled=sum(scored.uncalled for scored in responses),
         refused=sum(scored.refused for scored in responses),
         cloud_calls=use.calls,
         cloud_tokens=use.tokens,
@@ -145,5 +146,5 @@ def _family_scores(family: str, groups: Sequence[ScoredGroup]) -> FamilyScores:
 
 
 def _tally(responses: Sequence[ScoredResponse]) -> Tally:
-    """Counts over the responses that are not masked."""
-    return tally((scored.asked, scored.correct) for scored in responses if not scored.masked)
+    """Counts over the responses whose correctness is known."""
+    return tally((scored.asked, scored.correct) for scored in responses if scored.judged)

@@ -91,7 +91,8 @@ class LearningConfig(Section):
     at once or never (auto: only where by its shapes it takes more than a quarter of what is free). `gradient_checkpointing` computes a
     block's activations again in the backward pass instead of keeping them: the same gradients in less memory and more time (auto: only
     where the probe finds that it does not fit otherwise). `answer_match`: which verdict on a mathematical answer is the reward, the
-    exact string (paper) or equivalence (needs math-verify).
+    exact string (paper) or equivalence (needs math-verify). `unanimous_calls`: where all G responses to a prompt ask, whatever the cloud
+    would answer moves nothing, since all Â are 0; skip saves the call, make (the paper) pays it and knows if the answer was right.
     """
 
     group_size: int = Field(8, ge=2, le=1024)
@@ -106,6 +107,7 @@ class LearningConfig(Section):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     advantage_scale: AdvantageScale = "none"
     answer_match: AnswerMatch = "exact"
+    unanimous_calls: Literal["make", "skip"] = "make"
     importance_cap: Positive = 2.0
     micro_batch_tokens: int = Field(1024, ge=1)
     torch_threads: int = Field(0, ge=0, le=MOST_THREADS)

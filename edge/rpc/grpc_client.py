@@ -95,9 +95,15 @@ class GrpcCoordinatorClient:
         )
         return codec.decode_step_opened(await self._control("OpenStep", request))
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
+    ) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(lambda: step_pb2.CloseStepRequest(task=task, step=step, total_units=total_units, help_units=help_units))
+        request = _encode(
+            lambda: step_pb2.CloseStepRequest(
+                task=task, step=step, total_units=total_units, help_units=help_units, uncalled_units=uncalled_units
+            )
+        )
         return codec.decode_step_closed(await self._control("CloseStep", request))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

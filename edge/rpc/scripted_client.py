@@ -137,7 +137,9 @@ class ScriptedCoordinatorClient:
             raise NotFound(f"no call has the key {call_key!r}")
         return self._results[call_key][1]
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
+    ) -> StepClosed:
         """Move λ once."""
         self._fail_if_told("close_step")
         state = self._task(task)
@@ -145,8 +147,8 @@ class ScriptedCoordinatorClient:
             return _repeated(state, (total_units, help_units))
         if state.opened is None or state.opened.step != step:
             raise _mismatch(state, step)
-        if not 0 <= help_units <= total_units or total_units == 0:
-            raise InvalidRequest(f"{help_units} of {total_units} units cannot be")
+        if not 0 <= uncalled_units <= help_units <= total_units or total_units == 0:
+            raise InvalidRequest(f"{uncalled_units} of {help_units} of {total_units} units cannot be")
         return self._close(state, state.opened, total_units, help_units)
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

@@ -62,6 +62,15 @@ async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
     assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
 
 
+async def test_requests_for_help_that_were_not_called_for_are_reported_as_such(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 1, 8, TAU)
+    with pytest.raises(InvalidRequest):
+        await client.close_step("math", 0, total_units=8, help_units=6, uncalled_units=7)
+    closed = await client.close_step("math", 0, total_units=8, help_units=8, uncalled_units=8)
+    assert (closed.assist_rate, closed.discrepancies) == (1.0, ())
+
+
 async def test_closing_again_with_other_numbers_is_refused(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)

@@ -342,6 +342,22 @@ async def test_a_report_that_its_calls_do_not_bear_out_is_told(store: LedgerStor
     assert (await store.close_step(close_request(2, help_units=4))).discrepancies == ()
 
 
+async def test_requests_that_a_device_did_not_call_for_are_no_discrepancy_and_move_the_price(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    closed = await store.close_step(close_request(help_units=64, uncalled_units=64))
+    assert closed.discrepancies == ()
+    assert (closed.assist_rate, closed.dual_after) == (0.5, closed.dual + 0.02 * (0.5 - 0.3))
+    await store.open_step(open_request(1))
+    told = await store.close_step(close_request(1, help_units=64, uncalled_units=56))
+    assert told.discrepancies == ("8 help units reported, but no cloud call was made",)
+
+
+async def test_more_uncalled_units_than_requests_are_refused(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    with pytest.raises(InvalidRequest):
+        await store.close_step(close_request(help_units=8, uncalled_units=9))
+
+
 async def test_the_version_of_a_budget_only_grows(store: LedgerStore) -> None:
     actions: list[Callable[[], Awaitable[object]]] = [
         lambda: store.open_step(open_request()),

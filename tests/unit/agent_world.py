@@ -106,6 +106,7 @@ class World:
     coordinator: CoordinatorProcess | None = None
     gate: GateRules | None = None
     measure: StepMeasure | None = None
+    skip_unanimous_calls: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -119,7 +120,8 @@ class World:
         return [event for event in self.sink.events if isinstance(event, kind)]
 
     def rollout_settings(self, run_id: str) -> RolloutSettings:
-        return RolloutSettings(run_id, 7, self.group_size, 1.0, 64, "auto", "compact", 64)
+        settings = RolloutSettings(run_id, 7, self.group_size, 1.0, 64, "auto", "compact", 64)
+        return replace(settings, skip_unanimous_calls=self.skip_unanimous_calls)
 
     def answer_settings(self) -> AnswerSettings:
         return AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]

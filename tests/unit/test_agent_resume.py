@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge.agent.events import Notice, Offline, Online, OutboxDelivered
-from edge.agent.state import Position, StateFolder
+from edge.agent.state import Position, Report, StateFolder, StepUnits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotFound, StateError, Unauthenticated
 from edge.dagrpo.dual import dual_step
@@ -328,6 +328,27 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
         state._db.execute("PRAGMA user_version = 99")
     with pytest.raises(StateError, match="another version"):
         StateFolder(folder)
+
+
+def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with StateFolder(folder) as state:
+        state._db.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
+        state._db.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
+        state._db.execute("PRAGMA user_version = 1")
+        state._db.commit()
+    with StateFolder(folder) as state:
+        assert state.outbox() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
+
+
+async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP, skip_unanimous_calls=True)
+    world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+    with StateFolder(tmp_path / "state") as state:
+        [(_, report)] = state.outbox()
+    assert report.units == StepUnits(12, 12, 12)
 
 
 def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:

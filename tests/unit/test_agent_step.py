@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from edge.agent.cloud import CloudDesk
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
+from edge.agent.state import StepUnits
 from edge.agent.step import training_groups
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
@@ -37,7 +39,7 @@ async def collected(world: World, client: ScriptedCoordinatorClient, texts: list
     backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
     await client.open_step("math", 0, items, len(texts), 0.3)
     settings = world.rollout_settings("run")
-    settings = type(settings)("run", 7, len(texts), 1.0, 64, "compact", "compact", 64)
+    settings = replace(settings, group_size=len(texts), prompt_form="compact")
     rollout = Rollout(backend, CloudDesk(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     return await rollout.collect(Batch(1, "math", 0, tuple(item(number) for number in range(items))))
 
@@ -63,12 +65,47 @@ async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_onc
     assert len(world.client.calls) == 1
     assert world.client.calls[0].help_units == 2
     assert world.client.calls[0].messages[-1].content == "What is 0 + 1?"
-    assert step_units([group]) == (6, 2)
+    assert step_units([group]) == StepUnits(6, 2)
 
 
 async def test_a_group_in_which_nobody_validly_asks_makes_no_call(world: World) -> None:
     await collected(world, world.client, [local_answer(1), BROKEN_HELP, "nothing"])
     assert world.client.calls == []
+
+
+async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_demand(world: World) -> None:
+    world.skip_unanimous_calls = True
+    [group] = await collected(world, world.client, [HELP, HELP, HELP])
+    assert world.client.calls == []
+    assert [(scored.asked, scored.cost, scored.uncalled, scored.judged) for scored in group.responses] == [(True, 1, True, False)] * 3
+    assert step_units([group]) == StepUnits(3, 3, 3)
+    [trained] = training_groups([group], 0.5, AdvantageScale.NONE)
+    assert [sample.advantage for sample in trained.samples] == [0.0] * 3
+
+
+async def test_with_skip_a_group_that_disagrees_is_called_for(world: World) -> None:
+    world.skip_unanimous_calls = True
+    [group] = await collected(world, world.client, [HELP, local_answer(1), HELP])
+    assert len(world.client.calls) == 1
+    assert step_units([group]) == StepUnits(3, 2, 0)
+
+
+async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no_price(tmp_path: Path) -> None:
+    """Two responses a group: about one group in eleven asks as a whole."""
+    phases = (PhaseConfig(source="sums", target_rate=0.3, steps=8),)
+    worlds = [World(tmp_path / str(skip), phases=phases, group_size=2, skip_unanimous_calls=skip) for skip in (False, True)]
+    steps = []
+    for world in worlds:
+        async with world.agent() as agent:
+            await agent.learn()
+            steps.append(agent.steps())
+    made, skipped = steps
+    assert [(step.dual_after, step.assist_rate) for step in made] == [(step.dual_after, step.assist_rate) for step in skipped]
+    assert worlds[0].learners[0].updates == worlds[1].learners[0].updates
+    uncalled_groups = sum(step.uncalled for step in skipped) // 2
+    assert 0 < uncalled_groups == len(worlds[0].client.calls) - len(worlds[1].client.calls)
+    assert sum(step.uncalled for step in made) == 0
+    assert not [notice for notice in worlds[1].events(Notice) if "coordinator" in notice.text]
 
 
 async def test_a_wrong_cloud_answer_is_reward_zero_cost_one(world: World) -> None:
@@ -93,7 +130,7 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     [training] = training_groups([group], dual=0.5, scale=AdvantageScale.NONE)
     assert [sample.advantage for sample in training.samples] == [0.5, -0.5]
     assert training.group_weight == 1.0
-    assert step_units([group]) == (4, 2)
+    assert step_units([group]) == StepUnits(4, 2)
 
 
 async def test_a_group_with_fewer_than_two_unmasked_responses_is_not_trained_on(world: World) -> None:
@@ -108,7 +145,7 @@ async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: Wo
     refused = group.responses[0]
     assert (refused.reward, refused.cost, refused.masked, refused.refused) == (0.0, 1, False, True)
     assert world.client.calls == []
-    assert step_units([group]) == (2, 1)
+    assert step_units([group]) == StepUnits(2, 1)
 
 
 async def test_a_rate_limit_is_waited_out(world: World) -> None:
