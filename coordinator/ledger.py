@@ -547,7 +547,11 @@ def _check_open(request: OpenStepRequest) -> None:
 
 
 def _check_close(request: CloseStepRequest) -> None:
-    if request.step < 0 or request.total_units < 1 or not 0 <= request.uncalled_units <= request.help_units <= request.total_units:
+    if (
+        request.step < 0
+        or request.total_units < 1
+        or not 0 <= request.uncalled_units <= request.help_units <= request.total_units
+    ):
         raise InvalidRequest("a step is closed with 0 <= uncalled_units <= help_units <= total_units and total_units >= 1")
 
 

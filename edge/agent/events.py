@@ -87,9 +87,10 @@ class StepFinished(Event):
     kept_accuracy: share right among responses that did not ask; coverage: share of responses that did not ask; joint_accuracy: share
     right after composition, over all responses that were judged. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
     `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
-    refused; `uncalled`: all of their group asked, so that no call was made and nobody judged them. `offline`: λ could not be moved at the coordinator, the report waits in the outbox. `families`: the same shares for each
-    family of questions in the step, by name (steps of older state folders have none). `base_version`: the adapter that this step
-    trained on (-1: the step before). `serving_version`: the one that serves after the step (-1: this step's). `gate`: promoted,
+    refused; `uncalled`: all of their group asked, so that no call was made and nobody judged them. `offline`: λ could not be moved at the
+    coordinator, the report waits in the outbox. `families`: the same shares for each family of questions in the step, by name (steps of
+    older state folders have none). `base_version`: the adapter that this step trained on (-1: the step before). `serving_version`: the one
+    that serves after the step (-1: this step's). `gate`: promoted,
     refused, rolled back (training goes on from the adapter in use), left (somebody went back to another version meanwhile), or "" where
     none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the share that asks.
     `floor_s`: the least time this step could take on this device (edge.training.floor), and `times_floor` = seconds / floor_s; None where

@@ -267,10 +267,8 @@ def call_key(run_id: str, task: str, task_step: int, prompt: int, item_id: str) 
 def step_units(groups: Sequence[ScoredGroup]) -> StepUnits:
     """What Ĵ_c is made of: the responses, and those that validly asked.
 
-    Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during an outage, and every
-    device would come back asking for everything.
+    Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during
+    an outage, and every device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
-    return StepUnits(
-        len(responses), sum(scored.asked for scored in responses), sum(scored.uncalled for scored in responses)
-    )
+    return StepUnits(len(responses), sum(scored.asked for scored in responses), sum(scored.uncalled for scored in responses))

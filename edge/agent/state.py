@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,10 @@ class StateFolder:
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
         rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
-        return [(row[0], Report(*row[1:6], StepUnits(*row[6:]))) for row in rows]
+        return [
+            (place, Report(task, step, planned, size, rate, StepUnits(*units)))
+            for place, task, step, planned, size, rate, *units in rows
+        ]
 
     def delivered(self, outbox_id: int, terms: Terms | None) -> None:
         """Remove a delivered report and keep the terms it brought, in one transaction."""

@@ -10,7 +10,7 @@ Axes: B rows, T tokens of this call, P tokens already cached, D model width, H h
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +44,33 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised x, in its own type."""
-        x32 = x.float()
-        scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (x32 * scale * self.weight.float()).to(x.dtype)
+        if self.weight.requires_grad:
+            return _normalised(x.float(), self.weight, self.eps)[0].to(x.dtype)
+        normalised: Tensor = _FrozenNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normalised
+
+
+def _normalised(x32: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x / rms(x) * weight, and 1 / rms(x)."""
+    scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return x32 * scale * weight.float(), scale
+
+
+class _FrozenNorm(torch.autograd.Function):
+    """RMSNorm whose weight is not trained: keeps its input alone, and goes back in five passes where autograd takes ten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        normalised, scale = _normalised(x.float(), weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return normalised.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        x32, along = x.float(), grad.float() * weight.float()
+        pull = (along * x32).mean(-1, keepdim=True).mul_(scale**3)
+        return along.mul_(scale).addcmul_(x32, pull, value=-1.0).to(x.dtype), None, None
 
 
 def rope_frequencies(spec: DecoderSpec) -> Tensor:
@@ -61,24 +85,57 @@ def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attention(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, attend: Tensor | None) -> Tensor:
-    """Scaled dot-product attention [B, H, T, d]; `attend` is true where allowed, None means causal over S = T.
+def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | None) -> Tensor:
+    """Scaled dot-product attention [B, H, T, d], H/K heads to a key; `attend` is true where allowed, None means causal over S = T.
 
     Short rows on a CPU go through plain matrix products, which train faster there than the fused kernel.
     """
-    length, total = q_BHTd.shape[2], k_BHSd.shape[2]
-    if q_BHTd.device.type != "cpu" or length * total > MAX_PLAIN_SCORES:
-        return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=attend, is_causal=attend is None)
-    per_head = (*q_BHTd.shape[:2], length, -1)
-    q, k, v = (x.flatten(0, 1) for x in (q_BHTd * q_BHTd.shape[-1] ** -0.5, k_BHSd, v_BHSd))
-    if attend is None:
-        blocked = torch.full((length, total), -torch.inf, dtype=_product_dtype(q), device=q.device).triu(1)
-        scores = torch.baddbmm(blocked, q, k.transpose(1, 2))
-    else:
-        scores = torch.bmm(q, k.transpose(1, 2)).view(per_head)
-        scores = scores.masked_fill(~attend, -torch.inf).flatten(0, 1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(_product_dtype(v))
-    return torch.bmm(weights, v).view(per_head)
+    length, total = q_BHTd.shape[2], k_BKSd.shape[2]
+    if q_BHTd.device.type == "cpu" and length * total <= MAX_PLAIN_SCORES:
+        if attend is None:
+            attend = torch.ones(length, total, dtype=torch.bool).tril()[None, None]
+        mixed: Tensor = _PlainAttention.apply(q_BHTd, k_BKSd, v_BKSd, attend)  # type: ignore[no-untyped-call]
+        return mixed
+    repeats = q_BHTd.shape[1] // k_BKSd.shape[1]
+    k, v = (x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (k_BKSd, v_BKSd))
+    return F.scaled_dot_product_attention(q_BHTd, k, v, attn_mask=attend, is_causal=attend is None)
+
+
+class _PlainAttention(torch.autograd.Function):
+    """Attention in matrix products, the queries of all heads that share a key in one: keys and values are never repeated.
+
+    Autograd would carry the gradient through the mask, where it is zero already. Axes: N = B K products, M = T H/K queries.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor) -> Tensor:
+        dtype = _product_dtype(q_BHTd)
+        with torch.autocast("cpu", enabled=False):
+            rows, heads, length, width = q_BHTd.shape
+            kv_heads, total = k_BKSd.shape[1:3]
+            q_NMd = (q_BHTd * width**-0.5).to(dtype).reshape(rows * kv_heads, -1, width)
+            k_NSd, v_NSd = (x.to(dtype).flatten(0, 1) for x in (k_BKSd, v_BKSd))
+            scores_NMS = torch.bmm(q_NMd, k_NSd.transpose(1, 2))
+            scores_NMS.view(rows, heads, length, total).masked_fill_(~attend, -torch.inf)
+            weights_NMS = torch.softmax(scores_NMS, dim=-1, dtype=torch.float32).to(dtype)
+            mixed = torch.bmm(weights_NMS, v_NSd).view(q_BHTd.shape)
+        ctx.save_for_backward(q_NMd, k_NSd, v_NSd, weights_NMS)
+        ctx.shapes = q_BHTd.shape, k_BKSd.shape
+        ctx.dtypes = q_BHTd.dtype, k_BKSd.dtype, v_BKSd.dtype
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+        q_NMd, k_NSd, v_NSd, weights_NMS = ctx.saved_tensors
+        (q_shape, kv_shape), (q_dtype, k_dtype, v_dtype) = ctx.shapes, ctx.dtypes
+        with torch.autocast("cpu", enabled=False):
+            grad_NMd = grad.to(q_NMd.dtype).reshape(q_NMd.shape)
+            grad_v = torch.bmm(weights_NMS.transpose(1, 2), grad_NMd)
+            slope_NMS = torch.bmm(grad_NMd, v_NSd.transpose(1, 2))
+            slope_NMS = torch.ops.aten._softmax_backward_data(slope_NMS, weights_NMS, -1, slope_NMS.dtype)
+            grad_q = torch.bmm(slope_NMS, k_NSd).mul_(q_shape[-1] ** -0.5)
+            grad_k = torch.bmm(slope_NMS.transpose(1, 2), q_NMd)
+        return grad_q.view(q_shape).to(q_dtype), grad_k.view(kv_shape).to(k_dtype), grad_v.view(kv_shape).to(v_dtype), None
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -115,12 +172,8 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        mixed = attention(q, self._per_head(k), self._per_head(v), attend)
+        mixed = attention(q, k, v, attend)
         return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1)), (k, v)
-
-    def _per_head(self, kv_BKTd: Tensor) -> Tensor:
-        repeats = self.heads // self.kv_heads
-        return kv_BKTd if repeats == 1 else kv_BKTd.repeat_interleave(repeats, dim=1)
 
 
 class FeedForward(nn.Module):
@@ -134,8 +187,23 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """down(silu(gate x) * up x)."""
-        product: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gated: Tensor = _Gated.apply(self.gate_proj(x), self.up_proj(x))  # type: ignore[no-untyped-call]
+        product: Tensor = self.down_proj(gated)
         return product
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up. silu is computed again backwards: one tensor of the feed-forward's width less is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
 
 
 class Layer(nn.Module):

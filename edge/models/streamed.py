@@ -29,6 +29,10 @@ class StreamedLinear(nn.Linear):
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
         self.stored = stored
 
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """W, made from the file."""
+        return self.stored.dense(dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], in autocast's type where it is on."""
         product: Tensor = _StoredProduct.apply(x, self.stored, _working_dtype(x))  # type: ignore[no-untyped-call]

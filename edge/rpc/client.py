@@ -130,9 +130,7 @@ class CoordinatorClient(Protocol):
         """The stored result of an earlier call; never starts work."""
         ...
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ."""
         ...
 

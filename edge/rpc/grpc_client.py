@@ -95,9 +95,7 @@ class GrpcCoordinatorClient:
         )
         return codec.decode_step_opened(await self._control("OpenStep", request))
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
         request = _encode(
             lambda: step_pb2.CloseStepRequest(

@@ -137,9 +137,7 @@ class ScriptedCoordinatorClient:
             raise NotFound(f"no call has the key {call_key!r}")
         return self._results[call_key][1]
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Move λ once."""
         self._fail_if_told("close_step")
         state = self._task(task)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from edge.core.errors import AdapterError
 from edge.core.rng import derive_seed
+from edge.training.adapted import fuse
 from edge.training.settings import LoraSpec
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -46,6 +47,7 @@ def inject_lora(decoder: nn.Module, spec: LoraSpec, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora") % 2**63)
         inject_adapter_in_model(lora_config(spec), decoder)
+    fuse(decoder)
 
 
 def lora_parameters(decoder: nn.Module) -> dict[str, nn.Parameter]:

@@ -161,7 +161,7 @@ def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) 
 
 def held_before_learning(shape: ModelShape, setting: TrainingSetting) -> int:
     """Bytes of the need that are in use once sampler and trainer are open: key/value rows, and weights held as floats."""
-    loaded = 4 * shape.parameters if setting.weights == "resident" else 0
+    loaded = _weight_bytes(shape, setting) if setting.weights == "resident" else 0
     return loaded + setting.row_bytes(shape)
 
 
@@ -174,15 +174,15 @@ def lora_parameters(shape: ModelShape, setting: TrainingSetting) -> int:
 def _weight_bytes(shape: ModelShape, setting: TrainingSetting) -> int:
     if setting.weights == "streamed":
         return setting.value_bytes * max(inputs * outputs for inputs, outputs in shape.linear_sizes().values())
-    rounded = 2 * shape.parameters if setting.value_bytes == 2 else 0  # autograd keeps the copies that autocast makes
-    return 4 * shape.parameters + rounded
+    table = shape.vocab_size * shape.width  # the embedding is not rounded
+    return setting.value_bytes * (shape.parameters - table) + 4 * table
 
 
 def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:
     """The graphs of the prompts and of the responses, the keys and values between them, and a block's temporaries in backward."""
     prompt_tokens, response_tokens = batch.prompts * batch.prompt_tokens, batch.rows * batch.response_tokens
     attended = batch.prompt_tokens + batch.response_tokens
-    between = 4 * shape.kv_width * prompt_tokens + 2 * (shape.q_width + shape.kv_width) * batch.rows * batch.prompt_tokens
+    between = 4 * shape.kv_width * (prompt_tokens + batch.rows * batch.prompt_tokens)
     prompts = _graph_elements(shape, prompt_tokens, batch.prompt_tokens, batch.prompt_tokens, setting.rank)
     responses = _graph_elements(shape, response_tokens, batch.response_tokens, attended, setting.rank)
     temporaries = 3 * max(prompt_tokens, response_tokens) * max(shape.ffn_width, shape.q_width)
@@ -197,11 +197,11 @@ def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSet
 
 
 def _graph_elements(shape: ModelShape, tokens: int, length: int, attended: int, rank: int) -> int:
-    """What one block keeps of `tokens` tokens in rows of `length` that look at `attended`: 4D + 4Q + 4F + 7r a token, and H·S scores.
+    """What one block keeps of `tokens` tokens in rows of `length` that look at `attended`: 4D + 2Q + 2K + 3F + 7r a token, and H·S scores.
 
-    Two residual sums and two norms (D); queries, keys and values per head, what was attended to (Q); gate, its silu, up, product (F).
+    Two residual sums and two norms (D); queries and what was attended to (Q); keys and values (K); gate, up and their product (F).
     """
-    per_token = 4 * (shape.width + shape.q_width + shape.ffn_width) + 7 * rank
+    per_token = 4 * shape.width + 2 * (shape.q_width + shape.kv_width) + 3 * shape.ffn_width + 7 * rank
     return tokens * (per_token + _scores(shape, length, attended))
 
 

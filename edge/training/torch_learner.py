@@ -21,6 +21,7 @@ from edge.core.errors import AdapterError, StateError
 from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training import lora
+from edge.training.adapted import round_frozen
 from edge.training.batching import Row, Targets, is_live, live_rows
 from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport
@@ -81,6 +82,7 @@ class TorchLearner:
         device = next(iter(self._parameters.values())).device
         parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self._dtype = choose_dtype(self._settings.precision, parameters, has_fast_bf16(device))
+        round_frozen(decoder, self._dtype)
 
     @property
     def step(self) -> int:

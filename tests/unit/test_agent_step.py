@@ -77,7 +77,9 @@ async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_de
     world.skip_unanimous_calls = True
     [group] = await collected(world, world.client, [HELP, HELP, HELP])
     assert world.client.calls == []
-    assert [(scored.asked, scored.cost, scored.uncalled, scored.judged) for scored in group.responses] == [(True, 1, True, False)] * 3
+    assert [(scored.asked, scored.cost, scored.uncalled, scored.judged) for scored in group.responses] == [
+        (True, 1, True, False)
+    ] * 3
     assert step_units([group]) == StepUnits(3, 3, 3)
     [trained] = training_groups([group], 0.5, AdvantageScale.NONE)
     assert [sample.advantage for sample in trained.samples] == [0.0] * 3

@@ -3,10 +3,11 @@
     python -m tools.bench.table.agent_steps JOB RESULT
 
 Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own) and the
-adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and
-are never right, no token ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer,
-unless a job has one: then its judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled
-one, on the same cores, or with `cloud` answering one that answers at once (answering_cloud). Nothing else differs. A step's time is from the end of the step before to its own end.
+adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and are never right, no token
+ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer, unless a job has one: then
+its judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled one, on the same cores, or
+with `cloud` answering one that answers at once (answering_cloud). Nothing else differs. A step's time is from the end of the step before
+to its own end.
 """
 
 from __future__ import annotations

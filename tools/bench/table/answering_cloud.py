@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     answers: dict[str, str]
 
-    def do_POST(self) -> None:  # noqa: N802 - the name http.server calls
+    def do_POST(self) -> None:
         """Answer a completion."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         body = json.dumps(completion(self.answers, request)).encode()
