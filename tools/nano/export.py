@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from edge.models.convert import add_shape
 from edge.models.decoder import DecoderSpec
 from edge.models.spec import parameter_shapes, permute_rows, stored_name
 from tools.nano.data import SYSTEM_TEXT
@@ -71,22 +72,6 @@ def add_description(writer: GGUFWriter, name: str) -> None:
     writer.add_string("edge_agent.prompt_form", "compact")  # the chat template carries the system prompt
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-
-
-def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
-    """The decoder's shape under the architecture's keys."""
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.width)
-    writer.add_block_count(spec.layers)
-    writer.add_feed_forward_length(spec.ffn_width)
-    writer.add_head_count(spec.heads)
-    writer.add_head_count_kv(spec.kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_rope_dimension_count(spec.head_dim)
-    writer.add_rope_freq_base(spec.rope_base)
-    writer.add_layer_norm_rms_eps(spec.norm_eps)
-    writer.add_vocab_size(spec.vocab_size)
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:

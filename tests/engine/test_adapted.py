@@ -1,0 +1,108 @@
+"""The hand-written products and gradients of the decoder, against autograd's own of the plain expressions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from edge.models.decoder import FeedForward, RMSNorm, attention, attention_mask
+from edge.models.spec import DecoderSpec
+from edge.training import lora
+from edge.training.adapted import round_frozen
+from tests.engine.tiny_learner import SPEC, VOCAB, tiny_decoder
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+
+
+def gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    weights = torch.linspace(-1.0, 1.0, output.numel()).view(output.shape)
+    return list(torch.autograd.grad((output.float() * weights).sum(), inputs))
+
+
+def assert_near(mine: list[Tensor], theirs: list[Tensor], relative: float = 1e-5) -> None:
+    for own, other in zip(mine, theirs, strict=True):
+        assert own.dtype == other.dtype
+        assert float((own - other).float().norm()) <= relative * float(other.float().norm())
+
+
+def adapted(fused: bool) -> torch.nn.Module:
+    """The tiny decoder with an adapter whose B is not zero; without `fused`, by peft's own forward."""
+    decoder = tiny_decoder()
+    lora.inject_lora(decoder, SPEC, 3)
+    draw = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in lora.lora_parameters(decoder).values():
+            parameter.normal_(0.0, 0.1, generator=draw)
+    if not fused:
+        for module in decoder.modules():
+            if isinstance(module, LoraLayer):
+                del module.forward
+    return decoder
+
+
+@pytest.mark.parametrize(("half", "relative"), [(False, 1e-5), (True, 0.02)])
+def test_base_and_adapter_in_one_product_give_pefts_states_and_gradients(half: bool, relative: float) -> None:
+    ids, mask = torch.arange(18).view(2, 9) % VOCAB, torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
+    found = []
+    for fused in (True, False):
+        decoder = adapted(fused)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            states = decoder.hidden_states(ids, mask).states_BTD[mask]
+        found.append([states, *gradients(states, list(lora.lora_parameters(decoder).values()))])
+    assert_near(*found, relative=relative)
+    assert all(float(gradient.abs().max()) > 0 for gradient in found[0][1:])
+
+
+def test_only_matrices_under_adapters_are_rounded_and_products_stay_what_autocast_made_of_them() -> None:
+    ids = torch.arange(9)[None]
+    plain, rounded = adapted(True), adapted(True)
+    round_frozen(rounded, torch.bfloat16)
+    kinds = {name: parameter.dtype for name, parameter in rounded.named_parameters() if parameter.dtype != torch.float32}
+    assert len(kinds) == 2 * len(SPEC.targets)
+    assert all(name.endswith("base_layer.weight") for name in kinds)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert torch.equal(plain.hidden_states(ids).states_BTD, rounded.hidden_states(ids).states_BTD)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "cached"), [(4, 2, 0), (4, 2, 5), (6, 2, 3), (3, 3, 4), (4, 1, 2)])
+def test_grouped_attention_agrees_with_the_fused_kernel(heads: int, kv_heads: int, cached: int) -> None:
+    rows, length, width = 3, 7, 8
+    q, k, v = (random(rows, count, size, width, seed=seed) for seed, (count, size) in enumerate(
+        ((heads, length), (kv_heads, cached + length), (kv_heads, cached + length))
+    ))
+    mask = torch.ones(rows, cached + length, dtype=torch.bool)
+    mask[1, :2], mask[2, -1] = False, False
+    if cached == 0:
+        mask = torch.ones_like(mask)
+    attend = attention_mask(torch.zeros(rows, length, dtype=torch.long), mask, cached)
+    repeats = heads // kv_heads
+    whole = F.scaled_dot_product_attention(
+        q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), attn_mask=attend, is_causal=attend is None
+    )
+    mine = attention(q, k, v, attend)
+    assert_near([mine, *gradients(mine, [q, k, v])], [whole, *gradients(whole, [q, k, v])])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_norm_has_the_gradient_of_a_trained_one(dtype: torch.dtype) -> None:
+    norm, x = RMSNorm(16, 1e-6), random(3, 5, 16, seed=4, dtype=dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
+    trained = norm(x)
+    expected = [trained, *gradients(trained, [x])]
+    norm.requires_grad_(False)
+    frozen = norm(x)
+    assert_near([frozen, *gradients(frozen, [x])], expected, relative=1e-5 if dtype == torch.float32 else 0.01)
+
+
+def test_the_gate_computed_again_gives_the_same_gradient() -> None:
+    layer, x = FeedForward(DecoderSpec("qwen2", VOCAB, 16, 1, 2, 2, 8, 24)), random(2, 5, 16, seed=5)
+    plain = layer.down_proj(F.silu(layer.gate_proj(x)) * layer.up_proj(x))
+    weights = [x, layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight]
+    mine = layer(x)
+    assert_near([mine, *gradients(mine, weights)], [plain, *gradients(plain, weights)])
