@@ -81,6 +81,25 @@ def rope_frequencies(spec: DecoderSpec) -> Tensor:
 
 def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in the half-split ("neox") pairing: element j turns with element j + head_dim/2."""
+    rotated: Tensor = _Rotation.apply(x_BHTd, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _Rotation(torch.autograd.Function):
+    """Its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x_BHTd, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def _turned(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x_BHTd.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

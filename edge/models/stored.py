@@ -54,11 +54,11 @@ class StoredMatrix:
         matrix = self._made(0, self.rows, dtype)
         return matrix if self._order is None else self._order(matrix)
 
-    def block(self, start: int, stop: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Rows start..stop-1. Raises ValueError for a matrix whose rows have an order of their own."""
+    def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows start..stop-1, in float32 unless told otherwise. Raises ValueError for a matrix whose rows have an order of their own."""
         if self._order is not None:
             raise ValueError("single rows of a reordered matrix cannot be read")
-        return self._made(start, min(stop, self.rows), dtype)
+        return self._made(start, min(stop, self.rows), dtype or torch.float32)
 
     def gather(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows `ids` [...] as [..., width]. Raises IndexError for an id that is not there."""

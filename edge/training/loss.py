@@ -34,8 +34,12 @@ class Projection(Protocol):
         """V."""
         ...
 
-    def block(self, start: int, stop: int) -> Tensor:
-        """Rows start..stop-1 [stop - start, D]."""
+    def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows start..stop-1 [stop - start, D], in the projection's own type unless told otherwise."""
+        ...
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """The rows `ids` [N, D], float32."""
         ...
 
 
@@ -50,25 +54,34 @@ class DenseProjection:
         """V."""
         return int(self.weight_VD.shape[0])
 
-    def block(self, start: int, stop: int) -> Tensor:
-        """A view of some rows."""
-        return self.weight_VD[start:stop]
+    def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Some rows; a view of them where the type is the weight's own."""
+        return self.weight_VD[start:stop].to(dtype or self.weight_VD.dtype)
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """Some rows by number."""
+        return self.weight_VD[ids].float()
 
 
 def token_scores(
-    hidden_ND: Tensor, projection: Projection | Tensor, targets_N: Tensor, chunk_elements: int = 1 << 20
+    hidden_ND: Tensor,
+    projection: Projection | Tensor,
+    targets_N: Tensor,
+    chunk_elements: int = 1 << 20,
+    dtype: torch.dtype | None = None,
 ) -> TokenScores:
     """log softmax(W h)[target] and its entropy, never holding more than about `chunk_elements` logits at once.
 
     The vocabulary is taken block by block, each block of W once forward and once backward, so memory grows neither with N x V nor, where
-    W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Logits are float32, or
-    rounded to the projection's own dtype; autocast is not used.
+    W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Products are taken in `dtype`
+    (None: the projection's own; autocast is not used). Where that is narrower than float32 the target's own logit, whose rounding alone
+    would not average out, is computed in float32 beside them.
     """
     if isinstance(projection, Tensor):
         projection = DenseProjection(projection.detach())
     columns = max(1, chunk_elements // max(1, len(targets_N)))
     logprobs_N, entropy_N = _ChunkedLogSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, projection, targets_N, columns
+        hidden_ND, projection, targets_N, columns, dtype
     )
     return TokenScores(logprobs_N, entropy_N)
 
@@ -138,45 +151,67 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
     """log-probabilities of targets with the logits made anew in the backward pass: ∂ log p / ∂ logits = onehot - softmax.
 
     Forward keeps, for each token, the greatest logit so far, Σ exp(logit - greatest) and Σ exp(logit - greatest)·logit: what the normaliser
-    and the entropy need, rescaled whenever a block brings a greater one.
+    and the entropy need, rescaled whenever a block brings a greater one. A vocabulary that fits into one block is kept as it is.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int, dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
+        exact_N = None if dtype in (None, torch.float32) else _target_logits(hidden_ND, projection, targets_N)
         greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
-        for start, weight_CD in _blocks(projection, columns):
-            logits_NC = _logits(hidden_ND, weight_CD)
+        for start, weight_CD in _blocks(projection, columns, dtype):
+            inside_N, place_N = _within(targets_N, start, len(weight_CD))
+            logits_NC = _with_targets(_logits(hidden_ND, weight_CD), inside_N, place_N, exact_N)
             before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
             shrink_N = (before_N - greatest_N).exp()
             exp_NC = (logits_NC - greatest_N[:, None]).exp_()
             total_N = total_N * shrink_N + exp_NC.sum(-1)
             weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
-            inside_N, place_N = _within(targets_N, start, len(weight_CD))
             target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
         normaliser_N = greatest_N + total_N.log()
-        ctx.save_for_backward(hidden_ND, targets_N, normaliser_N)
-        ctx.projection, ctx.columns = projection, columns
+        whole_NV = exp_NC.div_(total_N[:, None]) if columns >= projection.rows else None
+        ctx.save_for_backward(hidden_ND, targets_N, normaliser_N, whole_NV, exact_N)
+        ctx.projection, ctx.columns, ctx.dtype = projection, columns, dtype
         entropy_N = normaliser_N - weighted_N / total_N
         ctx.mark_non_differentiable(entropy_N)
         return target_N - normaliser_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        hidden_ND, targets_N, normaliser_N = ctx.saved_tensors
+    def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        hidden_ND, targets_N, normaliser_N, whole_NV, exact_N = ctx.saved_tensors
         grad_ND = torch.zeros(hidden_ND.shape, device=hidden_ND.device)
-        for start, weight_CD in _blocks(ctx.projection, ctx.columns):
-            slope_NC = (_logits(hidden_ND, weight_CD) - normaliser_N[:, None]).exp_().mul_(-grad_N[:, None])
+        for start, weight_CD in _blocks(ctx.projection, ctx.columns, ctx.dtype):
             inside_N, place_N = _within(targets_N, start, len(weight_CD))
+            if whole_NV is None:
+                logits_NC = _with_targets(_logits(hidden_ND, weight_CD), inside_N, place_N, exact_N)
+                slope_NC = logits_NC.sub_(normaliser_N[:, None]).exp_().mul_(-grad_N[:, None])
+            else:
+                slope_NC = whole_NV * -grad_N[:, None]
             slope_NC.scatter_add_(-1, place_N[:, None], torch.where(inside_N, grad_N, 0.0)[:, None])
             with torch.autocast(slope_NC.device.type, enabled=False):
                 grad_ND += slope_NC.to(weight_CD.dtype) @ weight_CD
-        return grad_ND.to(hidden_ND.dtype), None, None, None
+        return grad_ND.to(hidden_ND.dtype), None, None, None, None
 
 
-def _blocks(projection: Projection, columns: int) -> Iterator[tuple[int, Tensor]]:
+def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, projection.rows, columns):
-        yield start, projection.block(start, min(start + columns, projection.rows))
+        yield start, projection.block(start, min(start + columns, projection.rows), dtype)
+
+
+def _target_logits(hidden_ND: Tensor, projection: Projection, targets_N: Tensor) -> Tensor:
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        return torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N).to(hidden_ND.device))
+
+
+def _with_targets(logits_NC: Tensor, inside_N: Tensor, place_N: Tensor, exact_N: Tensor | None) -> Tensor:
+    """The logits, those of targets exchanged for `exact_N`, in place."""
+    if exact_N is None:
+        return logits_NC
+    place_N1 = place_N[:, None]
+    rounded_N1 = logits_NC.gather(-1, place_N1)
+    return logits_NC.scatter_(-1, place_N1, torch.where(inside_N[:, None], exact_N[:, None], rounded_N1))
 
 
 def _within(targets_N: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:

@@ -110,7 +110,7 @@ class TrainingSetting:
     targets: tuple[str, ...]
     weights: Literal["resident", "streamed"] = "resident"
     value_bytes: int = 4
-    vocab_chunk_elements: int = 1 << 23
+    vocab_chunk_elements: int = 1 << 21
     checkpointing: bool = False
     rows: int = 0
     context_tokens: int = 0

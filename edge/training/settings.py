@@ -48,7 +48,7 @@ class LearnerSettings:
     importance_cap: float = 2.0
     max_mismatch_nats: float = 0.5
     tokens_per_slice: int = 1024
-    vocab_chunk_elements: int = 1 << 23
+    vocab_chunk_elements: int = 1 << 21
     precision: Precision = "auto"
     prefix_sharing: PrefixSharing = "auto"
     gradient_checkpointing: bool = False

@@ -179,7 +179,7 @@ class TorchLearner:
         return objective
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
-        return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements)
+        return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements, self._dtype)
 
     def _importance(self, scores: TokenScores, targets: Targets) -> Tensor:
         if self._settings.importance == "none":
@@ -263,7 +263,7 @@ class TorchLearner:
         with torch.no_grad(), self._engine():
             hidden_ND = plain_hidden(self._decoder, [row])
             targets = torch.tensor(row.token_ids, device=hidden_ND.device)
-            scores = token_scores(hidden_ND, self._projection, targets, self._settings.vocab_chunk_elements)
+            scores = token_scores(hidden_ND, self._projection, targets, self._settings.vocab_chunk_elements, self._dtype)
             return tuple(scores.logprobs_N.tolist())
 
     # -- files -------------------------------------------------------------------------------------------------------------------
