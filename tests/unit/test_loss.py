@@ -49,6 +49,26 @@ def test_gradient_of_the_chunked_softmax_equals_autograds(chunk_elements: int) -
     torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("chunk_elements", [3_000, 1 << 20])
+def test_in_bf16_the_targets_own_logit_is_exact_and_the_rest_averages_out(chunk_elements: int) -> None:
+    draw = torch.Generator().manual_seed(6)
+    hidden = torch.randn(40, 64, generator=draw, requires_grad=True)
+    weight = torch.randn(700, 64, generator=draw) * 0.5
+    logits = (hidden @ weight.T).detach()
+    likely, drawn = logits.argmax(-1), torch.randint(0, 700, (40,), generator=draw)
+    for targets in (likely, drawn):
+        exact = token_scores(hidden, weight, targets, chunk_elements)
+        rounded = token_scores(hidden, weight, targets, chunk_elements, torch.bfloat16)
+        careless = torch.log_softmax((hidden.bfloat16() @ weight.bfloat16().T).float(), -1).gather(-1, targets[:, None])[:, 0]
+        error, careless_error = (
+            float((found - exact.logprobs_N).detach().abs().mean()) for found in (rounded.logprobs_N, careless)
+        )
+        assert error < min(0.01, 0.75 * careless_error)
+        (mine,) = torch.autograd.grad(rounded.logprobs_N.sum(), hidden)
+        (theirs,) = torch.autograd.grad(exact.logprobs_N.sum(), hidden)
+        assert float((mine - theirs).norm()) < 0.01 * float(theirs.norm())
+
+
 def _groups() -> list[TrainingGroup]:
     first = (TrainingSample((3, 4, 5), (-1.0, -2.0, -0.5), 0.75), TrainingSample((7,), (-3.0,), -0.75))
     second = (TrainingSample((1, 2), (-0.1, -0.2), 0.0), TrainingSample((9, 9), (-0.1, -0.2), 1e-17))
