@@ -202,7 +202,8 @@ def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> 
 
 def _target_logits(hidden_ND: Tensor, projection: Projection, targets_N: Tensor) -> Tensor:
     with torch.autocast(hidden_ND.device.type, enabled=False):
-        return torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N).to(hidden_ND.device))
+        found_N: Tensor = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N).to(hidden_ND.device))
+        return found_N
 
 
 def _with_targets(logits_NC: Tensor, inside_N: Tensor, place_N: Tensor, exact_N: Tensor | None) -> Tensor:

@@ -166,8 +166,8 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
     import gguf
     import numpy as np
 
+    from edge.models.convert import add_shape
     from edge.models.spec import parameter_shapes, stored_name
-    from tools.nano.export import add_shape
 
     draft = path.with_name(f".{path.name}.draft")
     writer = gguf.GGUFWriter(str(draft), spec.architecture)
