@@ -3,6 +3,9 @@
 glibc gives every tensor above 32 MiB back to the system after each use and takes fresh pages for the next one, which costs more than
 the arithmetic. Its settings are read before the process starts, so the command is started again, once, with them. One arena,
 because a second thread's arena cannot hold such blocks at all (measured: 94 thousand page faults without it, none with it).
+
+With EDGE_AGENT_ALLOCATOR=lean in the environment large blocks do go back to the system: the heap has no holes then (measured at the shape
+of a 0.5B model: 200 MB less), and an update takes up to a quarter longer.
 """
 
 from __future__ import annotations
@@ -19,13 +22,20 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
+LEAN_SETTINGS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
+}
+_LEAN = "lean"
 
 
 def restart_with_tuned_allocator() -> None:
     """Replace this process by the same command with the settings; returns where that is not needed or not possible."""
     if not wants_tuning(sys.argv[1:], os.environ, glibc=_is_glibc()):
         return
-    environment = {**SETTINGS, **os.environ, _FLAG: "tuned"}
+    lean = os.environ.get(_FLAG) == _LEAN
+    environment = {**(LEAN_SETTINGS if lean else SETTINGS), **os.environ, _FLAG: _LEAN if lean else "tuned"}
     arguments = [sys.executable, *sys.orig_argv[1:]]  # the full path, or the environment's packages would not be found
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - our own command line, unchanged
 
@@ -33,8 +43,9 @@ def restart_with_tuned_allocator() -> None:
 def wants_tuning(arguments: list[str], environment: os._Environ[str] | dict[str, str], *, glibc: bool) -> bool:
     """Whether this command trains, under glibc, and neither we nor the user have chosen an allocator yet."""
     trains = bool(arguments) and arguments[0] in _TRAINING and not {"--help", "--no-learn"} & set(arguments)
+    asked = environment.get(_FLAG) == _LEAN and "MALLOC_MMAP_THRESHOLD_" not in environment
     chosen = _FLAG in environment or "LD_PRELOAD" in environment
-    return trains and glibc and not chosen
+    return trains and glibc and (asked or not chosen)
 
 
 def _is_glibc() -> bool:

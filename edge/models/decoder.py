@@ -292,7 +292,8 @@ class Decoder(nn.Module):
         caches: list[LayerCache] = []
         for index, layer in enumerate(self.model.layers):
             x, cache = self._through(layer, x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
-            caches.append(cache)
+            if use_cache:
+                caches.append(cache)
         return Hidden(self.model.norm(x), tuple(caches) if use_cache else None)
 
     def forward(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: PastKeyValues | None = None) -> Tensor:

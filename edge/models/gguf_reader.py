@@ -84,6 +84,11 @@ class GGUFModel:
         field = self._reader.get_field(key)
         return default if field is None else field.contents()
 
+    def forget_vocabulary(self) -> None:
+        """Drop the parsed token lists (some 60 MB for 150,000 tokens); `metadata` has no `tokenizer.ggml` keys any more."""
+        for key in [key for key in self._reader.fields if key.startswith("tokenizer.ggml.")]:
+            del self._reader.fields[key]
+
     def check_extent(self) -> None:
         """Raises ValueError when a tensor does not lie within the file."""
         size = self.path.stat().st_size

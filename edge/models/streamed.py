@@ -76,6 +76,7 @@ def open_streamed(path: str | Path) -> Decoder:
     """The decoder of a GGUF file over its mapped weights; norms and biases in memory. Raises ModelFileError."""
     source = open_gguf(path)
     spec = source.decoder_spec()
+    source.forget_vocabulary()
     with torch.device("meta"):
         decoder = Decoder(spec)
     decoder.inverse_freqs = source.rope_frequencies(spec)

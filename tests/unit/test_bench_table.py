@@ -119,6 +119,7 @@ def our_round(seconds: float, peak: float = 500.0) -> dict:
         "steps": [step, step],
         "counts": [{"prompts": 2, "responses": 16, "prompt_tokens": 320.0, "response_tokens": 128.0}] * 2,
         "peak_mib": peak,
+        "once_mib": peak - 1.0,
         "children_peak_mib": 100.0,
         "memory_by_part": {"update": {"rss_mib": 400.0, "anon_mib": 300.0, "file_mib": 100.0}},
         "model": {"parameters": 2_300_000},

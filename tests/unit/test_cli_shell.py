@@ -198,6 +198,8 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--help"], {}, True, False),
         (["run", "--no-learn"], {}, True, False),
         (["run"], {"EDGE_AGENT_ALLOCATOR": "tuned"}, True, False),
+        (["run"], {"EDGE_AGENT_ALLOCATOR": "lean"}, True, True),
+        (["run"], {"EDGE_AGENT_ALLOCATOR": "lean", "MALLOC_MMAP_THRESHOLD_": "1048576"}, True, False),
         (["run"], {"LD_PRELOAD": "libjemalloc.so"}, True, False),
         (["run"], {}, False, False),
         ([], {}, True, False),

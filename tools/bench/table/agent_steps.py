@@ -195,7 +195,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     shutil.rmtree(job["scratch"], ignore_errors=True)
     counted: list[CountingLearner] = []
     with contextlib.ExitStack() as watches:
-        memory = watches.enter_context(MemoryWatch())
+        memory = watches.enter_context(MemoryWatch(count_pages_once=job["serve"]))
         stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
         cloud = watches.enter_context(running_cloud(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
@@ -218,6 +218,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         "counts": counted[0].counts[job["warmup"] :],
         "checkpointing": counted[0].checkpointing,
         "peak_mib": max(memory_now()["peak_mib"], *(found["rss_mib"] for found in memory.peaks().values())),
+        "once_mib": memory.once_mib,
         "children_peak_mib": children,
         "loaded": loaded,
         "memory_by_part": memory.peaks(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from edge.cli.allocator import LEAN_SETTINGS
 from edge.cli.allocator import SETTINGS as ALLOCATOR
 from tools.bench.table.models import identity
 from tools.bench.table.parts import Part
@@ -91,6 +92,7 @@ def agent_part(
     profile: bool = False,
     gate: Mapping[str, Any] | None = None,
     cloud: Literal["bundled", "answering"] = "answering",
+    lean_allocator: bool = False,
 ) -> Part:
     """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults.
 
@@ -112,7 +114,8 @@ def agent_part(
         **({"gate": dict(gate)} if gate else {}),
         **_common(places, key, work, threads, random_model),
     }
-    return Part(key, module("agent_steps"), job, environment_of(threads, {**ALLOCATOR, _AGENT_FLAG: "tuned"}))
+    allocator = LEAN_SETTINGS if lean_allocator else ALLOCATOR
+    return Part(key, module("agent_steps"), job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
 
 
 def trl_part(

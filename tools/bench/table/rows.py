@@ -179,9 +179,10 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
     lines, profile = Lines(), []
     for shape, by_setting in measured.items():
         for setting, result in by_setting.items():
-            gigabytes = result["peak_mib"] * (1 << 20) / 1e9
+            gigabytes, mapped_twice = (mebibytes * (1 << 20) / 1e9 for mebibytes in (result["once_mib"], result["peak_mib"]))
             what = f"peak memory at the {shape} shape, {setting}: serving, rollouts and training in one process"
-            told = f"{gigabytes:.2f} GB; a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
+            step = f"a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
+            told = f"{gigabytes:.2f} GB ({mapped_twice:.2f} as mapped); {step}"
             if setting == MEMORY_GOAL and shape in MEMORY_GOALS:
                 lines.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
             else:
@@ -189,7 +190,8 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
     data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
     notes = (
-        "lean is gradient checkpointing and micro-batches of 512 tokens",
+        "lean is gradient checkpointing, micro-batches of 512 tokens and EDGE_AGENT_ALLOCATOR=lean",
+        "weights are mapped by the engine and by the learner: their pages are one copy and counted once, or as often as they are mapped",
         "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
     )
     return Row("memory", "memory of one process", tuple(lines.verdicts), data, tuple(profile), notes)

@@ -150,7 +150,6 @@ class Bench:
     def memory(self) -> Row:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
         settings: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-            ("Q8_0", "lean", jobs.LEAN),
             ("Q4_K_M", "lean", jobs.LEAN),
             ("Q4_K_M", "default", {}),
         )
@@ -175,6 +174,7 @@ class Bench:
             serve=True,
             learning=learning,
             gate={"enabled": True, "anchors": 2},
+            lean_allocator=name == "lean",
         )
 
     def mismatch(self) -> Row:
