@@ -451,9 +451,9 @@ async def open_backend(
         return await asyncio.to_thread(_onnx_backend, config, path, worker, rows)
     from edge.inference.llamacpp import LlamaCppBackend
 
-    tokens = config.model.context_tokens
+    tokens, engine = config.model.context_tokens, config.engine
     return await asyncio.to_thread(
-        LlamaCppBackend, path, worker, n_threads=config.engine.threads or None, n_ctx=tokens, max_rows=rows
+        LlamaCppBackend, path, worker, n_threads=engine.threads or None, n_ctx=tokens, max_rows=rows, repack=engine.repack
     )
 
 

@@ -54,7 +54,8 @@ class EngineConfig(Section):
 
     `backend` auto is MLX on Apple silicon where it is installed, and llama.cpp with torch elsewhere (`edge-agent doctor` shows which). MLX
     chooses its threads itself. `weights`: how torch holds the model's weights while learning, as floats in memory (`resident`) or in the
-    file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models.
+    file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models. `repack`: llama.cpp may keep a second
+    copy of 4-bit weights, arranged for faster products.
 
     `backend` onnx serves with ONNX Runtime, and torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made
     of it once and kept in the state folder. `onnx_providers` are execution providers in order of preference (`[CUDA, CoreML]`); what is
@@ -65,6 +66,7 @@ class EngineConfig(Section):
     threads: int = Field(0, ge=0, le=MOST_THREADS)
     max_rows: int = Field(0, ge=0, le=4096)
     weights: Literal["auto", "resident", "streamed"] = "auto"
+    repack: bool = True
     onnx_providers: tuple[str, ...] = ()
 
 

@@ -110,10 +110,12 @@ class _Sequence:
         "follower",
         "help_log_odds",
         "index",
+        "is_forced",
         "limit",
         "logprobs",
         "pieces",
         "request",
+        "temperature",
         "token_ids",
         "uniform",
         "version",
@@ -123,6 +125,8 @@ class _Sequence:
         self.request = request
         self.index = index
         self.version = version
+        self.is_forced = bool(request.forced_ids)
+        self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
@@ -141,14 +145,13 @@ class _Sequence:
     @property
     def forced(self) -> int:
         """The id to take next, -1 when it is to be sampled."""
-        forced = self.request.forced_ids
-        return forced[len(self.token_ids)] if forced else -1
+        return self.request.forced_ids[len(self.token_ids)] if self.is_forced else -1
 
     def finish_reason(self, ends: bool) -> FinishReason | None:
         """Why the response is over after its last token, or None."""
-        if ends and not self.request.forced_ids:
+        if ends and not self.is_forced:
             return FinishReason.EOS
-        if self.follower.steps_over and not self.request.forced_ids:
+        if self.follower.steps_over and not self.is_forced:
             return FinishReason.STEP_LIMIT
         return FinishReason.LENGTH if len(self.token_ids) >= self.limit else None
 
@@ -301,9 +304,11 @@ class Batcher:
         for sequence, logits_V in zip(sequences, logits_RV, strict=True):
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V)
-        temperatures = np.array([sequence.request.sampling.temperature for sequence in sequences])
+        temperatures = np.array([sequence.temperature for sequence in sequences])
         uniforms = np.array([sequence.uniform() for sequence in sequences])
-        forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
+        forced = None
+        if any(sequence.is_forced for sequence in sequences):
+            forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
         ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced)
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 

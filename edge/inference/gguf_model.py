@@ -56,10 +56,11 @@ ENGINE_LOG = EngineLog()
 class GgufModel:
     """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary.
 
-    With `vocab_only` there are no weights and no shape, for an engine that reads these by itself.
+    With `vocab_only` there are no weights and no shape, for an engine that reads these by itself. `repack`: llama.cpp keeps a second copy
+    of 4-bit matrices, rearranged for its faster products.
     """
 
-    def __init__(self, path: Path, *, n_gpu_layers: int = 0, vocab_only: bool = False) -> None:
+    def __init__(self, path: Path, *, n_gpu_layers: int = 0, vocab_only: bool = False, repack: bool = True) -> None:
         check_gguf_file(path)
         ENGINE_LOG.install()
         ENGINE_LOG.forget()
@@ -67,6 +68,7 @@ class GgufModel:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.vocab_only = vocab_only
+        params.use_extra_bufts = repack
         self.path = path
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:

@@ -11,6 +11,7 @@ from edge.core.errors import ContextOverflow, EdgeError, ModelFileError
 from edge.core.types import Message, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.quantise import quantise
 from tests.engine.tiny_gguf import write_tiny_model
 
 
@@ -92,3 +93,17 @@ async def test_a_prompt_longer_than_the_context_is_refused(worker: EngineWorker,
     response = (await backend.sample_group([Message("user", "a b")], Sampling(max_tokens=500), [1])).responses[0]
     assert len(response.token_ids) < 64
     await backend.aclose()
+
+
+async def test_without_the_rearranged_copy_four_bit_weights_say_the_same(worker: EngineWorker, tmp_path: Path) -> None:
+    path = tmp_path / "four-bit.gguf"
+    quantise(write_tiny_model(tmp_path / "full.gguf", quantised=False).path, path, "Q4_0", threads=1)
+    found = []
+    for repack in (True, False):
+        backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=128, max_rows=2, repack=repack)
+        group = await backend.sample_group([Message("user", "What is 12 + 7?")], Sampling(temperature=0.0, max_tokens=24), [1])
+        await backend.aclose()
+        found.append(group.responses[0])
+    copied, plain = found
+    assert copied.token_ids == plain.token_ids
+    assert copied.logprobs == pytest.approx(plain.logprobs, abs=0.02)

@@ -133,7 +133,12 @@ def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentCo
         {
             "state_folder": job["scratch"],
             "model": {"path": job["model"], "context_tokens": job["context_tokens"]},
-            "engine": {"threads": job["threads"], "max_rows": job["max_rows"], "weights": job["weights"]},
+            "engine": {
+                "threads": job["threads"],
+                "max_rows": job["max_rows"],
+                "weights": job["weights"],
+                "repack": job.get("repack", True),
+            },
             "adapter": {"rank": job["rank"], "alpha": job["alpha"]},
             "learning": {
                 "group_size": job["group_size"],

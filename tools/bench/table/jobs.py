@@ -92,12 +92,12 @@ def agent_part(
     profile: bool = False,
     gate: Mapping[str, Any] | None = None,
     cloud: Literal["bundled", "answering"] = "answering",
-    lean_allocator: bool = False,
+    lean: bool = False,
 ) -> Part:
     """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself; `learning` departs from its defaults.
 
     `gate` is the promotion gate's section; without one there is no gate. The `cloud` answers at once, as the peer's is taken to, or is
-    the bundled LLM on the same cores.
+    the bundled LLM on the same cores. `lean` is what is no setting of learning: the allocator, and no rearranged second copy of weights.
     """
     job = {
         "model": str(model),
@@ -111,10 +111,11 @@ def agent_part(
         "learning": dict(learning or {}),
         "profile": profile,
         "cloud": cloud,
+        **({"repack": False} if lean else {}),
         **({"gate": dict(gate)} if gate else {}),
         **_common(places, key, work, threads, random_model),
     }
-    allocator = LEAN_SETTINGS if lean_allocator else ALLOCATOR
+    allocator = LEAN_SETTINGS if lean else ALLOCATOR
     return Part(key, module("agent_steps"), job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
 
 

@@ -190,7 +190,7 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
     data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
     notes = (
-        "lean is gradient checkpointing, micro-batches of 512 tokens and EDGE_AGENT_ALLOCATOR=lean",
+        "lean is gradient checkpointing, micro-batches of 512 tokens, engine.repack off and EDGE_AGENT_ALLOCATOR=lean",
         "weights are mapped by the engine and by the learner: their pages are one copy and counted once, or as often as they are mapped",
         "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
     )

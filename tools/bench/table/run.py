@@ -174,7 +174,7 @@ class Bench:
             serve=True,
             learning=learning,
             gate={"enabled": True, "anchors": 2},
-            lean_allocator=name == "lean",
+            lean=name == "lean",
         )
 
     def mismatch(self) -> Row:
