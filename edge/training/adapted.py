@@ -2,8 +2,8 @@
 
 peft holds A and B, stores and names them; here only the arithmetic is done again. peft's own forward makes a scaled copy of the pair's
 output, adds it to a third tensor, and does the same once more backwards; adding into the base's product instead saves four passes over
-activations a layer (measured: 1.2 times faster updates at 2 M parameters). W is asked for anew in the backward pass, so that a layer whose
-matrix stays in the file keeps nothing.
+activations a layer (with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked
+for anew in the backward pass, so that a layer whose matrix stays in the file keeps nothing.
 
 Axes: N tokens, I inputs, O outputs, r rank.
 """
