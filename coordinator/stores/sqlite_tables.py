@@ -107,8 +107,6 @@ ALTER TABLE budget ADD COLUMN set_aside_{unit} INTEGER NOT NULL DEFAULT 0 CHECK 
     for unit in ("calls", "tokens", "uusd")
 )
 _SCHEMA_2 = f"""
-DROP INDEX call_by_step;
-CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
 ALTER TABLE budget ADD COLUMN floor_ppm INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE budget ADD COLUMN members INTEGER NOT NULL DEFAULT 0;
 {_FLOOR_COLUMNS}
@@ -130,7 +128,11 @@ CREATE TABLE device (
   last_seen_ms INTEGER NOT NULL, disabled INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """  # noqa: S608 - names are ours
-SCHEMA = _SCHEMA_1 + _SCHEMA_2
+_SCHEMA_3 = """
+DROP INDEX call_by_step;
+CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
 _BUDGETS_AFTER = """
 SELECT * FROM budget WHERE key > ?1 AND (?2 OR substr(key, 1, length(?3)) <> ?3) ORDER BY key LIMIT ?4

@@ -1,5 +1,4 @@
-"""Schema version 2: floors of budgets that are shared fairly, λ shared by tasks or devices with its members, and registered devices. The
-index of a step's calls covers every call: with a condition on the step it was read from step 0 on, whichever step was asked for.
+"""Schema version 2: floors of budgets that are shared fairly, λ shared by tasks or devices with its members, and registered devices.
 
 The database itself refuses overspend of what is set aside, too: `committed + reserved + set_aside <= limit` in every unit.
 """
@@ -17,8 +16,6 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Add the columns and tables."""
-    op.drop_index("call_by_step", "call")
-    op.create_index("call_by_step", "call", ["device", "task", "step", "prompt_id"])
     _floors()
     _prices_of_steps()
     table("price", text("key", key=True), text("dual"), count("updates"), count("units"), sa.CheckConstraint("units >= 0"))
