@@ -6,15 +6,16 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True, gc=False):
     """Calls, tokens and micro-USD, none negative."""
 
     calls: int = 0
@@ -22,15 +23,19 @@ class Amount:
     uusd: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.calls, self.tokens, self.uusd) < 0:
+        if self.calls < 0 or self.tokens < 0 or self.uusd < 0:
             raise ValueError(f"an amount cannot be negative: {self.calls} calls, {self.tokens} tokens, {self.uusd} micro-USD")
 
     def plus(self, other: Amount) -> Amount:
         """The sum, unit by unit."""
+        if other is NO_AMOUNT:
+            return self
         return Amount(self.calls + other.calls, self.tokens + other.tokens, self.uusd + other.uusd)
 
     def minus(self, other: Amount) -> Amount:
         """The difference, unit by unit. Raises ValueError where it would be negative."""
+        if other is NO_AMOUNT:
+            return self
         return Amount(self.calls - other.calls, self.tokens - other.tokens, self.uusd - other.uusd)
 
     @property
@@ -47,8 +52,10 @@ class Amount:
         return Amount(min(self.calls, cap.calls), min(self.tokens, cap.tokens), min(self.uusd, cap.uusd))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+NO_AMOUNT = Amount()
+
+
+class Limits(Struct, frozen=True, gc=False):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
@@ -69,8 +76,7 @@ def _floor(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(limit, used)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetTerms:
+class BudgetTerms(Struct, frozen=True, gc=False):
     """A budget that a call must fit into: its key and the limits the configuration asks for now.
 
     The key names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`. A budget is
@@ -104,6 +110,11 @@ def share_prefix(budget: str) -> str:
     return f"share/{budget}/"
 
 
+def is_share(key: str) -> bool:
+    """Whether this is the key of a member's share."""
+    return key.startswith("share/")
+
+
 def share_key(budget: str, member: str) -> str:
     """The key of what one member has used of a budget that is shared fairly; a budget row without limits."""
     return f"{share_prefix(budget)}device:{member}"
@@ -131,8 +142,7 @@ class CallState(StrEnum):
     IN_DOUBT = "in_doubt"
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRow:
+class BudgetRow(Struct, frozen=True, gc=False):
     """A budget: `asked` is what the configuration wants, `limits` what the database enforces (raised to what was already used).
 
     Shared fairly (`floor_ppm` > 0), each of `members` devices has `floor` for itself; `set_aside` is the part of all floors not used yet,
@@ -164,8 +174,7 @@ class BudgetRow:
         return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(Struct, frozen=True, gc=False):
     """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
 
     `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
@@ -200,8 +209,7 @@ class CallRow:
         return bool(self.source_key)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(Struct, frozen=True, gc=False):
     """One try at the upstream: the billing unit. `epoch` names the process run that owns it; `budgets` what its hold lies on."""
 
     device: str
@@ -220,8 +228,7 @@ class AttemptRow:
         return f"{self.device}|{self.key}|{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(Struct, frozen=True, gc=False):
     """A learning step. Opened with λ, τ and η; `closed` with the units reported and λ after.
 
     `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
@@ -248,8 +255,7 @@ class StepRow:
     round_units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskRow(Struct, frozen=True, gc=False):
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
 
     `charged` is the total over all windows, without open holds. `price` names the shared λ it is held to; `dual` is then the last one
@@ -266,8 +272,7 @@ class TaskRow:
     price: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PriceRow:
+class PriceRow(Struct, frozen=True, gc=False):
     """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'."""
 
     key: str
@@ -276,8 +281,7 @@ class PriceRow:
     units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PriceMember:
+class PriceMember(Struct, frozen=True, gc=False):
     """A device that moves a fleet's price: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
 
     price: str
@@ -286,8 +290,7 @@ class PriceMember:
     seen_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True, gc=False):
     """A registered device. Only `disabled` concerns money and is journalled: such a device gets neither holds nor steps."""
 
     device: str
@@ -298,8 +301,7 @@ class DeviceRow:
     disabled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequest:
+class ReserveRequest(Struct, frozen=True, gc=False):
     """T1. `fingerprint` is a digest of the request's content (not of its key); `step` SERVING_STEP means outside training.
 
     `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
@@ -327,30 +329,26 @@ class ReserveRequest:
     price: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Struct, frozen=True, gc=False):
     """The hold is durable: the upstream may be called. `billing_key` goes along as the upstream's idempotency key."""
 
     attempt: int
     billing_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True, gc=False):
     """The answer is already there; nothing may be sent and nothing is charged."""
 
     call: CallRow
 
 
-@dataclass(frozen=True, slots=True)
-class InProgress:
+class InProgress(Struct, frozen=True, gc=False):
     """The call (or the one call of its prompt group, under `key`) is running."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True, gc=False):
     """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
 
     call: CallRow
@@ -359,8 +357,7 @@ class Ended:
 ReserveOutcome = Reserved | Replay | InProgress | Ended
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Struct, frozen=True, gc=False):
     """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
     looked at afterwards, for the caller to be told."""
 
@@ -377,8 +374,7 @@ class Settlement:
     budgets: tuple[BudgetTerms, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(Struct, frozen=True, gc=False):
     """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
     for."""
 
@@ -387,8 +383,7 @@ class Resolution:
     view: BudgetView | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStepRequest:
+class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
     `initial_dual` counts only until a task's first step is opened; τ and η of the first opening of a step stay its own. `price` is the key
@@ -408,8 +403,7 @@ class OpenStepRequest:
     price: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStepRequest:
+class CloseStepRequest(Struct, frozen=True, gc=False):
     """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
     not called for. `refused`: a budget refused calls of this step.
     """
@@ -424,8 +418,7 @@ class CloseStepRequest:
     uncalled_units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetView:
+class BudgetView(Struct, frozen=True, gc=False):
     """One consistent look at a device's task and its budgets. `task` is None before its first step or call."""
 
     task: TaskRow | None

@@ -157,8 +157,7 @@ class Broker:
         terms = self._controller.terms_of(task)
         if view.task is None:
             terms = terms.model_copy(update={"dual_init": await self._controller.first_dual(device, task)})
-        budgets = [replace(row, limits=now.limits.at_least(row.used)) for row, now in zip(view.budgets, limits, strict=True)]
-        return snapshot(view.task, terms, budgets)
+        return snapshot(view.task, terms, view.budgets, limits)
 
     async def drain(self, grace_s: float) -> None:
         """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""

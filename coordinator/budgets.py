@@ -7,10 +7,10 @@ reads again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,8 @@ LIMITS_FILE = "limits.json"
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
 WINDOWS = ("total", "month", "week", "day", "hour")
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+MOST_KNOWN_TERMS = 10_000
+"""Pairs of device and task whose budgets stay known within an hour."""
 _WINDOW_BY_LABEL_CHARS = {
     len(label): window for window, label in zip(WINDOWS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
 }
@@ -51,58 +53,75 @@ class BudgetBook:
 
     def __init__(self, limits: BudgetsConfig, fairness_floor: float = 0.0) -> None:
         self.limits = limits
+        self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
+        self._known_hour = -1
         self.replace_floor(fairness_floor)
 
     def replace_floor(self, fairness_floor: float) -> None:
         """Divide this share of the fleet's limits among the devices, in steps of a millionth."""
         self._floor_ppm = round(fairness_floor * PPM)
+        self._known.clear()
 
     def replace_limits(self, limits: BudgetsConfig) -> None:
         """Hold later calls to these limits."""
         self.limits = limits
+        self._known.clear()
 
     def terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
         """The budgets a call of this device and task must fit into, narrowest first."""
+        hour = int(now // 3600)
+        if hour != self._known_hour or len(self._known) >= MOST_KNOWN_TERMS:
+            self._known.clear()
+            self._known_hour = hour
+        known = self._known.get((device, task))
+        if known is None:
+            known = self._known[device, task] = self._terms(device, task, now)
+        return known
+
+    def _terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
         return (
             _terms("device_task", self.limits.device_task, now, device=device, task=task),
             _terms("device", self.limits.device, now, device=device),
             _terms("fleet_task", self.limits.fleet_task, now, task=task),
-            replace(_terms("fleet", self.limits.fleet, now), floor_ppm=self._floor_ppm),
+            _terms("fleet", self.limits.fleet, now, floor_ppm=self._floor_ppm),
         )
 
 
-def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "") -> BudgetTerms:
+def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", floor_ppm: int = 0) -> BudgetTerms:
     limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
-    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits)
+    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits, floor_ppm)
 
 
-@dataclass(frozen=True, slots=True)
-class _Meter:
-    used: int
-    limit: int | None
-
-
-def snapshot(task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow]) -> BudgetSnapshot:
-    """What a device is told: per unit the budget with the least left, or its own total where nothing is limited."""
-    calls = _tightest([_Meter(row.used.calls, row.limits.calls) for row in budgets])
-    tokens = _tightest([_Meter(row.used.tokens, row.limits.tokens) for row in budgets])
-    spend = _tightest([_Meter(row.used.uusd, row.limits.uusd) for row in budgets])
+def snapshot(
+    task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]
+) -> BudgetSnapshot:
+    """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
+    used = [row.used for row in budgets]
+    calls, calls_limit = _tightest([amount.calls for amount in used], [now.limits.calls for now in asked])
+    tokens, tokens_limit = _tightest([amount.tokens for amount in used], [now.limits.tokens for now in asked])
+    spend, spend_limit = _tightest([amount.uusd for amount in used], [now.limits.uusd for now in asked])
     return BudgetSnapshot(
         version=task.version if task else 0,
         dual=task.dual if task else terms.dual_init,
         target_rate=task.target_rate if task else terms.target_rate,
-        calls=calls.used,
-        calls_limit=calls.limit,
-        tokens=tokens.used,
-        tokens_limit=tokens.limit,
-        spend_uusd=spend.used,
-        spend_limit_uusd=spend.limit,
+        calls=calls,
+        calls_limit=calls_limit,
+        tokens=tokens,
+        tokens_limit=tokens_limit,
+        spend_uusd=spend,
+        spend_limit_uusd=spend_limit,
     )
 
 
-def _tightest(meters: Sequence[_Meter]) -> _Meter:
-    limited = [meter for meter in meters if meter.limit is not None]
-    return min(limited, key=lambda meter: (meter.limit or 0) - meter.used) if limited else meters[min(1, len(meters) - 1)]
+def _tightest(used: Sequence[int], limits: Sequence[int | None]) -> tuple[int, int | None]:
+    """Used and limit of the budget with the least left; what is spent cannot be taken back, so a lower limit counts as that."""
+    found: tuple[int, int | None] = used[min(1, len(used) - 1)], None
+    least = math.inf
+    for spent, limit in zip(used, limits, strict=True):
+        if limit is not None and max(0, limit - spent) < least:
+            least = max(0, limit - spent)
+            found = spent, max(limit, spent)
+    return found
 
 
 def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from coordinator import failpoints
 from coordinator.accounts import (
     FLEET_CACHE,
+    NO_AMOUNT,
     SERVING_STEP,
     Amount,
     AttemptRow,
@@ -41,6 +43,7 @@ from coordinator.accounts import (
     StepRow,
     TaskRow,
     is_fleet_price,
+    is_share,
     share_key,
     share_prefix,
     step_budget_key,
@@ -315,8 +318,9 @@ class Ledger:
         if request.step != SERVING_STEP:
             keys.add(step_budget_key(request.device, request.task, request.step))
         ordered = tuple(sorted(keys))
+        shared = any(map(is_share, ordered))
         for key in ordered:
-            from_aside = self._floor_taken(key, request.device, ordered, request.hold)
+            from_aside = self._floor_taken(key, request.device, ordered, request.hold) if shared else NO_AMOUNT
             if not self._tables.hold(key, request.hold, from_aside):
                 raise self._exhausted(key, request.hold, from_aside)
         return ordered
@@ -325,6 +329,8 @@ class Ledger:
         """Create a budget, or bring its limits and floors to what the configuration asks; spent amounts stay allowed. Returns the keys to
         hold on: the budget's, and the device's share where the budget is shared fairly."""
         row = self._tables.budget(terms.key)
+        if row is not None and row.asked == row.limits == terms.limits and row.floor_ppm == terms.floor_ppm == 0:
+            return (terms.key,)
         known = row or BudgetRow(terms.key, terms.limits, terms.limits)
         share = share_key(terms.key, device)
         joins = terms.floor_ppm > 0 and self._tables.budget(share) is None
@@ -361,6 +367,11 @@ class Ledger:
         """How much of a hold comes out of what was set aside for the device."""
         missing = self._missing_floor(key, device, keys, Amount(), Amount())
         return missing.minus(self._missing_floor(key, device, keys, hold, Amount()))
+
+    def _floor_left(self, key: str, attempt: AttemptRow, charge: Amount) -> Amount:
+        """How much of a hold is set aside for the device again."""
+        missing = self._missing_floor(key, attempt.device, attempt.budgets, NO_AMOUNT, NO_AMOUNT)
+        return self._missing_floor(key, attempt.device, attempt.budgets, charge, attempt.hold).minus(missing)
 
     def _missing_floor(self, key: str, device: str, keys: Sequence[str], more: Amount, less: Amount) -> Amount:
         """What a device has not used yet of its floor in a budget, once it has used `more` and then `less`; nothing where `keys` has no
@@ -451,10 +462,10 @@ class Ledger:
         extra: dict[str, Any],
     ) -> Resolution:
         """Move an attempt out of DISPATCHED, its hold out of `reserved`, and its charge into `committed`."""
+        shared = any(map(is_share, attempt.budgets))
         for key in attempt.budgets:
-            missing = self._missing_floor(key, attempt.device, attempt.budgets, Amount(), Amount())
-            after = self._missing_floor(key, attempt.device, attempt.budgets, charge, attempt.hold)
-            self._tables.resolve(key, attempt.hold, charge, after.minus(missing))
+            to_aside = self._floor_left(key, attempt, charge) if shared else NO_AMOUNT
+            self._tables.resolve(key, attempt.hold, charge, to_aside)
         self._tables.put_attempt(replace(attempt, state=state, charged=charge))
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.put_call(resolved)
@@ -697,7 +708,7 @@ class Ledger:
         row = self._tables.task(device, task)
         if row is None:
             raise NotFound(f"there is no task {task!r} of this device")
-        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or Amount()))
+        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or NO_AMOUNT))
         self._tables.put_task(row)
         return row
 

@@ -6,14 +6,15 @@ What it cannot see: a journal cut at its end together with tables set back to ma
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TextIO
+
+from msgspec import Struct
 
 from coordinator.accounts import (
     Amount,
@@ -100,7 +101,7 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        return {"ok": self.ok, **dataclasses.asdict(self)}
+        return {"ok": self.ok, **asdict(self)}
 
     def lines(self) -> list[str]:
         """The report for people: the differences, then one line that sums up."""
@@ -425,7 +426,7 @@ def _compare(kind: str, expected: dict[Any, Row], rows: Iterable[Any], names: tu
     """Table rows against replayed ones, field by field."""
     seen = set()
     for row in _readable(kind, rows, findings):
-        found = _plain(row) if dataclasses.is_dataclass(row) else row
+        found = _plain(row) if isinstance(row, Struct) else row
         key = found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)
         seen.add(key)
         if key not in expected:
@@ -460,8 +461,8 @@ def _plain(value: Any) -> Any:
     """Rows as dictionaries, amounts and limits as [calls, tokens, uusd], reals as hex."""
     if isinstance(value, Amount | Limits):
         return [value.calls, value.tokens, value.uusd]
-    if dataclasses.is_dataclass(value):
-        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, float):

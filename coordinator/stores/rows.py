@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from coordinator.accounts import (
@@ -56,10 +57,15 @@ def attempt_of(row: Sequence[Any]) -> AttemptRow:
     return AttemptRow(*values)
 
 
+@lru_cache(maxsize=4096)
+def _list_text(texts: tuple[str, ...]) -> str:
+    return json.dumps(texts)
+
+
 def attempt_values(row: AttemptRow) -> tuple[Any, ...]:
     """An attempt's columns."""
     amounts = (*row.hold.units, *row.charged.units)
-    return (row.device, row.key, row.number, str(row.state), *amounts, json.dumps(row.budgets), row.epoch, row.lease_ms)
+    return (row.device, row.key, row.number, str(row.state), *amounts, _list_text(row.budgets), row.epoch, row.lease_ms)
 
 
 def step_of(row: Sequence[Any]) -> StepRow:

@@ -6,11 +6,11 @@ import asyncio
 import io
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.accounts import Amount, BudgetTerms, Limits
 from coordinator.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
