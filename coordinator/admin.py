@@ -115,7 +115,14 @@ class AdminApi:
         """The devices that ever registered."""
         size, after = _page(request, 1)
         rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size)
-        return admin_pb2.ListDevicesResponse(devices=map(_device, rows), next_page_token=token)
+        return admin_pb2.ListDevicesResponse(devices=map(device_record, rows), next_page_token=token)
+
+    async def set_device_disabled(
+        self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
+    ) -> admin_pb2.SetDeviceDisabledResponse:
+        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name."""
+        device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
+        return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
     async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Administrator) -> admin_pb2.IssueTokenResponse:
         """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
@@ -286,7 +293,8 @@ def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
     )
 
 
-def _device(device: Device) -> admin_pb2.DeviceRecord:
+def device_record(device: Device) -> admin_pb2.DeviceRecord:
+    """A device as it is told."""
     return admin_pb2.DeviceRecord(
         device=device.device_id,
         agent_version=device.agent_version,

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.notify import ServiceManager
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 ADMIN_SOCKET = "admin.sock"
 ORPHAN_GRACE_S = 5.0
@@ -296,8 +297,10 @@ class Coordinator:
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
         store = watching.store(opened)
-        ringer = asyncio.create_task(ring_changes(bell, store.changes()), name="budget-bell")
+        fleet = Fleet(store, self._clock)
+        ringer = asyncio.create_task(ring_changes(bell, store.changes(), fleet.heard), name="budget-bell")
         self._resources.push_async_callback(_cancelled, ringer)
+        await fleet.refresh()
         upstreams = watching.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
         table = UpstreamTable(upstreams, build_routes(config))
         self._resources.push_async_callback(table.aclose)
@@ -308,8 +311,6 @@ class Coordinator:
         limiter = RateLimiter(config.rates, self._clock)
         self._changeable = Changeable(book, controller, limiter, table)
         self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
-        fleet = Fleet(store, self._clock)
-        await fleet.refresh()
         api = DeviceApi(
             self._broker,
             controller,
@@ -402,6 +403,24 @@ async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
     state_dir = state_dir_of(config)
     _make_state_dir(state_dir)
     return await open_store(config.storage, ledger_path(state_dir), clock)
+
+
+def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
+    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
+
+    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
+    """
+    if config.storage.backend == "memory":
+        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
+
+    async def opened() -> T:
+        store = await open_store(config, SystemClock())
+        try:
+            return await do(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(opened())
 
 
 @contextmanager

@@ -29,9 +29,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+devices_app = typer.Typer(help="The devices, and who of them is shut out.", rich_markup_mode=None)
 ledger_app = typer.Typer(help="The ledger and its journal.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(budget_app, name="budget")
+app.add_typer(devices_app, name="devices")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(pki_app, name="pki")
@@ -43,6 +45,7 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
+Device = Annotated[str, typer.Argument(help="The device.", metavar="DEVICE")]
 Limit = str | None
 LIMIT_HELP = "Most {unit} in the window, or `none`."
 
@@ -163,13 +166,30 @@ def budget_set(
     return 0
 
 
-@app.command()
-def devices(config: Config = None, state: State = None, json_lines: Json = False) -> int:
-    """List the devices that a running coordinator has seen."""
+@devices_app.callback(invoke_without_command=True)
+def devices(context: typer.Context, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """List the devices that a running coordinator has seen; or disable and enable one."""
     from coordinator.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
+    if context.invoked_subcommand is not None:
+        if config is not None or state is not None or json_lines:
+            raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
+        return 0
     return _print_pages(_resolved(config, state, None), "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+
+
+@devices_app.command("disable")
+def devices_disable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """Refuse a device from now on, at every replica, until it is enabled; also one that never called. What it has under way is settled
+    and charged. Its tokens and certificates stay valid: `token revoke` ends those."""
+    return _set_disabled(device, True, _resolved(config, state, None), json_lines)
+
+
+@devices_app.command("enable")
+def devices_enable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """Let a device in again."""
+    return _set_disabled(device, False, _resolved(config, state, None), json_lines)
 
 
 @app.command()
@@ -379,6 +399,26 @@ def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, An
         units = {field: limit_change(changes[name]) for name, field in fields.items() if name in changes}
         client.ask("SetBudget", admin_pb2.SetBudgetRequest(scope=scope, window=changes.get("window", ""), **units))
         return spending_of(client).limits
+
+
+def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_lines: bool) -> int:
+    """By a running coordinator, or in the ledger itself where none runs; and tell what is so now."""
+    from coordinator.admin import device_record
+    from coordinator.admin_client import running_coordinator
+    from coordinator.admin_text import as_json, device_line
+    from coordinator.bootstrap import admin_listen_of, in_ledger
+    from coordinator.fleet import Fleet
+    from edge.core.clock import SystemClock
+    from edge.rpc.v1 import admin_pb2
+
+    with running_coordinator(admin_listen_of(config)) as client:
+        if client is not None:
+            request = admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
+            record = client.ask("SetDeviceDisabled", request).device
+        else:
+            record = device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
+    _print_json(as_json(record)) if json_lines else typer.echo(device_line(record))
+    return 0
 
 
 def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> int:

@@ -667,7 +667,7 @@ class Ledger:
     def _require_enabled(self, device: str) -> None:
         row = self._tables.device(device)
         if row is not None and row.disabled:
-            raise PermissionDenied(f"device {device!r} is disabled", hint="the operator can enable it again")
+            raise device_disabled(device)
 
     def purge_results(self, before: float, now: float) -> int:
         """Forget the answer texts of calls last changed before this time; charges and digests stay."""
@@ -703,6 +703,12 @@ class Ledger:
 def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
     return task if price is None else replace(task, dual=price.dual, version=task.version + price.updates)
+
+
+def device_disabled(device: str) -> PermissionDenied:
+    """What a device that was shut out is told."""
+    hint = f"the operator lets it in again with `edge-coordinator devices enable {device}`"
+    return PermissionDenied(f"device {device!r} is disabled", reason="DEVICE_DISABLED", hint=hint)
 
 
 def milliseconds(seconds: float) -> int:

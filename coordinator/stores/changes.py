@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.accounts import PriceRow
+    from coordinator.accounts import DeviceRow, PriceRow
 
 DeviceTask = tuple[str, str]
 EVERYTHING: DeviceTask = ("", "")
@@ -22,6 +22,11 @@ EVERYTHING: DeviceTask = ("", "")
 def moves_others(known: PriceRow | None, row: PriceRow) -> bool:
     """Whether a shared λ that is written gives tasks a new version that are not written themselves."""
     return known is not None and known.updates != row.updates
+
+
+def shuts_or_lets_in(known: DeviceRow | None, row: DeviceRow) -> bool:
+    """Whether a device that is written is disabled from now on, or no longer; told as a pair without a task."""
+    return (known is not None and known.disabled) != row.disabled
 
 
 class _Subscriber:

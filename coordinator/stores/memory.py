@@ -24,7 +24,7 @@ from coordinator.accounts import (
 )
 from coordinator.journal import GENESIS, JournalEntry
 from coordinator.ledger import Ledger
-from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others
+from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others, shuts_or_lets_in
 from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.transactions import TransactingStore
 from edge.core.errors import CoordinatorUnavailable
@@ -189,6 +189,8 @@ class MemoryTables:
 
     def put_device(self, row: DeviceRow) -> None:
         """Write a device."""
+        if shuts_or_lets_in(self.devices.get(row.device), row):
+            self.changed.add((row.device, ""))
         self._set(self.devices, row.device, row)
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:

@@ -23,7 +23,7 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import GENESIS, JournalEntry
-from coordinator.stores.changes import EVERYTHING, moves_others
+from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in
 from coordinator.stores.rows import (
     attempt_of,
     attempt_values,
@@ -282,6 +282,8 @@ class SqliteTables:
 
     def put_device(self, row: DeviceRow) -> None:
         """Write a device."""
+        if shuts_or_lets_in(self.device(row.device), row):
+            self.changed.add((row.device, ""))
         self._put("device", device_values(row))
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:

@@ -99,7 +99,8 @@ class Site:
     async def _run(self, host: Host) -> None:
         bell = BudgetBell()
         store = await self._open()
-        host.spawn(ring_changes(bell, store.changes()), "budget bell")
+        fleet = Fleet(store, self._clock)
+        host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
         config = self._config.model_copy(update={"budgets": self.budgets})
         service = config.service
         upstream = Upstream(
@@ -115,7 +116,6 @@ class Site:
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         broker = Broker(store, UpstreamTable({"default": upstream}), controller, book, self._clock, terms)
-        fleet = Fleet(store, self._clock)
         api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell)
         boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")

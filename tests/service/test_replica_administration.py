@@ -1,0 +1,64 @@
+"""What an administrator does at one replica holds at the other: two coordinator processes on one PostgreSQL."""
+# ruff: noqa: F811 - the fixture is imported
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from edge.core.errors import PermissionDenied
+from edge.rpc.client import BudgetSnapshot
+from tests.service.in_process import call
+from tests.service.processes import CoordinatorProcess, command
+from tests.service.test_replicas import Replicas, replicas  # noqa: F401 - a fixture
+
+SECONDS = 15.0
+
+
+async def at(child: CoordinatorProcess, *arguments: str) -> str:
+    """A command of this replica's operator that succeeds; what it prints."""
+    config = str(child.folder / "coordinator.yaml")
+    code, stdout, stderr = await command(*arguments, "--config", config, "--state", str(child.state))
+    assert code == 0, stderr
+    return stdout
+
+
+async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) -> None:
+    """Watch until a field has this value."""
+    async with asyncio.timeout(SECONDS):
+        async for budget in budgets:
+            if getattr(budget, field) == value:
+                return
+
+
+async def test_a_device_disabled_at_one_replica_is_refused_by_both_until_it_is_enabled(replicas: Replicas) -> None:
+    first, second = replicas.clients
+    await second.complete(call("k1", "one"), 10.0)
+    async with asyncio.timeout(SECONDS), aclosing(second.watch_budget("math")) as budgets:
+        await anext(budgets)
+        await at(replicas.first, "devices", "disable", "local")
+        with pytest.raises(PermissionDenied, match="'local' is disabled"):
+            while True:
+                await anext(budgets)
+    for client in (first, second):
+        for refused in (client.complete(call("k2", "two"), 10.0), client.get_call("k1"), client.get_budget("math")):
+            with pytest.raises(PermissionDenied) as caught:
+                await refused
+            assert caught.value.reason == "DEVICE_DISABLED"
+    assert json.loads(await at(replicas.second, "devices", "--json"))["disabled"] is True
+    assert replicas.upstream.keys == ["local|k1|1"]
+    await at(replicas.second, "devices", "enable", "local")
+    assert (await second.complete(call("k2", "two"), 10.0)).text == "TWO"
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                assert (await first.get_call("k1")).text == "ONE"
+                break
+            except PermissionDenied:
+                await asyncio.sleep(0.05)
+    await at(replicas.first, "ledger", "verify")
