@@ -6,6 +6,7 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -119,6 +120,24 @@ def price_key(scope: str, device: str, task: str) -> str:
 def is_fleet_price(key: str) -> bool:
     """Whether many devices move this λ, each by its share of a round."""
     return key.startswith("fleet")
+
+
+AS_CONFIGURED = "configured"
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """What was set at run time for one scope and wins over the configuration: (setting, value) pairs sorted by setting, such as
+    `("calls_limit", 5)` or `("window", "day")`; None: no limit. `version` counts the changes of all scopes; this was the latest here."""
+
+    scope: str
+    changes: tuple[tuple[str, int | str | None], ...]
+    version: int
+
+
+def limits_version(rows: Sequence[SetLimits]) -> int:
+    """How often limits were set, over all scopes."""
+    return max((row.version for row in rows), default=0)
 
 
 class CallState(StrEnum):
@@ -297,6 +316,7 @@ class ReserveRequest:
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
     `initial_dual`, `target_rate` and `price` (the key of its λ, see `price_key`) count only at a task's first contact.
+    `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
     device: str
@@ -316,6 +336,7 @@ class ReserveRequest:
     initial_dual: float = 0.0
     target_rate: float = 0.0
     price: str = ""
+    limits_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +368,14 @@ class Ended:
     call: CallRow
 
 
-ReserveOutcome = Reserved | Replay | InProgress | Ended
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """Nothing was held: other limits were set, perhaps at another replica. These hold now; ask again with budgets that follow them."""
+
+    limits: tuple[SetLimits, ...]
+
+
+ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +441,9 @@ class CloseStepRequest:
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """One consistent look at a device's task and its budgets. `task` is None before its first step or call."""
+    """One consistent look at a device's task and its budgets, and at the limits that were set at run time. `task` is None before its first
+    step or call."""
 
     task: TaskRow | None
     budgets: tuple[BudgetRow, ...]
+    limits: tuple[SetLimits, ...] = ()

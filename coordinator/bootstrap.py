@@ -22,7 +22,6 @@ from edge.core.plugins import Registry
 if TYPE_CHECKING:
     from coordinator.admin import AdminApi
     from coordinator.budgets import BudgetBook
-    from coordinator.config import BudgetsConfig
     from coordinator.fleet import Fleet
     from coordinator.observation import Observed
     from coordinator.pricing import Tariff
@@ -235,16 +234,15 @@ class Coordinator:
         """Take limits, tasks, rates and prices of a changed configuration; tells what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without being told; here they are only tried.
         """
-        from coordinator.budgets import load_limits
         from coordinator.reload import apply_config, changes_of, same_upstreams
 
         check_security(config)
-        limits, tariffs = load_limits(self.state_dir, config.budgets), tariffs_of(config)
+        tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
-        apply_config(config, limits, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
+        apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
         self._upkeep.replace_config(config)
         self._bell.ring_all()
-        changes = changes_of(self._started, self.config, config)
+        changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
 
@@ -278,7 +276,7 @@ class Coordinator:
         from coordinator.admission import Turnstile
         from coordinator.api import ApiTerms, DeviceApi
         from coordinator.broker import Broker, BrokerTerms
-        from coordinator.budgets import BudgetBook, load_limits
+        from coordinator.budgets import BudgetBook
         from coordinator.controller import StepController
         from coordinator.fleet import Fleet
         from coordinator.observation import Observation, Observed
@@ -305,7 +303,8 @@ class Coordinator:
         table = UpstreamTable(upstreams, build_routes(config))
         self._resources.push_async_callback(table.aclose)
         await table.start()
-        book = BudgetBook(load_limits(self.state_dir, config.budgets), config.fleet.fairness_floor)
+        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+        book.learn(await store.list_set_limits())
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
@@ -321,7 +320,7 @@ class Coordinator:
             terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
             items=watching.items,
         )
-        self._upkeep = Upkeep(store, book, config, self.state_dir, self._clock, fleet)
+        self._upkeep = Upkeep(store, book, config, self._clock, fleet)
         upkeep = asyncio.create_task(self._upkeep.run(), name="upkeep")
         self._resources.push_async_callback(_cancelled, upkeep)
         admin_api = self._admin_api(opened, book, fleet, table, security)
@@ -364,15 +363,16 @@ class Coordinator:
         security: Security,
     ) -> AdminApi:
         from coordinator.admin import AdminApi, AdminDesk
-        from coordinator.budgets import load_limits, save_limits
 
-        def set_limits(scope: str, changes: dict[str, Any]) -> BudgetsConfig:
-            save_limits(self.state_dir, scope, changes)
-            book.replace_limits(load_limits(self.state_dir, self.config.budgets))
-            self._bell.ring_all()
-            return book.limits
+        async def limits() -> BudgetBook:
+            book.learn(await store.list_set_limits())
+            return book
 
-        desk = AdminDesk(lambda: book.limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
+        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
+            book.learn(await store.set_limits(scope, changes, self._clock.now()))
+            return book
+
+        desk = AdminDesk(limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
         return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
@@ -398,11 +398,16 @@ def check_security(config: CoordinatorConfig) -> None:
 
 async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
     """The configured ledger; a SQLite one lies in the state folder. Raises StateError, ConfigError."""
+    from coordinator.budgets import limits_of_file, take_limits_file
     from coordinator.storage import open_store
 
     state_dir = state_dir_of(config)
     _make_state_dir(state_dir)
-    return await open_store(config.storage, ledger_path(state_dir), clock)
+    limits_of_file(state_dir)
+    store = await open_store(config.storage, ledger_path(state_dir), clock)
+    if config.storage.backend != "memory":
+        await take_limits_file(store, state_dir, clock.now())
+    return store
 
 
 def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:

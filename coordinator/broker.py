@@ -25,9 +25,9 @@ from coordinator.accounts import (
     CallState,
     Ended,
     InProgress,
+    Outdated,
     Replay,
     Reserved,
-    ReserveOutcome,
     ReserveRequest,
     Resolution,
     Settlement,
@@ -148,8 +148,11 @@ class Broker:
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
         terms = self._controller.terms_of(task)
-        limits = self._book.terms(device, task, self._clock.now())
-        view = await self._store.get_budget(device, task, limits)
+        while True:
+            limits = self._book.terms(device, task, self._clock.now())
+            view = await self._store.get_budget(device, task, limits)
+            if not self._book.learn(view.limits):
+                break
         if view.task is None:
             terms = terms.model_copy(update={"dual_init": await self._controller.first_dual(device, task)})
         budgets = [replace(row, limits=now.limits.at_least(row.used)) for row, now in zip(view.budgets, limits, strict=True)]
@@ -237,11 +240,17 @@ class Broker:
                     case InProgress(key=key):
                         raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
 
-    async def _reserved(self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float) -> ReserveOutcome:
-        """T1. A refusal is remembered for the step, whose report will count its demand."""
+    async def _reserved(
+        self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
+    ) -> Reserved | Replay | InProgress | Ended:
+        """T1, under the limits that hold now. A refusal is remembered for the step, whose report will count its demand."""
         try:
             failpoints.reach("before_reserve")
-            return await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
+            while True:
+                outcome = await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
+                if not isinstance(outcome, Outdated):
+                    return outcome
+                self._book.learn(outcome.limits)
         except BudgetExhausted:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
             raise
@@ -267,6 +276,7 @@ class Broker:
             initial_dual=terms.dual_init,
             target_rate=terms.target_rate,
             price=self._controller.price_key_of(job.device, call.task),
+            limits_version=self._book.version,
         )
 
     async def _ask_and_settle(self, flight: Flight, attempt: _Attempt) -> CloudCompletion:

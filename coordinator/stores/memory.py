@@ -19,6 +19,7 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -45,6 +46,7 @@ class MemoryTables:
         self.prices: dict[str, PriceRow] = {}
         self.price_members: dict[tuple[str, str], PriceMember] = {}
         self.devices: dict[str, DeviceRow] = {}
+        self.limits: dict[str, SetLimits] = {}
         self.journal: list[JournalEntry] = []
         self._by_cache_key: dict[str, dict[CallId, None]] = defaultdict(dict)
         self._by_step: dict[tuple[str, str, int], dict[CallId, None]] = defaultdict(dict)
@@ -192,6 +194,15 @@ class MemoryTables:
         if shuts_or_lets_in(self.devices.get(row.device), row):
             self.changed.add((row.device, ""))
         self._set(self.devices, row.device, row)
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time."""
+        return _sorted_rows(self.limits)
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        self.changed.add(EVERYTHING)
+        self._set(self.limits, row.scope, row)
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""

@@ -19,6 +19,7 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -36,6 +37,8 @@ from coordinator.stores.rows import (
     member_values,
     price_of,
     price_values,
+    set_limits_of,
+    set_limits_values,
     step_of,
     step_values,
     task_of,
@@ -129,7 +132,12 @@ CREATE TABLE device (
   last_seen_ms INTEGER NOT NULL, disabled INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """  # noqa: S608 - names are ours
-SCHEMA = _SCHEMA_1 + _SCHEMA_2
+_SCHEMA_3 = """
+DROP INDEX call_by_step;
+CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
+CREATE TABLE set_limits (scope TEXT PRIMARY KEY, changes TEXT NOT NULL, version INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
 _HOLD = """
 UPDATE budget SET
@@ -285,6 +293,15 @@ class SqliteTables:
         if shuts_or_lets_in(self.device(row.device), row):
             self.changed.add((row.device, ""))
         self._put("device", device_values(row))
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time."""
+        return [set_limits_of(row) for row in self._all("SELECT * FROM set_limits ORDER BY scope")]
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        self.changed.add(EVERYTHING)
+        self._put("set_limits", set_limits_values(row))
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""

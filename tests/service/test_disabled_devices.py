@@ -70,12 +70,15 @@ async def test_a_disabled_device_is_refused_with_a_reason_while_its_open_call_is
             {"device": "lamp", "disabled": False},
             {"device": "lamp", "disabled": True},
         ]
-    async with running_coordinator(tmp_path, provider, store=await opened(tmp_path)), administrator(tmp_path) as admin:
-        async with connected(tmp_path, "lamp", max_retries=0) as lamp:
-            with pytest.raises(PermissionDenied):
-                await lamp.get_call("open")
-            assert not (await admin.SetDeviceDisabled(shut_out(disabled=False))).device.disabled
-            assert (await lamp.get_call("open")).text == "ONE"
+    async with (
+        running_coordinator(tmp_path, provider, store=await opened(tmp_path)),
+        administrator(tmp_path) as admin,
+        connected(tmp_path, "lamp", max_retries=0) as lamp,
+    ):
+        with pytest.raises(PermissionDenied):
+            await lamp.get_call("open")
+        assert not (await admin.SetDeviceDisabled(shut_out(disabled=False))).device.disabled
+        assert (await lamp.get_call("open")).text == "ONE"
     assert verify_file(tmp_path / "ledger.sqlite3").ok
 
 
@@ -107,17 +110,19 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
 
     code, told, err = await run("devices", "disable", "lamp", "--json")
     assert (code, err) == (0, "") and json.loads(told)["disabled"] is True
-    async with running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)):
-        async with connected(tmp_path, "lamp", max_retries=0) as lamp:
-            with pytest.raises(PermissionDenied):
-                await lamp.register("1.0", ["math"])
-            code, told, err = await run("devices")
-            assert code == 0 and told.startswith("lamp: ") and told.endswith(", disabled\n"), err
-            code, told, err = await run("devices", "enable", "lamp")
-            assert code == 0 and "disabled" not in told, err
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)),
+        connected(tmp_path, "lamp", max_retries=0) as lamp,
+    ):
+        with pytest.raises(PermissionDenied):
             await lamp.register("1.0", ["math"])
-            code, told, err = await run("devices", "disable", "no device")
-            assert (code, told) == (1, "") and err.count("\n") == 1
+        code, told, err = await run("devices")
+        assert code == 0 and told.startswith("lamp: ") and told.endswith(", disabled\n"), err
+        code, told, err = await run("devices", "enable", "lamp")
+        assert code == 0 and "disabled" not in told, err
+        await lamp.register("1.0", ["math"])
+        code, told, err = await run("devices", "disable", "no device")
+        assert (code, told) == (1, "") and err.count("\n") == 1
     code, _, err = await run("devices", "disable", "lamp", "--config", str(tmp_path / "none.yaml"))
     assert code == 1 and "none.yaml" in err
     assert main(["devices", "--json", "disable", "lamp"]) == 2

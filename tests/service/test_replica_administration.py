@@ -28,6 +28,12 @@ async def at(child: CoordinatorProcess, *arguments: str) -> str:
     return stdout
 
 
+async def to_the_end(budgets: AsyncIterator[BudgetSnapshot]) -> None:
+    """Watch until the stream ends."""
+    async for _ in budgets:
+        pass
+
+
 async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) -> None:
     """Watch until a field has this value."""
     async with asyncio.timeout(SECONDS):
@@ -43,8 +49,7 @@ async def test_a_device_disabled_at_one_replica_is_refused_by_both_until_it_is_e
         await anext(budgets)
         await at(replicas.first, "devices", "disable", "local")
         with pytest.raises(PermissionDenied, match="'local' is disabled"):
-            while True:
-                await anext(budgets)
+            await to_the_end(budgets)
     for client in (first, second):
         for refused in (client.complete(call("k2", "two"), 10.0), client.get_call("k1"), client.get_budget("math")):
             with pytest.raises(PermissionDenied) as caught:

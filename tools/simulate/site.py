@@ -5,7 +5,6 @@ Knows how it starts, dies and starts again; knows nothing of devices.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from coordinator.admission import Gate, Turnstile
@@ -31,7 +30,6 @@ from tools.simulate.upstream import SimulatedUpstream
 
 PRICE = Price(1_000_000, 2_000_000)
 MAX_OUTPUT_TOKENS = 64
-NOWHERE = Path("/nonexistent")
 
 
 class Site:
@@ -121,7 +119,7 @@ class Site:
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api = endpoint, broker, api
-        await Upkeep(store, book, config, NOWHERE, self._clock, fleet).run()
+        await Upkeep(store, book, config, self._clock, fleet).run()
 
     async def _open(self) -> DiskStore:
         """Open the ledger, again and again while the disk does not let it."""
