@@ -27,7 +27,7 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import JournalEntry
-from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in
+from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in, told_to_others
 from coordinator.stores.sqlite_tables import SqliteTables
 from edge.core.errors import CoordinatorError
 
@@ -245,6 +245,7 @@ class BufferedTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
+        self._tried_changes.update(told_to_others(row))
         self._budgets.put(row)
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
@@ -253,14 +254,14 @@ class BufferedTables:
         held = None if row is None else _consistent(row.held, amount, from_aside)
         if held is None or held.limits.units_exceeded(held.used.plus(held.set_aside)):
             return False
-        self._budgets.put(held)
+        self.put_budget(held)
         return True
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
         row = self._budgets.get(key)
         if row is not None:
-            self._budgets.put(_consistent(row.resolved, hold, charge, to_aside))
+            self.put_budget(_consistent(row.resolved, hold, charge, to_aside))
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""

@@ -24,7 +24,7 @@ from coordinator.accounts import (
 )
 from coordinator.journal import GENESIS, JournalEntry
 from coordinator.ledger import Ledger
-from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others, shuts_or_lets_in
+from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others, shuts_or_lets_in, told_to_others
 from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.transactions import TransactingStore
 from edge.core.errors import CoordinatorUnavailable
@@ -128,6 +128,7 @@ class MemoryTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
+        self.changed.update(told_to_others(row))
         self._set(self.budgets, row.key, row)
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
@@ -136,12 +137,12 @@ class MemoryTables:
         held = row.held(amount, from_aside)
         if held.limits.units_exceeded(held.used.plus(held.set_aside)):
             return False
-        self._set(self.budgets, key, held)
+        self.put_budget(held)
         return True
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
-        self._set(self.budgets, key, self.budgets[key].resolved(hold, charge, to_aside))
+        self.put_budget(self.budgets[key].resolved(hold, charge, to_aside))
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""

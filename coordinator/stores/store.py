@@ -157,7 +157,8 @@ class LedgerStore(Protocol):
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
-        as after `set_limits`; (device, "") for a device that was disabled or enabled.
+        as after `set_limits`; (device, "") for a device that was disabled or enabled; ("", task) and ("", "") also when a
+        limited budget of all devices for a task, or for all tasks, was used.
 
         Starts with the first `__anext__`; ends when the store is closed. A pair that changes again before it was told is told once; one
         may be told that did not change.

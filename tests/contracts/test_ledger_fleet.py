@@ -409,3 +409,33 @@ async def test_who_follows_the_changes_hears_that_limits_were_set_and_a_device_d
         async with asyncio.timeout(5.0):
             while await anext(changes) != ("d1", ""):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (BudgetTerms("fleet@2026-10", Limits(5)), {EVERYTHING}),
+        (BudgetTerms("fleet_task[task:a]b]@2026-10", Limits(None, 900_000)), {("", "a]b")}),
+        (BudgetTerms("fleet", Limits()), set()),
+        (BudgetTerms("device[device:d1]", Limits(5)), set()),
+    ],
+    ids=lambda value: value.key if isinstance(value, BudgetTerms) else "",
+)
+async def test_the_use_of_a_limited_budget_is_told_to_all_whom_it_concerns(
+    store: LedgerStore, budget: BudgetTerms, told: set[tuple[str, str]]
+) -> None:
+    async with aclosing(store.changes()) as changes:
+        heard = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        for use in (store.reserve(reserve_request("k1", budgets=[budget])), store.settle(settlement("k1"))):
+            await use
+            found = {await asyncio.wait_for(heard, 5.0)}
+            heard = asyncio.ensure_future(anext(changes))
+            await asyncio.sleep(0.05)
+            while heard.done():
+                found.add(heard.result())
+                heard = asyncio.ensure_future(anext(changes))
+                await asyncio.sleep(0.05)
+            assert found == {("d1", "math")} | told
+        heard.cancel()
+        await asyncio.wait([heard])

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from edge.core.errors import PermissionDenied
+from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.rpc.client import BudgetSnapshot
+from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import call
 from tests.service.processes import CoordinatorProcess, command
 from tests.service.test_replicas import Replicas, replicas  # noqa: F401 - a fixture
@@ -67,3 +69,39 @@ async def test_a_device_disabled_at_one_replica_is_refused_by_both_until_it_is_e
             except PermissionDenied:
                 await asyncio.sleep(0.05)
     await at(replicas.first, "ledger", "verify")
+
+
+async def test_limits_set_at_one_replica_hold_at_the_other_and_reach_who_watches_there(replicas: Replicas) -> None:
+    """The configuration of both says 6 calls; what is set wins at once, survives SIGHUP and a restart, and is proved by the journal."""
+    first, second = replicas.clients
+    async with aclosing(second.watch_budget("math")) as budgets:
+        await until(budgets, "calls_limit", 6)
+        await at(replicas.first, "budget", "set", "fleet", "--calls", "1")
+        await until(budgets, "calls_limit", 1)
+    await second.complete(call("k1", "one"), 10.0)
+    for client in (first, second):
+        with pytest.raises(BudgetExhausted):
+            await client.complete(call("k2", "two"), 10.0)
+    assert "limit of fleet: 1 calls (total); by `budget set`: calls" in await at(replicas.second, "budget", "show")
+    replicas.second.process.send_signal(signal.SIGHUP)
+    await replicas.first.kill_9()
+    await replicas.first.start()
+    for client in (first, second):
+        with pytest.raises(BudgetExhausted):
+            await client.complete(call("k3", "three"), 10.0)
+    await at(replicas.second, "budget", "set", "fleet", "--calls", "config")
+    assert (await first.complete(call("k4", "four"), 10.0)).text == "FOUR"
+    assert (await first.get_budget("math")).calls_limit == (await second.get_budget("math")).calls_limit == 6
+    assert (await at(replicas.first, "ledger", "verify")).startswith("verified")
+
+
+async def test_what_another_device_spends_of_the_fleet_at_one_replica_reaches_who_watches_at_the_other(replicas: Replicas) -> None:
+    async with aclosing(replicas.clients[1].watch_budget("math")) as budgets:
+        await until(budgets, "calls", 0)
+        other = GrpcCoordinatorClient(replicas.first.address, device_id="other")
+        try:
+            for number in range(3):
+                await other.complete(call(f"k{number}", f"prompt {number}"), 10.0)
+            await until(budgets, "calls", 3)
+        finally:
+            await other.aclose()
