@@ -322,6 +322,8 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     """Check a configuration file; exit code 1 with file and line when something is wrong."""
     from coordinator.bootstrap import build_upstreams, check_security
     from coordinator.redact import redacted_data
+    from coordinator.security import keys_are_shared
+    from coordinator.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
 
     resolved = _resolved(config, None, sets)
@@ -329,11 +331,20 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     now = SystemClock().now()
     unpriced = [alias for alias, upstream in build_upstreams(resolved).items() if upstream.price_at(now) is None]
     if json_lines:
-        _print_json({"ok": True, "unpriced": unpriced, "config": redacted_data(resolved.model_dump(mode="json"))})
+        _print_json(
+            {
+                "ok": True,
+                "unpriced": unpriced,
+                "keys_shared": keys_are_shared(resolved),
+                "config": redacted_data(resolved.model_dump(mode="json")),
+            }
+        )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
     for alias in unpriced:
         typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    if not keys_are_shared(resolved):
+        typer.echo(f"note: tokens will be neither issued nor revoked (KEYS_NOT_SHARED): {SHARE_KEYS}")
     return 0
 
 

@@ -60,6 +60,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("UNAUTHENTICATED", errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
     ErrorRow("PERMISSION_DENIED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
     ErrorRow("DEVICE_DISABLED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
+    ErrorRow("KEYS_NOT_SHARED", errors.CoordinatorError, StatusCode.FAILED_PRECONDITION),
     ErrorRow("INTERNAL", errors.CoordinatorError, StatusCode.INTERNAL),
 )
 BY_REASON = {row.reason: row for row in TABLE}
