@@ -6,6 +6,7 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -130,6 +131,23 @@ def price_key(scope: str, device: str, task: str) -> str:
 def is_fleet_price(key: str) -> bool:
     """Whether many devices move this λ, each by its share of a round."""
     return key.startswith("fleet")
+
+
+AS_CONFIGURED = "configured"
+
+
+class SetLimits(Struct, frozen=True, gc=False):
+    """What was set at run time for one scope and wins over the configuration: (setting, value) pairs sorted by setting, such as
+    `("calls_limit", 5)` or `("window", "day")`; None: no limit. `version` counts the changes of all scopes; this was the latest here."""
+
+    scope: str
+    changes: tuple[tuple[str, int | str | None], ...]
+    version: int
+
+
+def limits_version(rows: Sequence[SetLimits]) -> int:
+    """How often limits were set, over all scopes."""
+    return max((row.version for row in rows), default=0)
 
 
 class CallState(StrEnum):
@@ -308,6 +326,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
     `initial_dual`, `target_rate` and `price` (the key of its λ, see `price_key`) count only at a task's first contact.
+    `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
     device: str
@@ -327,6 +346,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     initial_dual: float = 0.0
     target_rate: float = 0.0
     price: str = ""
+    limits_version: int = 0
 
 
 class Reserved(Struct, frozen=True, gc=False):
@@ -354,7 +374,13 @@ class Ended(Struct, frozen=True, gc=False):
     call: CallRow
 
 
-ReserveOutcome = Reserved | Replay | InProgress | Ended
+class Outdated(Struct, frozen=True, gc=False):
+    """Nothing was held: other limits were set, perhaps at another replica. These hold now; ask again with budgets that follow them."""
+
+    limits: tuple[SetLimits, ...]
+
+
+ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -419,7 +445,9 @@ class CloseStepRequest(Struct, frozen=True, gc=False):
 
 
 class BudgetView(Struct, frozen=True, gc=False):
-    """One consistent look at a device's task and its budgets. `task` is None before its first step or call."""
+    """One consistent look at a device's task and its budgets, and at the limits that were set at run time. `task` is None before its first
+    step or call."""
 
     task: TaskRow | None
     budgets: tuple[BudgetRow, ...]
+    limits: tuple[SetLimits, ...] = ()

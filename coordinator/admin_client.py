@@ -5,7 +5,7 @@ It blocks, as commands may. Raises CoordinatorError as the wire tells it; that n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +84,14 @@ def required_coordinator(addresses: Sequence[str]) -> Iterator[AdminClient]:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The limits that hold, all budgets, all tasks, and each λ that several tasks or devices share."""
+    """The limits that hold, all budgets, all tasks, each λ that several tasks or devices share, and by scope the settings among the limits
+    that were set at run time."""
 
     limits: BudgetsConfig
     budgets: Sequence[BudgetRow]
     tasks: Sequence[TaskRow]
     prices: Sequence[PriceRow]
+    settings_set: Mapping[str, Sequence[str]]
 
 
 def spending_of(client: AdminClient) -> Spending:
@@ -100,11 +102,13 @@ def spending_of(client: AdminClient) -> Spending:
     tasks = [_task_row(record) for reply in pages for record in reply.tasks]
     prices = [PriceRow(record.key, record.dual, record.updates) for record in pages[0].shared_prices]
     limits = BudgetsConfig.model_validate({scope.scope: scope_settings(scope) for scope in replies[0].scopes})
-    return Spending(limits, rows, tasks, prices)
+    return Spending(limits, rows, tasks, prices, {scope.scope: tuple(scope.set) for scope in replies[0].scopes if scope.set})
 
 
-def limit_change(value: int | None) -> admin_pb2.LimitChange:
-    """A limit to set; None for no limit."""
+def limit_change(value: int | str | None) -> admin_pb2.LimitChange:
+    """A limit to set; None for no limit, AS_CONFIGURED for the configuration's."""
+    if isinstance(value, str):
+        return admin_pb2.LimitChange(configured=True)
     return admin_pb2.LimitChange(unlimited=True) if value is None else admin_pb2.LimitChange(value=value)
 
 

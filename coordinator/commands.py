@@ -29,9 +29,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+devices_app = typer.Typer(help="The devices, and who of them is shut out.", rich_markup_mode=None)
 ledger_app = typer.Typer(help="The ledger and its journal.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(budget_app, name="budget")
+app.add_typer(devices_app, name="devices")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(pki_app, name="pki")
@@ -43,8 +45,9 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
+Device = Annotated[str, typer.Argument(help="The device.", metavar="DEVICE")]
 Limit = str | None
-LIMIT_HELP = "Most {unit} in the window, or `none`."
+LIMIT_HELP = "Most {unit} in the window, `none`, or `config`: what the configuration says."
 
 
 class LedgerDiffers(EdgeError):
@@ -124,7 +127,10 @@ def budget_show(config: Config = None, state: State = None, sets: Sets = None, j
     limits = spending.limits
     recorded = {row.key.split("@")[0].split("[")[0] for row in spending.budgets}
     unlimited = {scope: "no limit" if configured or scope in recorded else "as configured" for scope in SCOPES}
-    held_to = [f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope])}" for scope in SCOPES]
+    held_to = [
+        f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope], spending.settings_set.get(scope, ()))}"
+        for scope in SCOPES
+    ]
     shared = [f"shared price {row.key}: λ {row.dual:.4f} after {row.updates} steps" for row in spending.prices]
     for line in (*held_to, *_budget_lines(spending.budgets), *shared, *map(_task_line, spending.tasks)):
         typer.echo(line)
@@ -137,14 +143,18 @@ def budget_set(
     calls: Annotated[Limit, typer.Option("--calls", help=LIMIT_HELP.format(unit="calls"), metavar="N|none")] = None,
     tokens: Annotated[Limit, typer.Option("--tokens", help=LIMIT_HELP.format(unit="tokens"), metavar="N|none")] = None,
     spend_uusd: Annotated[Limit, typer.Option("--spend-uusd", help=LIMIT_HELP.format(unit="micro-USD"), metavar="N|none")] = None,
-    window: Annotated[str | None, typer.Option("--window", help="total, month, week, day or hour.", metavar="WINDOW")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", help="total, month, week, day, hour or config.", metavar="WINDOW")
+    ] = None,
     config: Config = None,
     state: State = None,
     json_lines: Json = False,
 ) -> int:
-    """Change limits, in a running coordinator at once. What is spent stays spent."""
-    from coordinator.bootstrap import state_dir_of
-    from coordinator.budgets import SCOPES, load_limits, save_limits
+    """Change limits in the ledger: at once, and for every coordinator that shares it. What is spent stays spent.
+
+    What is set here wins over the configuration, also after a restart and SIGHUP, until it is set to `config`.
+    """
+    from coordinator.budgets import SCOPES
 
     if scope not in SCOPES:
         raise UsageError(f"unknown scope {scope!r}; known: {', '.join(SCOPES)}")
@@ -157,19 +167,35 @@ def budget_set(
     resolved = _resolved(config, state, None)
     limits: BudgetsConfig | None = _set_in_running(resolved, scope, changes)
     if limits is None:
-        save_limits(state_dir_of(resolved), scope, changes)
-        limits = load_limits(state_dir_of(resolved), resolved.budgets)
+        limits = _set_in_ledger(resolved, scope, changes)
     _print_json(limits.model_dump()) if json_lines else typer.echo(f"{scope}: {_limit_text(getattr(limits, scope))}")
     return 0
 
 
-@app.command()
-def devices(config: Config = None, state: State = None, json_lines: Json = False) -> int:
-    """List the devices that a running coordinator has seen."""
+@devices_app.callback(invoke_without_command=True)
+def devices(context: typer.Context, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """List the devices that a running coordinator has seen; or disable and enable one."""
     from coordinator.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
+    if context.invoked_subcommand is not None:
+        if config is not None or state is not None or json_lines:
+            raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
+        return 0
     return _print_pages(_resolved(config, state, None), "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+
+
+@devices_app.command("disable")
+def devices_disable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """Refuse a device from now on, at every replica, until it is enabled; also one that never called. What it has under way is settled
+    and charged. Its tokens and certificates stay valid: `token revoke` ends those."""
+    return _set_disabled(device, True, _resolved(config, state, None), json_lines)
+
+
+@devices_app.command("enable")
+def devices_enable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+    """Let a device in again."""
+    return _set_disabled(device, False, _resolved(config, state, None), json_lines)
 
 
 @app.command()
@@ -296,6 +322,8 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     """Check a configuration file; exit code 1 with file and line when something is wrong."""
     from coordinator.bootstrap import build_upstreams, check_security
     from coordinator.redact import redacted_data
+    from coordinator.security import keys_are_shared
+    from coordinator.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
 
     resolved = _resolved(config, None, sets)
@@ -303,11 +331,20 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     now = SystemClock().now()
     unpriced = [alias for alias, upstream in build_upstreams(resolved).items() if upstream.price_at(now) is None]
     if json_lines:
-        _print_json({"ok": True, "unpriced": unpriced, "config": redacted_data(resolved.model_dump(mode="json"))})
+        _print_json(
+            {
+                "ok": True,
+                "unpriced": unpriced,
+                "keys_shared": keys_are_shared(resolved),
+                "config": redacted_data(resolved.model_dump(mode="json")),
+            }
+        )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
     for alias in unpriced:
         typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    if not keys_are_shared(resolved):
+        typer.echo(f"note: tokens will be neither issued nor revoked (KEYS_NOT_SHARED): {SHARE_KEYS}")
     return 0
 
 
@@ -355,15 +392,16 @@ def _spending_in_running(config: CoordinatorConfig) -> Spending | None:
 def _spending_in_file(config: CoordinatorConfig, configured: bool) -> Spending:
     """The same from the ledger of a state folder. Raises StateError."""
     from coordinator.admin_client import Spending
-    from coordinator.bootstrap import open_rows, state_dir_of
-    from coordinator.budgets import limits_in_ledger, load_limits
+    from coordinator.bootstrap import open_rows
+    from coordinator.budgets import limits_in_ledger, overlaid, settings_set
     from coordinator.ledger import task_as_seen
 
     with open_rows(config) as rows:
         budgets, prices = list(rows.all_budgets()), {row.key: row for row in rows.all_prices()}
         tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all_tasks()]
+        was_set = tuple(rows.set_limits())
     known = config.budgets if configured else limits_in_ledger(budgets)
-    return Spending(load_limits(state_dir_of(config), known), budgets, tasks, list(prices.values()))
+    return Spending(overlaid(known, was_set), budgets, tasks, list(prices.values()), settings_set(was_set))
 
 
 def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig | None:
@@ -379,6 +417,35 @@ def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, An
         units = {field: limit_change(changes[name]) for name, field in fields.items() if name in changes}
         client.ask("SetBudget", admin_pb2.SetBudgetRequest(scope=scope, window=changes.get("window", ""), **units))
         return spending_of(client).limits
+
+
+def _set_in_ledger(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
+    """Change limits where no coordinator of this state folder runs."""
+    from coordinator.bootstrap import in_ledger
+    from coordinator.budgets import overlaid
+    from edge.core.clock import SystemClock
+
+    return overlaid(config.budgets, in_ledger(config, lambda store: store.set_limits(scope, changes, SystemClock().now())))
+
+
+def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_lines: bool) -> int:
+    """By a running coordinator, or in the ledger itself where none runs; and tell what is so now."""
+    from coordinator.admin import device_record
+    from coordinator.admin_client import running_coordinator
+    from coordinator.admin_text import as_json, device_line
+    from coordinator.bootstrap import admin_listen_of, in_ledger
+    from coordinator.fleet import Fleet
+    from edge.core.clock import SystemClock
+    from edge.rpc.v1 import admin_pb2
+
+    with running_coordinator(admin_listen_of(config)) as client:
+        if client is not None:
+            request = admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
+            record = client.ask("SetDeviceDisabled", request).device
+        else:
+            record = device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
+    _print_json(as_json(record)) if json_lines else typer.echo(device_line(record))
+    return 0
 
 
 def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> int:
@@ -412,26 +479,34 @@ def _tell(serving: Serving, json_lines: bool) -> None:
         print("\n".join(lines), flush=True)
 
 
-def _limit(name: str, text: str) -> int | None:
-    if text == "none":
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name} must be a whole number or `none`, not {text!r}")
+def _limit(name: str, text: str) -> int | str | None:
+    from coordinator.accounts import AS_CONFIGURED
+    from coordinator.admin import MOST_UNITS
+
+    if text in ("none", "config"):
+        return None if text == "none" else AS_CONFIGURED
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_UNITS):
+        raise UsageError(f"{name} must be a whole number up to {MOST_UNITS}, `none` or `config`, not {text!r}")
     return int(text)
 
 
 def _window(text: str) -> str:
+    from coordinator.accounts import AS_CONFIGURED
     from coordinator.budgets import WINDOWS
 
+    if text == "config":
+        return AS_CONFIGURED
     if text not in WINDOWS:
-        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}")
+        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}, config")
     return text
 
 
-def _limit_text(limits: Any, none: str = "no limit") -> str:
+def _limit_text(limits: Any, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
     units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("micro-USD", limits.spend_limit_uusd))
     amounts = [f"{value} {label}" for label, value in units if value is not None]
-    return f"{', '.join(amounts)} ({limits.window})" if amounts else none
+    names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
+    text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
+    return text + (f"; by `budget set`: {', '.join(names)}" if names else "")
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
@@ -445,6 +520,7 @@ def _budget_json(row: BudgetRow) -> dict[str, Any]:
 def _spending_json(spending: Spending) -> dict[str, Any]:
     return {
         "limits": spending.limits.model_dump(),
+        "set": {scope: list(names) for scope, names in spending.settings_set.items()},
         "budgets": [_budget_json(row) for row in spending.budgets],
         "tasks": [_task_json(row) for row in spending.tasks],
         "prices": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in spending.prices],

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from coordinator.tokens import Tokens, TokenStore
 
 pki_app = typer.Typer(help="Certificates of this fleet.", no_args_is_help=True, rich_markup_mode=None)
-token_app = typer.Typer(help="Short-lived tokens.", no_args_is_help=True, rich_markup_mode=None)
+TOKENS = "Short-lived tokens. Coordinators on one PostgreSQL ledger share keys and revocations through auth.folder in the configuration."
+token_app = typer.Typer(help=TOKENS, no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(help="Where the authority lies.", metavar="DIR")]
 AuthorityFolder = Annotated[Path, typer.Option("--dir", help="Where the authority lies.", metavar="DIR")]
@@ -130,7 +131,8 @@ def token_rotate(
 
 @token_app.command("revoke")
 def token_revoke(name: Holder, role: RoleName = "device", config: Config = None, state: State = None) -> int:
-    """End all tokens and certificates of a holder, at once and for good; what is issued later is valid."""
+    """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
+    later is valid."""
     _checked_name(name)
     tokens, _ = _tokens(config, state)
     row = tokens.revoke(role, name)
@@ -172,12 +174,12 @@ def _client(
 
 def _tokens(config: Path | None, state: Path | None) -> tuple[Tokens, TokenStore]:
     from coordinator.bootstrap import state_dir_of
-    from coordinator.security import token_terms
-    from coordinator.tokens import Tokens, TokenStore
+    from coordinator.security import token_store, token_terms
+    from coordinator.tokens import Tokens
     from edge.core.clock import SystemClock
 
     resolved = _resolved(config, state)
-    store = TokenStore(state_dir_of(resolved))
+    store = token_store(resolved, state_dir_of(resolved))
     return Tokens(store, token_terms(resolved.auth), SystemClock()), store
 
 

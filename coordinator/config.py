@@ -336,8 +336,13 @@ class AuthConfig(Section):
 
     `devices` narrows what a device may do; with `unlisted_devices: refuse` only the devices named there are served.
     `max_failures_per_min` failed authentications of one peer are answered, further ones are RATE_LIMITED.
+
+    `folder` holds signing keys and epochs (null: `auth` in the state folder). Coordinators that share a ledger must share it, on a file
+    system that shows a change at once, or else what one revokes would be valid at the others: on PostgreSQL nothing is issued or revoked
+    without it.
     """
 
+    folder: str | None = None
     audience: str = Field("edge-coordinator", min_length=1, max_length=200)
     token_life_s: int = Field(900, ge=10, le=900)
     clock_skew_s: int = Field(30, ge=0, le=60)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from coordinator import failpoints
 from coordinator.accounts import (
+    AS_CONFIGURED,
     FLEET_CACHE,
     NO_AMOUNT,
     SERVING_STEP,
@@ -32,6 +33,7 @@ from coordinator.accounts import (
     InProgress,
     Limits,
     OpenStepRequest,
+    Outdated,
     PriceMember,
     PriceRow,
     Replay,
@@ -39,11 +41,13 @@ from coordinator.accounts import (
     ReserveOutcome,
     ReserveRequest,
     Resolution,
+    SetLimits,
     Settlement,
     StepRow,
     TaskRow,
     is_fleet_price,
     is_share,
+    limits_version,
     share_key,
     share_prefix,
     step_budget_key,
@@ -161,6 +165,14 @@ class Tables(Protocol):
         """Write a device."""
         ...
 
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time, sorted by scope."""
+        ...
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        ...
+
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """COMPLETED calls with a text that were last changed before this time."""
         ...
@@ -242,9 +254,13 @@ class Ledger:
             if known.state is not CallState.REFUNDED:
                 return _outcome_of(known)
         self._require_open_step(request)
-        return (
-            self._answer_from_group(request, known) or self._answer_from_cache(request, known) or self._dispatch(request, known)
-        )
+        stored = self._answer_from_group(request, known) or self._answer_from_cache(request, known)
+        return stored or self._outdated(request) or self._dispatch(request, known)
+
+    def _outdated(self, request: ReserveRequest) -> Outdated | None:
+        """A hold follows the limits that hold now, whichever replica was told them."""
+        rows = tuple(self._tables.set_limits())
+        return Outdated(rows) if limits_version(rows) > request.limits_version else None
 
     def _require_open_step(self, request: ReserveRequest) -> None:
         if request.step == SERVING_STEP:
@@ -650,7 +666,19 @@ class Ledger:
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
         """A task and these budgets in this order; one not used yet is shown empty."""
         rows = (self._tables.budget(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
-        return BudgetView(self.get_task(device, task), tuple(rows))
+        return BudgetView(self.get_task(device, task), tuple(rows), tuple(self._tables.set_limits()))
+
+    def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
+        """Change what holds for a scope over the configuration; AS_CONFIGURED takes a setting back. Returns what was set, of all scopes."""
+        rows = tuple(self._tables.set_limits())
+        known = next((row.changes for row in rows if row.scope == scope), ())
+        merged = {name: value for name, value in {**dict(known), **changes}.items() if value != AS_CONFIGURED}
+        row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
+        if row.changes == known:
+            return rows
+        self._tables.put_set_limits(row)
+        self._journal(now, "set_limits", {"scope": scope, "changes": list(map(list, row.changes)), "version": row.version})
+        return tuple(self._tables.set_limits())
 
     def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
         """Note a registration; the first time seen stays. Raises PermissionDenied for a disabled device."""
@@ -684,7 +712,7 @@ class Ledger:
     def _require_enabled(self, device: str) -> None:
         row = self._tables.device(device)
         if row is not None and row.disabled:
-            raise PermissionDenied(f"device {device!r} is disabled", hint="the operator can enable it again")
+            raise device_disabled(device)
 
     def purge_results(self, before: float, now: float) -> int:
         """Forget the answer texts of calls last changed before this time; charges and digests stay."""
@@ -720,6 +748,12 @@ class Ledger:
 def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
     return task if price is None else replace(task, dual=price.dual, version=task.version + price.updates)
+
+
+def device_disabled(device: str) -> PermissionDenied:
+    """What a device that was shut out is told."""
+    hint = f"the operator lets it in again with `edge-coordinator devices enable {device}`"
+    return PermissionDenied(f"device {device!r} is disabled", reason="DEVICE_DISABLED", hint=hint)
 
 
 def milliseconds(seconds: float) -> int:

@@ -107,6 +107,7 @@ class Gauges:
     admitting: bool = True
     commits: int | None = None
     operations: int | None = None
+    conflicts: int | None = None
 
 
 class Meters:
@@ -270,6 +271,9 @@ def _ledger_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
         yield _counter("ledger_commits", "Commits of the ledger.", (), [((), gauges.commits)])
         what = "Operations in those commits; over the commits it is the mean size of a batch."
         yield _counter("ledger_operations", what, (), [((), gauges.operations)])
+    if gauges.conflicts is not None:
+        what = "Batches that ran again because another replica had written first."
+        yield _counter("ledger_conflicts", what, (), [((), gauges.conflicts)])
 
 
 def _budget_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:

@@ -127,6 +127,7 @@ class Observation:
             admitting=observed.broker.admitting,
             commits=getattr(observed.store, "commits", None),
             operations=getattr(observed.store, "operations", None),
+            conflicts=getattr(observed.store, "conflicts", None),
         )
 
 

@@ -34,7 +34,7 @@ class Security:
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(TokenStore(state_dir), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir), token_terms(config.auth), clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self._certificates = ServerCertificates(config.tls, clock) if config.tls else None
 
@@ -62,3 +62,14 @@ class Security:
 def token_terms(auth: AuthConfig) -> TokenTerms:
     """The configured terms of tokens."""
     return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
+
+
+def token_store(config: CoordinatorConfig, state_dir: Path) -> TokenStore:
+    """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
+    folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
+    return TokenStore(state_dir, folder, writable=keys_are_shared(config))
+
+
+def keys_are_shared(config: CoordinatorConfig) -> bool:
+    """Whether every coordinator that can share the ledger sees the same signing keys and epochs."""
+    return config.storage.backend != "postgres" or config.auth.folder is not None

@@ -25,6 +25,7 @@ from coordinator.accounts import (
     Limits,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -71,6 +72,10 @@ class LedgerRows(Protocol):
 
     def all_devices(self) -> Iterable[DeviceRow]:
         """All devices."""
+        ...
+
+    def set_limits(self) -> Iterable[SetLimits]:
+        """What was set at run time, sorted by scope."""
         ...
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
@@ -139,6 +144,7 @@ def verify(rows: LedgerRows) -> VerifyReport:
     _compare("task", replay.tasks, rows.all_tasks(), ("device", "task"), findings)
     _compare("price", replay.prices, rows.all_prices(), ("key",), findings)
     _compare("price_member", replay.price_members, rows.all_price_members(), ("price", "device"), findings)
+    _compare("set_limits", replay.set_limits, rows.set_limits(), ("scope",), findings)
     _compare("device", replay.devices, rows.all_devices(), ("device",), findings)
     return VerifyReport(
         entries=entries,
@@ -186,6 +192,7 @@ class Replay:
         self.prices: dict[Any, Row] = {}
         self.price_members: dict[Any, Row] = {}
         self.devices: dict[Any, Row] = {}
+        self.set_limits: dict[Any, Row] = {}
         self.dual_updates = 0
         self._shares: dict[str, list[str]] = {}
         self._findings = findings
@@ -206,6 +213,7 @@ class Replay:
             "purge": self._purge,
             "leave": self._leave,
             "device": self._device,
+            "set_limits": self._set_limits,
         }
 
     def apply(self, entry: JournalEntry) -> None:
@@ -226,6 +234,18 @@ class Replay:
         self._require(data["limits"] == expected, f"limits {data['limits']} where {expected} follow")
         row["asked"], row["limits"] = data["asked"], data["limits"]
         self._floors(row, data)
+
+    def _set_limits(self, data: Row) -> None:
+        follows = 1 + max((row["version"] for row in self.set_limits.values()), default=0)
+        self._require(data["version"] == follows, f"version {data['version']} where {follows} follows")
+        self.set_limits[data["scope"]] = dict(data)
+
+    def _check_asked(self, row: Row) -> None:
+        """A hold follows what was set at run time, whatever the configuration of the replica that took it."""
+        changes = dict(self.set_limits.get(row["key"].split("@")[0].split("[")[0], {}).get("changes", ()))
+        for place, name in enumerate(("calls_limit", "tokens_limit", "spend_limit_uusd")):
+            holds = name not in changes or row["asked"][place] == changes[name]
+            self._require(holds, f"budget {row['key']} is held to {row['asked'][place]} where {name} was set otherwise")
 
     def _floors(self, row: Row, data: Row) -> None:
         """What each member of a budget that is shared fairly can rely on, told by a change of its terms."""
@@ -267,6 +287,8 @@ class Replay:
         fresh = {"number": number, "state": "dispatched", "charged": [0, 0, 0]}
         self.attempts[*call_id, number] = {**{name: data[name] for name in names}, **fresh}
         self._move(data["device"], data["budgets"], data["hold"], [0, 0, 0])
+        for key in data["budgets"]:
+            self._check_asked(self.budgets[key])
         self._touch_task(data, [0, 0, 0])
 
     def _move(self, device: str, keys: list[str], reserved: Units, committed: Units) -> None:

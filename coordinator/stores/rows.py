@@ -20,6 +20,7 @@ from coordinator.accounts import (
     Limits,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -133,3 +134,13 @@ def device_values(row: DeviceRow) -> tuple[Any, ...]:
     """A device's columns."""
     times = (row.first_seen_ms, row.last_seen_ms)
     return (row.device, row.agent_version, json.dumps(row.tasks), *times, int(row.disabled))
+
+
+def set_limits_of(row: Sequence[Any]) -> SetLimits:
+    """What was set for a scope, from its columns."""
+    return SetLimits(row[0], tuple((name, value) for name, value in json.loads(row[1])), row[2])
+
+
+def set_limits_values(row: SetLimits) -> tuple[Any, ...]:
+    """The columns of what was set for a scope."""
+    return (row.scope, json.dumps(row.changes), row.version)

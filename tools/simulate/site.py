@@ -5,7 +5,6 @@ Knows how it starts, dies and starts again; knows nothing of devices.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from coordinator.admission import Gate, Turnstile
@@ -31,7 +30,6 @@ from tools.simulate.upstream import SimulatedUpstream
 
 PRICE = Price(1_000_000, 2_000_000)
 MAX_OUTPUT_TOKENS = 64
-NOWHERE = Path("/nonexistent")
 
 
 class Site:
@@ -99,7 +97,8 @@ class Site:
     async def _run(self, host: Host) -> None:
         bell = BudgetBell()
         store = await self._open()
-        host.spawn(ring_changes(bell, store.changes()), "budget bell")
+        fleet = Fleet(store, self._clock)
+        host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
         config = self._config.model_copy(update={"budgets": self.budgets})
         service = config.service
         upstream = Upstream(
@@ -115,13 +114,12 @@ class Site:
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         broker = Broker(store, UpstreamTable({"default": upstream}), controller, book, self._clock, terms)
-        fleet = Fleet(store, self._clock)
         api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell)
         boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api = endpoint, broker, api
-        await Upkeep(store, book, config, NOWHERE, self._clock, fleet).run()
+        await Upkeep(store, book, config, self._clock, fleet).run()
 
     async def _open(self) -> DiskStore:
         """Open the ledger, again and again while the disk does not let it."""
