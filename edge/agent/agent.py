@@ -25,7 +25,7 @@ from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
 from edge.agent.line import Line
-from edge.agent.link import WatchedClient
+from edge.agent.link import WatchedClient, why_away
 from edge.agent.promotion import PromotionGate
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
@@ -333,7 +333,7 @@ class Agent:
                 await self._parts.coordinator.start()
             await self._register()
         except CoordinatorUnavailable as error:
-            self._client.lost(str(error))
+            self._client.lost(why_away(error))
 
     async def _register(self) -> None:
         registration = await self._client.register(__version__, self._parts.curriculum.tasks)
