@@ -325,7 +325,7 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, upkeep)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
-        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api), security)
+        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
         server = CoordinatorServer(
             api, config.listen, service, security.listener(), admin, lambda: (watching.interceptor(LASTING),)
         )
@@ -338,6 +338,9 @@ class Coordinator:
         """Observe, and listen on the side ports; where metrics and console are, "" for nowhere."""
         watching = asyncio.create_task(self._observation.run(observed.store, self._manager.alive), name="observation")
         self._resources.push_async_callback(_cancelled, watching)
+        if observed.handshakes is not None:
+            telling = asyncio.create_task(observed.handshakes.watch(), name="tls-handshakes")
+            self._resources.push_async_callback(_cancelled, telling)
         urls: dict[str, str] = {}
         for listen, port in self._observation.side_ports(observed, security).items():
             urls[listen] = await port.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -13,6 +14,10 @@ from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag
 from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorUnavailable
+from edge.rpc.credentials import ClientCredentials, ClientTls
+from edge.rpc.health import is_serving
+from tests.service.metrics_page import scraped, value
+from tests.service.processes import coordinator_process, fake_upstream, settings_for
 from tests.service.security import SecureFleet, device
 
 
@@ -90,3 +95,44 @@ async def test_an_agent_that_goes_on_offline_says_what_to_do_about_it(fleet) -> 
 class _Sink:
     def __init__(self, events: list) -> None:
         self.emit = events.append
+
+
+def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
+    """What callers show that no handshake lets in: nothing at all, no certificate, one of another authority."""
+    other = SecureFleet(fleet.folder / "other").client_certificate("lamp")
+    return [None, fleet.tls(), ClientTls(fleet.ca, other.certificate, other.key)]
+
+
+async def test_failed_handshakes_leave_grpcs_own_words_out_of_the_log(fleet, tmp_path) -> None:
+    async with fake_upstream() as upstream:
+        settings = settings_for(upstream, tls=fleet.tls_settings())
+        async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
+            address = json.loads(child.serving_line)["addresses"][1]
+            for shown in strangers_of(fleet):
+                async with device(address, shown) as turned_away:
+                    await told(turned_away)
+            async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
+                await lamp.register("1", ["math"])
+            assert await child.stop() == ""
+
+
+async def test_failed_handshakes_are_counted_beside_the_connections_that_are_served(fleet, monkeypatch) -> None:
+    monkeypatch.setattr("coordinator.handshakes.PATIENCE_S", 0.2)
+    async with fleet.running(metrics_listen="127.0.0.1:0") as (coordinator, address):
+        url = coordinator.serving.metrics_url
+        for shown in strangers_of(fleet):
+            async with device(address, shown) as turned_away:
+                await told(turned_away)
+        async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
+            await lamp.register("1", ["math"])
+            assert await is_serving(address, 5.0, credentials=ClientCredentials(fleet.tls(fleet.client_certificate("oven"))))
+            await asyncio.sleep(0.3)
+            seen = await scraped(url)
+    assert value(seen, "tls_connections_total", outcome="served") == 2
+    assert value(seen, "tls_connections_total", outcome="failed") >= 2 * 3  # gRPC's own try, and that of who asks why
+
+
+async def test_a_coordinator_without_tls_has_no_handshakes_to_count(fleet) -> None:
+    async with fleet.running(tls=None, metrics_listen="127.0.0.1:0") as (coordinator, address), device(address) as plain:
+        await plain.register("1", ["math"])
+        assert not [name for name, _ in await scraped(coordinator.serving.metrics_url) if "tls" in name]
