@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, resolve
+from edge.config.schema import CoordinatorTlsConfig
 from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
@@ -354,13 +355,26 @@ class AuthConfig(Section):
         return None if grant is None or grant.tasks is None else frozenset(grant.tasks)
 
 
+class AdminConfig(Section):
+    """How commands reach the administrators' listener of a coordinator on another machine; nothing here matters to `serve`.
+
+    `address` is its HOST:PORT (null: `admin_listen` of a coordinator on this machine). Over `tls` the certificate there or the token in
+    `token_file` (mode 0600, role admin) tells who administers.
+    """
+
+    address: str | None = None
+    tls: CoordinatorTlsConfig | None = None
+    token_file: str | None = None
+
+
 class CoordinatorConfig(Section):
     """Everything a coordinator needs to know.
 
     No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
-    "*" stands for every label not named. `admin_listen` is where administrators connect, on this machine only: null means `admin.sock`
-    in the state folder, [] nowhere. `metrics_listen` (Prometheus, at /metrics) and `console_listen` (the web console) are HOST:PORT, null:
-    none; off loopback they need `tls` and tell only who shows a token. `metrics_devices` devices get series of their own.
+    "*" stands for every label not named. `admin_listen` is where administrators connect: null means `admin.sock` in the state folder, []
+    nowhere; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
+    /metrics) and `console_listen` (the web console) are HOST:PORT, null: none; off loopback they need `tls` and tell only who shows a
+    token. `metrics_devices` devices get series of their own.
 
     Each upstream is an alias by its own name. `aliases` gives more: an alias over several upstreams shares calls among them by weight, and
     asks a second one when the first is left alone by its breaker or certainly did not execute a call.
@@ -382,6 +396,7 @@ class CoordinatorConfig(Section):
     storage: StorageConfig = StorageConfig()
     tls: TlsConfig | None = None
     auth: AuthConfig = AuthConfig()
+    admin: AdminConfig = AdminConfig()
 
     @model_validator(mode="after")
     def _aliases_name_upstreams(self) -> CoordinatorConfig:

@@ -69,12 +69,15 @@ def changes_of(started: CoordinatorConfig, before: CoordinatorConfig, after: Coo
 
     keys = sorted(running.keys() | last.keys() | wished.keys())
     taken = (f"{key} {last.get(key)} -> {wished.get(key)}" for key in keys if is_taken(key) and last.get(key) != wished.get(key))
-    others = (key for key in keys if not is_taken(key) and running.get(key) != wished.get(key))
+    others = (
+        key for key in keys if not is_taken(key) and not key.startswith(_OF_COMMANDS) and running.get(key) != wished.get(key)
+    )
     return Changes(tuple(taken), tuple(dict.fromkeys(".".join(key.split(".")[:2]) for key in others)))
 
 
 _PRICES = ("prices", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok")
 _TAKEN = ("budgets.", "fleet.", "tasks.", "rates.", "service.sweep_interval_s", "service.answers_kept_s", "service.drain_grace_s")
+_OF_COMMANDS = ("admin.",)
 
 
 def _unpriced(upstream: UpstreamConfig) -> dict[str, Any]:
