@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, resolve
 from edge.config.schema import CoordinatorTlsConfig
+from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
@@ -106,16 +107,7 @@ class UpstreamConfig(Section):
 
     @model_validator(mode="after")
     def _one_reference_to_a_key(self) -> UpstreamConfig:
-        from coordinator.secrets import parse_secret_ref
-
-        if self.api_key is not None and self.api_key_env is not None:
-            raise ValueError("takes api_key or api_key_env, not both")
-        for name, text in (("api_key", self.api_key), ("api_key_env", self.api_key_env and f"env:{self.api_key_env}")):
-            try:
-                if text is not None:
-                    parse_secret_ref(text)
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
+        require_one_reference(self.api_key, self.api_key_env)
         return self
 
     @property
@@ -406,7 +398,7 @@ class CoordinatorConfig(Section):
 
     @model_validator(mode="after")
     def _no_plain_secret(self) -> CoordinatorConfig:
-        from coordinator.secrets import HOW, find_plain_secret
+        from coordinator.secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
             raise ValueError(f"{where} looks like a secret itself; {HOW}")
