@@ -154,10 +154,12 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.pricing import DatedPrices, Price, published_prices
+    from coordinator.pricing import DatedPrice, DatedPrices, Price, published_prices
 
     if upstream.prices:
-        return DatedPrices.of((row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok)) for row in upstream.prices)
+        return DatedPrices.of(
+            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
+        )
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
     return published_prices().find(_host_of(upstream), upstream.model)

@@ -342,13 +342,20 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     resolved = _resolved(config, None, sets)
     check_security(resolved)
     now = SystemClock().now()
-    unpriced = [alias for alias, upstream in build_upstreams(resolved).items() if upstream.price_at(now) is None]
+    unpriced = {alias: why for alias, upstream in build_upstreams(resolved).items() if (why := upstream.why_unpriced(now))}
     if json_lines:
-        _print_json({"ok": True, "unpriced": unpriced, "config": redacted_data(resolved.model_dump(mode="json"))})
+        _print_json(
+            {
+                "ok": True,
+                "unpriced": list(unpriced),
+                "unpriced_because": unpriced,
+                "config": redacted_data(resolved.model_dump(mode="json")),
+            }
+        )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
-    for alias in unpriced:
-        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    for alias, why in unpriced.items():
+        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED): {why}")
     return 0
 
 

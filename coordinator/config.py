@@ -39,9 +39,10 @@ class Section(BaseModel):
 
 
 class PriceConfig(Section):
-    """Micro-USD per million input and output tokens from a day on (UTC), until the next entry's day."""
+    """Micro-USD per million input and output tokens from a day on (UTC), until the next entry's day or through `until_day`."""
 
     from_day: date = date.min
+    until_day: date | None = None
     in_uusd_per_mtok: Count
     out_uusd_per_mtok: Count
 
@@ -103,6 +104,11 @@ class UpstreamConfig(Section):
         days = [price.from_day for price in self.prices]
         if len(set(days)) < len(days):
             raise ValueError("has two prices from the same day")
+        for price in self.prices:
+            if price.until_day is not None and price.until_day < price.from_day:
+                raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
+            if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
+                raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
         return self
 
     @model_validator(mode="after")
