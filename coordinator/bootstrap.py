@@ -154,10 +154,12 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.pricing import DatedPrices, Price, published_prices
+    from coordinator.pricing import DatedPrice, DatedPrices, Price, published_prices
 
     if upstream.prices:
-        return DatedPrices.of((row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok)) for row in upstream.prices)
+        return DatedPrices.of(
+            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
+        )
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
     return published_prices().find(_host_of(upstream), upstream.model)
@@ -325,7 +327,7 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, upkeep)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
-        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api), security)
+        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
         server = CoordinatorServer(
             api, config.listen, service, security.listener(), admin, lambda: (watching.interceptor(LASTING),)
         )
@@ -338,6 +340,9 @@ class Coordinator:
         """Observe, and listen on the side ports; where metrics and console are, "" for nowhere."""
         watching = asyncio.create_task(self._observation.run(observed.store, self._manager.alive), name="observation")
         self._resources.push_async_callback(_cancelled, watching)
+        if observed.handshakes is not None:
+            telling = asyncio.create_task(observed.handshakes.watch(), name="tls-handshakes")
+            self._resources.push_async_callback(_cancelled, telling)
         urls: dict[str, str] = {}
         for listen, port in self._observation.side_ports(observed, security).items():
             urls[listen] = await port.start()

@@ -44,6 +44,14 @@ State = Annotated[Path | None, typer.Option("--state", help="State folder (defau
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
 ]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        help="Administer the coordinator there, on another machine: its admin_listen. `admin.tls` says with which certificate.",
+        metavar="HOST:PORT",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
 Device = Annotated[str, typer.Argument(help="The device.", metavar="DEVICE")]
 Limit = str | None
@@ -111,12 +119,14 @@ def serve(
 
 
 @budget_app.command("show")
-def budget_show(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
+def budget_show(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
     """Show every budget and every task's λ; also while a coordinator is running."""
     from coordinator.budgets import SCOPES
     from coordinator.config import BudgetsConfig
 
-    resolved = _resolved(config, state, sets)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
     configured = config is not None or resolved.budgets != BudgetsConfig()
     asked = _spending_in_running(resolved)
     spending = asked or _spending_in_file(resolved, configured)
@@ -146,8 +156,10 @@ def budget_set(
     window: Annotated[
         str | None, typer.Option("--window", help="total, month, week, day, hour or config.", metavar="WINDOW")
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     json_lines: Json = False,
 ) -> int:
     """Change limits in the ledger: at once, and for every coordinator that shares it. What is spent stays spent.
@@ -164,7 +176,7 @@ def budget_set(
         changes["window"] = _window(window)
     if not changes:
         raise UsageError("nothing to set", hint="give --calls, --tokens, --spend-uusd or --window")
-    resolved = _resolved(config, state, None)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
     limits: BudgetsConfig | None = _set_in_running(resolved, scope, changes)
     if limits is None:
         limits = _set_in_ledger(resolved, scope, changes)
@@ -173,29 +185,51 @@ def budget_set(
 
 
 @devices_app.callback(invoke_without_command=True)
-def devices(context: typer.Context, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+def devices(
+    context: typer.Context,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
     """List the devices that a running coordinator has seen; or disable and enable one."""
     from coordinator.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
     if context.invoked_subcommand is not None:
-        if config is not None or state is not None or json_lines:
+        if json_lines or any(value is not None for value in (coordinator, config, state, sets)):
             raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
         return 0
-    return _print_pages(_resolved(config, state, None), "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    return _print_pages(resolved, "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
 
 
 @devices_app.command("disable")
-def devices_disable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+def devices_disable(
+    device: Device,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
     """Refuse a device from now on, at every replica, until it is enabled; also one that never called. What it has under way is settled
     and charged. Its tokens and certificates stay valid: `token revoke` ends those."""
-    return _set_disabled(device, True, _resolved(config, state, None), json_lines)
+    return _set_disabled(device, True, _resolved(config, state, sets, coordinator=coordinator), json_lines)
 
 
 @devices_app.command("enable")
-def devices_enable(device: Device, config: Config = None, state: State = None, json_lines: Json = False) -> int:
+def devices_enable(
+    device: Device,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
     """Let a device in again."""
-    return _set_disabled(device, False, _resolved(config, state, None), json_lines)
+    return _set_disabled(device, False, _resolved(config, state, sets, coordinator=coordinator), json_lines)
 
 
 @app.command()
@@ -204,8 +238,10 @@ def calls(
     call_state: Annotated[
         str | None, typer.Option("--in-state", help="running, completed, refunded, failed or in_doubt.", metavar="STATE")
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     json_lines: Json = False,
 ) -> int:
     """List the calls of a running coordinator, without prompts and answers."""
@@ -213,18 +249,20 @@ def calls(
     from edge.rpc.v1 import admin_pb2
 
     request = admin_pb2.ListCallsRequest(device=device, state=call_state_of(call_state))
-    return _print_pages(_resolved(config, state, None), "ListCalls", request, call_line, json_lines)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    return _print_pages(resolved, "ListCalls", request, call_line, json_lines)
 
 
 @app.command()
-def upstreams(config: Config = None, state: State = None, json_lines: Json = False) -> int:
+def upstreams(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
     """List the cloud LLMs of a running coordinator, their prices, and how busy they are."""
-    from coordinator.admin_client import required_coordinator
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.admin_text import as_json, upstream_line
-    from coordinator.bootstrap import admin_listen_of
     from edge.rpc.v1 import admin_pb2
 
-    with required_coordinator(admin_listen_of(_resolved(config, state, None))) as client:
+    with required_coordinator(access_of(_resolved(config, state, sets, coordinator=coordinator))) as client:
         listed = client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest())
         prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
     for upstream in listed.upstreams:
@@ -242,23 +280,34 @@ def healthcheck(
     ] = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="Seconds to wait.", min=0.1)] = 3.0,
 ) -> int:
     """Exit code 0 when a coordinator takes work, 1 when it does not (stopping, or not there). For containers and scripts."""
     from coordinator.healthcheck import require_serving
 
-    address = require_serving(_resolved(config, state, None), address, timeout_s)
+    address = require_serving(_resolved(config, state, sets), address, timeout_s)
     typer.echo(f"SERVING on {address}")
     return 0
 
 
 @ledger_app.command("verify")
-def ledger_verify(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
-    """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs."""
+def ledger_verify(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
+    """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs.
+
+    With --coordinator it is the coordinator there that recomputes; who does not trust it exports the journal.
+    """
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.bootstrap import open_rows
     from coordinator.verify import verify
 
-    with open_rows(_resolved(config, state, sets)) as rows:
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    if resolved.admin.address is not None:
+        with required_coordinator(access_of(resolved)) as client:
+            return _report(client.verify(), json_lines)
+    with open_rows(resolved) as rows:
         report = verify(rows)
     return _report(report, json_lines)
 
@@ -270,6 +319,7 @@ def ledger_export(
         Path | None,
         typer.Option("--output", help="A new file (default: stdout); a name ending in .gz is compressed.", metavar="FILE"),
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
     sets: Sets = None,
@@ -278,14 +328,24 @@ def ledger_export(
 
     Interrupted or grown since? `--after N` goes on behind entry N; files put one behind the other are one export.
     """
-    from coordinator.bootstrap import open_rows
-    from coordinator.verify import export
-
-    with open_rows(_resolved(config, state, sets)) as rows, _export_stream(output) as stream:
-        count = export(rows, stream, after)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    with _export_stream(output) as stream:
+        count = _export(resolved, stream, after)
     if output is not None:
         typer.echo(f"{count} entries after {after} written to {output}")
     return 0
+
+
+def _export(config: CoordinatorConfig, stream: TextIO, after: int) -> int:
+    from coordinator.admin_client import access_of, required_coordinator
+    from coordinator.bootstrap import open_rows
+    from coordinator.verify import export, write_entries
+
+    if config.admin.address is not None:
+        with required_coordinator(access_of(config)) as client:
+            return write_entries(client.journal(after), stream)
+    with open_rows(config) as rows:
+        return export(rows, stream, after)
 
 
 @contextmanager
@@ -329,20 +389,21 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     resolved = _resolved(config, None, sets)
     check_security(resolved)
     now = SystemClock().now()
-    unpriced = [alias for alias, upstream in build_upstreams(resolved).items() if upstream.price_at(now) is None]
+    unpriced = {alias: why for alias, upstream in build_upstreams(resolved).items() if (why := upstream.why_unpriced(now))}
     if json_lines:
         _print_json(
             {
                 "ok": True,
-                "unpriced": unpriced,
+                "unpriced": list(unpriced),
+                "unpriced_because": unpriced,
                 "keys_shared": keys_are_shared(resolved),
                 "config": redacted_data(resolved.model_dump(mode="json")),
             }
         )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
-    for alias in unpriced:
-        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    for alias, why in unpriced.items():
+        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED): {why}")
     if not keys_are_shared(resolved):
         typer.echo(f"note: tokens will be neither issued nor revoked (KEYS_NOT_SHARED): {SHARE_KEYS}")
     return 0
@@ -369,11 +430,14 @@ def _resolved(
     sets: Sequence[str] | None,
     listen: Sequence[str] | None = None,
     sides: Mapping[str, str | None] | None = None,
+    coordinator: str | None = None,
 ) -> CoordinatorConfig:
     from coordinator.config import resolve_coordinator_config
     from edge.config.loader import Flag
 
     flags = [Flag("state_dir", str(state), "--state")] if state is not None else []
+    if coordinator is not None:
+        flags.append(Flag("admin.address", coordinator, "--coordinator"))
     if listen:
         flags.append(Flag("listen", list(listen), "--listen"))
     flags += [Flag(key, value, f"--{key.removesuffix('_listen')}") for key, value in (sides or {}).items() if value is not None]
@@ -382,10 +446,9 @@ def _resolved(
 
 def _spending_in_running(config: CoordinatorConfig) -> Spending | None:
     """Limits, budgets and prices as a running coordinator tells them; None when none runs."""
-    from coordinator.admin_client import running_coordinator, spending_of
-    from coordinator.bootstrap import admin_listen_of
+    from coordinator.admin_client import access_of, running_coordinator, spending_of
 
-    with running_coordinator(admin_listen_of(config)) as client:
+    with running_coordinator(access_of(config)) as client:
         return None if client is None else spending_of(client)
 
 
@@ -406,11 +469,10 @@ def _spending_in_file(config: CoordinatorConfig, configured: bool) -> Spending:
 
 def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig | None:
     """Change limits in a running coordinator; None when none runs."""
-    from coordinator.admin_client import limit_change, running_coordinator, spending_of
-    from coordinator.bootstrap import admin_listen_of
+    from coordinator.admin_client import access_of, limit_change, running_coordinator, spending_of
     from edge.rpc.v1 import admin_pb2
 
-    with running_coordinator(admin_listen_of(config)) as client:
+    with running_coordinator(access_of(config)) as client:
         if client is None:
             return None
         fields = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
@@ -431,14 +493,14 @@ def _set_in_ledger(config: CoordinatorConfig, scope: str, changes: dict[str, Any
 def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_lines: bool) -> int:
     """By a running coordinator, or in the ledger itself where none runs; and tell what is so now."""
     from coordinator.admin import device_record
-    from coordinator.admin_client import running_coordinator
+    from coordinator.admin_client import access_of, running_coordinator
     from coordinator.admin_text import as_json, device_line
-    from coordinator.bootstrap import admin_listen_of, in_ledger
+    from coordinator.bootstrap import in_ledger
     from coordinator.fleet import Fleet
     from edge.core.clock import SystemClock
     from edge.rpc.v1 import admin_pb2
 
-    with running_coordinator(admin_listen_of(config)) as client:
+    with running_coordinator(access_of(config)) as client:
         if client is not None:
             request = admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
             record = client.ask("SetDeviceDisabled", request).device
@@ -450,11 +512,10 @@ def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_l
 
 def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> int:
     """Print every record of a running coordinator's list, a line each, page by page."""
-    from coordinator.admin_client import required_coordinator
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.admin_text import as_json, records_of
-    from coordinator.bootstrap import admin_listen_of
 
-    with required_coordinator(admin_listen_of(config)) as client:
+    with required_coordinator(access_of(config)) as client:
         for reply in client.pages(method, request):
             for record in records_of(reply):
                 _print_json(as_json(record)) if json_lines else typer.echo(line(record))

@@ -99,7 +99,7 @@ class BudgetGauge:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is looked up at each scrape instead of counted."""
+    """What is looked up at each scrape instead of counted. `tls_connections`: those that made a call, and those that came to none."""
 
     upstreams: Sequence[UpstreamGauge] = ()
     budgets: Sequence[BudgetGauge] = ()
@@ -108,6 +108,7 @@ class Gauges:
     commits: int | None = None
     operations: int | None = None
     conflicts: int | None = None
+    tls_connections: tuple[int, int] | None = None
 
 
 class Meters:
@@ -217,6 +218,7 @@ class _Families:
 def _families(meters: Meters, gauges: Gauges, build: dict[str, str]) -> Iterator[Metric]:
     yield _gauge("build_info", "What runs.", tuple(build), [(tuple(build.values()), 1)])
     yield from _rpc_families(meters)
+    yield from _tls_families(gauges)
     yield from _upstream_families(meters, gauges)
     yield from _money_families(meters)
     yield from _ledger_families(meters, gauges)
@@ -236,6 +238,13 @@ def _rpc_families(meters: Meters) -> Iterator[Metric]:
     yield _histogram(
         "rpc_seconds", "Seconds from an RPC's arrival to its end; streams that last are left out.", ("method",), seconds
     )
+
+
+def _tls_families(gauges: Gauges) -> Iterator[Metric]:
+    if gauges.tls_connections is not None:
+        served, failed = gauges.tls_connections
+        what = "TLS connections, by whether they made a call; one that made none (failed) was turned away in its handshake, or a probe."
+        yield _counter("tls_connections", what, ("outcome",), [(("served",), served), (("failed",), failed)])
 
 
 def _upstream_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:

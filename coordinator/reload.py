@@ -76,12 +76,15 @@ def changes_of(
     changed = [key for key in keys if is_taken(key) and last.get(key) != wished.get(key)]
     taken = tuple(f"{key} {last.get(key)} -> {wished.get(key)}" for key in changed if key not in stronger)
     overruled = tuple(key for key in changed if key in stronger)
-    others = (key for key in keys if not is_taken(key) and running.get(key) != wished.get(key))
+    others = (
+        key for key in keys if not is_taken(key) and not key.startswith(_OF_COMMANDS) and running.get(key) != wished.get(key)
+    )
     return Changes(taken, tuple(dict.fromkeys(".".join(key.split(".")[:2]) for key in others)), overruled)
 
 
 _PRICES = ("prices", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok")
 _TAKEN = ("budgets.", "fleet.", "tasks.", "rates.", "service.sweep_interval_s", "service.answers_kept_s", "service.drain_grace_s")
+_OF_COMMANDS = ("admin.",)
 
 
 def _unpriced(upstream: UpstreamConfig) -> dict[str, Any]:

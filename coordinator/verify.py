@@ -129,7 +129,12 @@ def verify_file(path: str | os.PathLike[str]) -> VerifyReport:
 
 def export(rows: LedgerRows, stream: TextIO, after: int = 0) -> int:
     """Write the journal's entries above number `after` as JSON lines, for audits; returns how many."""
-    return sum(stream.write(entry.to_json() + "\n") > 0 for entry in rows.journal_after(after))
+    return write_entries(rows.journal_after(after), stream)
+
+
+def write_entries(entries: Iterable[JournalEntry], stream: TextIO) -> int:
+    """Write entries as JSON lines; returns how many."""
+    return sum(stream.write(entry.to_json() + "\n") > 0 for entry in entries)
 
 
 def verify(rows: LedgerRows) -> VerifyReport:

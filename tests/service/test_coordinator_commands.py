@@ -9,11 +9,15 @@ import json
 import pytest
 
 from coordinator.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
+from coordinator.bootstrap import build_upstreams
 from coordinator.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig, resolve_coordinator_config
 from coordinator.stores.sqlite import SqliteLedgerStore, exclusive_lock
-from edge.core.errors import ConfigError, StateError
+from coordinator.upstreams import UpstreamTable
+from edge.core.clock import SystemClock
+from edge.core.errors import ConfigError, StateError, Unpriced
+from tests.service.in_process import call
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
 
@@ -102,6 +106,28 @@ def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path
     assert code == 0 and "ok" in out and "big has no price" in out and err == ""
     code, out, _ = outcome(capsys, "config", "check", "--config", file, "--json")
     assert json.loads(out)["unpriced"] == ["big"]
+
+
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        ("", "none is configured, and none is published for its model at its host"),
+        ("from_day: 2990-01-01, ", "its first price holds from 2990-01-01 on"),
+        ("until_day: 2001-01-01, ", "its price ended on 2001-01-01"),
+    ],
+)
+def test_a_price_that_is_missing_or_to_come_or_over_is_named_by_the_check_and_refuses_calls(capsys, tmp_path, price, why) -> None:
+    prices = f"    prices: [{{{price}in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}}]\n" if price else ""
+    server = "provider: openai_compatible\n    base_url: http://127.0.0.1:1/v1\n    model: m\n"
+    file = tmp_path / "c.yaml"
+    file.write_text(f"upstreams:\n  big:\n    {server}{prices}")
+    code, out, err = outcome(capsys, "config", "check", "--config", file)
+    assert (code, err) == (0, "") and f"note: upstream big has no price, so its calls will be refused (UNPRICED): {why}\n" in out
+    told = json.loads(outcome(capsys, "config", "check", "--config", file, "--json")[1])
+    assert told["unpriced_because"] == {"big": why}
+    table = UpstreamTable(build_upstreams(resolve_coordinator_config(file).config))
+    with pytest.raises(Unpriced, match=f"model 'big' has no price: {why}"):
+        table.choose(call(model_alias="big"), "question", SystemClock().now())
 
 
 def test_without_a_configuration_there_is_a_priced_bundled_model_and_any_task() -> None:
