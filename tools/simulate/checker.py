@@ -57,7 +57,9 @@ def check(
     _devices_match(fold, devices, verdict)
     _replies_are_the_same(devices, verdict)
     _watchers_match(fold, devices, verdict)
+    _administrator_matches(fold, devices, rules, verdict)
     _last_budgets(fold, devices, verdict)
+    _lowered_limits_were_met(fold, rules, verdict)
     return verdict
 
 
@@ -216,6 +218,8 @@ def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict)
         elif event.what == "reuse":
             refused = event.outcome not in SETTLED
             verdict.check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
+        elif event.what == "gap":
+            verdict.check("I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come")
         elif event.outcome == "completed":
             _told_answer_is_durable(fold, event, verdict)
         elif event.outcome == "OUTCOME_UNKNOWN":
@@ -293,6 +297,39 @@ def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict
             verdict.meet("watcher at the end")
 
 
+def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
+    """I1, I2, I6 and I9: what an administrator is told while calls are in flight is the journal's; limits that were set stay set."""
+    for event in events:
+        if event.outcome != "ok":
+            continue
+        match event.what:
+            case "read_journal":
+                same = all(fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
+                verdict.check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
+            case "verify_ledger":
+                verdict.check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
+            case "list_tasks":
+                for device, task, version, dual in event.told:
+                    known = dual in fold.duals.seen[device, task].get(version, ())
+                    verdict.check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
+            case "list_budgets" | "final_limits":
+                _listed_budgets_match(fold, event, rules, verdict)
+
+
+def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict: Verdict) -> None:
+    rows, scopes = event.told
+    for name, committed, reserved, limits in rows:
+        fits = all(most is None or a + b <= most for a, b, most in zip(committed, reserved, limits, strict=True))
+        verdict.check("I1", fits, f"{name} is listed with {committed} and {reserved} of {limits}")
+        if event.what == "final_limits":
+            budget = fold.budgets[name]
+            same = [*committed] == budget.committed and [*reserved] == budget.reserved
+            verdict.check("I2", same, f"{name} is listed with {committed} and {reserved}, not {budget}")
+    if event.what == "final_limits":
+        expected = {scope: rules.history.ever[-1].cap(scope) for scope in SCOPES}
+        verdict.check("I9", dict(scopes) == expected, f"limits at the end are {dict(scopes)}, set and configured were {expected}")
+
+
 def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
     """I2: what each device is told at the end is the journal's sum of one of its budgets, unit by unit."""
     for event in devices:
@@ -312,6 +349,14 @@ def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) 
             story = f"{event.device} is told {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
             verdict.check("I2", used in sums or (unused and used == 0), story)
             verdict.check("I1", limit is None or used <= limit, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
+
+
+def _lowered_limits_were_met(fold: Fold, rules: Rules, verdict: Verdict) -> None:
+    """Whether a limit was set below what had been spent already: no hold fits then, so that the journal does not tell it."""
+    for name, budget in fold.budgets.items():
+        caps = rules.history.ever[-1].cap(scope_of(name))
+        below = any(cap is not None and spent > cap for spent, cap in zip(budget.used, caps, strict=True))
+        verdict.meet("limit set below what was spent", scope_of(name) in SCOPES and below)
 
 
 def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], price: tuple[int, int]) -> Units:

@@ -145,6 +145,8 @@ class SimulatedDevice:
         page = self._notebook.page(task)
         number = page.step
         if page.report is None:
+            if self._rng.random() < 0.1:
+                await self._skip_ahead(task, number)
             if not await self._opened(task, number):
                 return
             await self._ask_for(task, number)
@@ -166,6 +168,11 @@ class SimulatedDevice:
             return await self._client.open_step(task, step, self._prompts, GROUP_SIZE, WISHED_RATE)
 
         return await self._insist("open_step", f"{task}#{step}", ask) is not None
+
+    async def _skip_ahead(self, task: str, step: int) -> None:
+        """Open a step that is not the next one, and close one that was never opened."""
+        await self._try("gap", f"{task}#{step}", lambda: self._client.open_step(task, step + 1, 1, 1, WISHED_RATE))
+        await self._try("gap", f"{task}#{step}", lambda: self._client.close_step(task, step + 1, 1, 0))
 
     async def _ask_for(self, task: str, step: int) -> None:
         """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""

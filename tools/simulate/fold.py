@@ -133,8 +133,8 @@ class Fold:
         self.moments: list[FairMoment] = []
         self.duals = Duals()
         self.epochs: dict[int, int] = {}
+        self.hashes: list[str] = []
         self._groups: dict[tuple[str, str, int, str], str] = {}
-        self._answered_ms: dict[tuple[str, str], int] = {}
         self._rules = rules
         self._verdict = verdict
         self._seq = 0
@@ -159,6 +159,7 @@ class Fold:
         )
         self._verdict.check("I13", fits, f"entry {entry['seq']} does not continue the chain")
         self._head = entry["hash"]
+        self.hashes.append(self._head)
 
     def _other(self, entry: Data, body: Data) -> None:
         """Entries that change nothing here: purge, device, and kinds of later versions."""
@@ -188,7 +189,6 @@ class Fold:
         budget = self.budgets.setdefault(name, Budget())
         expected = [None if ask is None else max(ask, spent) for ask, spent in zip(body["asked"], budget.used, strict=True)]
         self._verdict.check("I1", body["limits"] == expected, f"limits of {name} are {body['limits']}, not {expected}")
-        self._verdict.meet("limits below what was spent", body["asked"] != body["limits"])
         self._verdict.meet("limits changed", budget.asked not in (body["asked"], [None, None, None]))
         budget.asked, budget.limits, budget.floor_ppm = body["asked"], body["limits"], body.get("floor_ppm", 0)
         self._is_configured(name, entry)
@@ -376,7 +376,7 @@ class Fold:
         self._verdict.check("I6", self._opens_as_configured(entry, body), f"step {step} opened as nothing configured: {body}")
         follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
         self._verdict.check("I6", follows, f"step {step} opened before the one before it was closed")
-        self._verdict.meet(f"step of a λ of scope {price.partition('[')[0] if '[' in price else price and 'fleet_all' or 'task'}")
+        self._verdict.meet(f"step with a λ of scope {_price_scope(price)}")
         self._verdict.meet("scope of a λ changed", self.duals.held_to.get(task, price) != price and body["step"] > 0)
         self.steps[step] = body
         self.duals.opened(body, entry["at_ms"])
@@ -472,6 +472,11 @@ def plus(left: Units, right: Units) -> Units:
 def minus(left: Units, right: Units) -> Units:
     """The difference, unit by unit."""
     return [a - b for a, b in zip(left, right, strict=True)]
+
+
+def _price_scope(price: str) -> str:
+    scope, bracket, _ = price.partition("[")
+    return scope if bracket else "fleet_all" if price else "task"
 
 
 def _canonical(value: Any) -> str:

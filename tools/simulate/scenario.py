@@ -28,6 +28,7 @@ FAULTS = (
 )
 DISK_FAILURES = ("disk_full", "disk_locked", "disk_eio", "disk_unsure", "disk_flaky")
 POINTS = ("before_reserve", "after_reserve", "answered", "settled", "before_close_step", "in_close_step", "closed")
+DUAL_SCOPES = ("task", "global", "fleet", "fleet_all")
 BORDERS_S = {"hour": 2800.0, "day": 6400.0, "month": 1_388_800.0}  # from EPOCH to the next hour, day and month in UTC
 
 
@@ -87,6 +88,48 @@ class Scenario:
 
 
 SICK_FAILURES = 4
+SCENARIOS = frozenset(
+    {
+        *(f"scenario of scope {scope}" for scope in DUAL_SCOPES),
+        *(f"scenario with answer cache {cache}" for cache in ("off", "device", "fleet")),
+        "scenario without an answer cache",
+        "scenario without step credit",
+        "scenario with a schedule of τ",
+        "scenario with floors",
+        "scenario with windows",
+        "scenario with rate limits",
+        "scenario with two tasks",
+        "scenario with watchers",
+        "scenario with an administrator",
+        "scenario with a sick disk",
+    }
+)
+FEATURES = SCENARIOS | {
+    *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
+    "scope of a λ changed",
+    "λ moved by others during a step",
+    "λ moved by a share of a round",
+    "idle device left a round",
+    "limits changed",
+    "limit set below what was spent",
+    "floors set",
+    "floors lowered to what is left",
+    "refused by a budget that is shared fairly",
+    "holds in a window",
+    "answer of the same group",
+    "answer out of the cache",
+    "answer of another device",
+    "watched version",
+    "watcher at the end",
+    "request under way in an outage",
+    "hold kept by a write that failed",
+    "call refused by an unwritable ledger",
+    *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
+    *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
+    *(f"told {what}" for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")),
+    *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
+    "reload of a running coordinator",
+}
 
 
 def draw(seed: int) -> Scenario:
@@ -101,7 +144,7 @@ def draw(seed: int) -> Scenario:
         seed=seed,
         devices=rng.randint(1, 3),
         tasks=tasks,
-        steps=rng.randint(1, 2),
+        steps=rng.choice([1, 2, 2, 4]),
         prompts=rng.randint(1, 4),
         slots=rng.randint(1, 4),
         max_queue=rng.choice([0, 1, 8]),
@@ -172,6 +215,7 @@ def changed(rng: random.Random, terms: Terms, begins_s: float) -> Terms:
     task = rng.choice(sorted(terms.tasks))
     others: list[Callable[[], Terms]] = [
         lambda: replace(terms, tasks={**terms.tasks, task: _task(rng, begins_s)}),
+        lambda: replace(terms, tasks={**terms.tasks, task: replace(terms.tasks[task], scope=rng.choice(DUAL_SCOPES))}),
         lambda: replace(terms, tasks={**terms.tasks, task: replace(terms.tasks[task], dual_lr=rng.choice([0.02, 1.0]))}),
         lambda: replace(terms, caps={**terms.caps, rng.choice(SCOPES): _caps(rng, 2, 0.5)}),
         lambda: replace(terms, floor_ppm=rng.choice([0, 200_000, 1_000_000])),
@@ -200,7 +244,7 @@ def _acts(rng: random.Random, trouble: float) -> dict[str, float]:
 
 def _faults(rng: random.Random) -> list[Fault]:
     faults = [_fault(rng, rng.choice(FAULTS)) for _ in range(rng.randint(0, 4))]
-    if rng.random() < 0.15:  # a disk that fails again and again while calls are under way
+    if rng.random() < 0.2:  # a disk that fails again and again while calls are under way
         at = 0.0
         for _ in range(rng.randint(SICK_FAILURES, 8)):
             at += rng.uniform(0.3, 1.2)
@@ -228,6 +272,6 @@ def _fault(rng: random.Random, kind: str) -> Fault:
         "cut": lambda: Fault(at, kind, for_s, "", rng.randrange(3)),
         "drain": lambda: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
         "limits": lambda: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
-        "reload": lambda: Fault(at * 0.7, kind),
+        "reload": lambda: Fault(at * 0.5, kind),
     }
     return details.get(kind, lambda: Fault(at, kind, for_s))()

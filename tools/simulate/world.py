@@ -130,6 +130,7 @@ class World:
         self.log: list[DeviceEvent] = []
         self.story: list[tuple[float, str]] = []
         self.injected: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
         self.outages: list[tuple[float, float]] = []
         self.leftovers: list[str] = []
         self._armed: dict[str, int] = {}
@@ -239,8 +240,9 @@ class World:
     def _reload(self, fault: Fault) -> None:
         assert fault.terms is not None
         self.terms.read(self.loop.time(), fault.terms)
-        if not self.site.reload(_config(fault.terms)):
-            self._tell("the configuration waits for the next start")
+        if self.site.reload(_config(fault.terms)):
+            self.met["reload of a running coordinator"] += 1
+            self._tell("configuration read again")
 
     async def _kill_for(self, seconds: float) -> None:
         self._tell("coordinator killed")
@@ -341,6 +343,9 @@ class World:
         verdict.checks.update(found.checks)
         verdict.met.update(found.met)
         verdict.met.update(self.scenario.features)
+        verdict.met.update(self.met)
+        for event in self.log:
+            verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
         verdict.violations += found.violations
         verdict.check("I14", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
         verdict.check("I14", not self.loop.complaints, f"asyncio complains: {self.loop.complaints[:3]}")
@@ -351,7 +356,9 @@ class World:
     def _rules(self) -> Rules:
         faults = self.scenario.faults
         slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + sum(abs(fault.amount) + fault.for_s + 2.0 for fault in faults)
-        return Rules(History(self.terms.since), round(1000 * slack_s), WISHED_RATE, (INPUT_BOUND, MAX_OUTPUT_TOKENS))
+        stalled = any(fault.kind == "disk_stalled" for fault in faults)
+        history = History(self.terms.since, slack_s=8.0 if stalled else 1.0)
+        return Rules(history, round(1000 * slack_s), WISHED_RATE, (INPUT_BOUND, MAX_OUTPUT_TOKENS))
 
     def _digest(self) -> str:
         parts: list[Any] = [entry.hash for entry in self.disk.tables.journal[-1:]]
