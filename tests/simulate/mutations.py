@@ -250,7 +250,9 @@ def _floor_ignored(patch: pytest.MonkeyPatch) -> None:
 @mutation("what is kept for a device is kept from it too", "I1")
 def _floor_withheld(patch: pytest.MonkeyPatch) -> None:
     real = DiskTables.hold
-    patch.setattr(DiskTables, "hold", lambda self, key, amount, aside: real(self, key, amount, Amount()) and _take(self, key, aside))
+    patch.setattr(
+        DiskTables, "hold", lambda self, key, amount, aside: real(self, key, amount, Amount()) and _take(self, key, aside)
+    )
 
 
 def _take(tables: DiskTables, key: str, aside: Amount) -> bool:

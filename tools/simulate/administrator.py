@@ -1,5 +1,5 @@
-"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told. Knows the service's messages;
-knows nothing of ledgers.
+"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told. Knows the service's
+messages; knows nothing of ledgers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class SimulatedAdministrator:
         change = admin_pb2.LimitChange(unlimited=True)
         if self._rng.random() < 0.8:
             change = admin_pb2.LimitChange(value=self._rng.randint(0, most))
-        request = admin_pb2.SetBudgetRequest(scope=scope, **{unit: change})
+        request = admin_pb2.SetBudgetRequest(scope=scope)
+        getattr(request, unit).CopyFrom(change)
         await self._ask("set_budget", scope, lambda: self._stub.SetBudget(request, timeout=TIMEOUT_S))
 
     async def list_budgets(self, what: str = "list_budgets") -> None:

@@ -146,11 +146,13 @@ def _nothing_while_unwritable(
             verdict.meet("hold kept by a write that failed")
     for event, since in _ended(devices, "complete", "LEDGER_UNAVAILABLE"):
         call = f"{event.device}|{event.key}|"
-        sent = [each for each in upstream if each.what == "received" and each.key.startswith(call) and since <= each.at <= event.at]
-        held = all(
-            each.key in fold.attempts and disk.durable_at[fold.attempts[each.key].seq - 1] <= each.at for each in sent
+        sent = [
+            each for each in upstream if each.what == "received" and each.key.startswith(call) and since <= each.at <= event.at
+        ]
+        held = all(each.key in fold.attempts and disk.durable_at[fold.attempts[each.key].seq - 1] <= each.at for each in sent)
+        verdict.check(
+            "I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent"
         )
-        verdict.check("I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent")
         verdict.meet("call refused by an unwritable ledger")
 
 
@@ -219,7 +221,9 @@ def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict)
             refused = event.outcome not in SETTLED
             verdict.check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
         elif event.what == "gap":
-            verdict.check("I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come")
+            verdict.check(
+                "I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come"
+            )
         elif event.outcome == "completed":
             _told_answer_is_durable(fold, event, verdict)
         elif event.outcome == "OUTCOME_UNKNOWN":
@@ -259,7 +263,9 @@ def _told_step_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> N
         told = (opened["dual"], opened["target_rate"], opened["call_credit"])
     elif event.what == "close_step" and opened is not None and closed is not None:
         told = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
-    verdict.check("I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}")
+    verdict.check(
+        "I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}"
+    )
 
 
 def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> None:

@@ -52,7 +52,6 @@ class Tally:
             f"{self.violations} violations"
         )
 
-
     def table(self) -> list[str]:
         """What was checked, met and injected how often, a line each; what was never met stands there with 0."""
         checks = {name: self.checks[name] for name in INVARIANTS}

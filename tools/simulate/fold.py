@@ -202,7 +202,9 @@ class Fold:
             floor_ppm = terms.floor_ppm if scope == "fleet" else 0
             return (list(terms.cap(scope)), floor_ppm) == (budget.asked, budget.floor_ppm)
 
-        story = f"{name} is held to {budget.asked}, floor {budget.floor_ppm} ppm, at entry {entry['seq']}; that was not configured"
+        story = (
+            f"{name} is held to {budget.asked}, floor {budget.floor_ppm} ppm, at entry {entry['seq']}; that was not configured"
+        )
         self._verdict.check("I1", self._any_terms(fits), story)
 
     def _floors(self, name: str, body: Data) -> None:
@@ -230,9 +232,7 @@ class Fold:
         if budget.floor_ppm and budget.members:
             own = {device: tuple(used) for device, used in budget.members.items()}
             limits, asked = tuple(budget.limits), tuple(budget.asked)
-            moment = FairMoment(
-                entry["seq"], name, asked, limits, budget.floor_ppm, tuple(budget.used), tuple(budget.floor), own
-            )
+            moment = FairMoment(entry["seq"], name, asked, limits, budget.floor_ppm, tuple(budget.used), tuple(budget.floor), own)
             self.moments.append(moment)
 
     def _move(self, entry: Data, attempt: Attempt, reserved: Units, committed: Units) -> None:
@@ -327,7 +327,9 @@ class Fold:
         own_group = source is not None and body["step"] >= 0 and all(source.data[name] == body[name] for name in group)
         allowed = {"fleet"} if device != body["device"] else {"device", "fleet"}
         cached = self._any_terms(lambda terms: terms.answers_cached and terms.tasks[body["task"]].answer_cache in allowed)
-        self._verdict.check("I10", own_group or cached, f"{body['key']} of {body['device']} got an answer from a cache that is off")
+        self._verdict.check(
+            "I10", own_group or cached, f"{body['key']} of {body['device']} got an answer from a cache that is off"
+        )
         self._verdict.meet("answer of the same group", own_group)
         self._verdict.meet("answer out of the cache", not own_group)
         self._verdict.meet("answer of another device", device != body["device"])
@@ -410,7 +412,9 @@ class Fold:
         before, round_units = self.duals.start_of_move(opened, body, entry["at_ms"])
         dual = moved(before, float.fromhex(opened["dual_lr"]), rate, target, body["total_units"], round_units)
         told = (body.get("dual_before", opened["dual"]), body.get("round_units", 0))
-        self._verdict.check("I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}")
+        self._verdict.check(
+            "I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}"
+        )
         self._verdict.check("I6", body["dual_after"] == dual.hex(), f"step {step}: λ {body['dual_after']}, not {dual.hex()}")
         self._verdict.check("I6", body["assist_rate"] == rate.hex(), f"step {step}: rate {body['assist_rate']}, not {rate.hex()}")
         self._verdict.meet("λ moved by others during a step", before.hex() != opened["dual"])

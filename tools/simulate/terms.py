@@ -54,7 +54,9 @@ class TaskTerms:
 
     def price_key(self, device: str, task: str) -> str:
         """The name of the λ that a task of a device moves; "" for one of its own."""
-        return {"task": "", "global": f"global[device:{device}]", "fleet": f"fleet[task:{task}]", "fleet_all": "fleet"}[self.scope]
+        return {"task": "", "global": f"global[device:{device}]", "fleet": f"fleet[task:{task}]", "fleet_all": "fleet"}[
+            self.scope
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,9 @@ class History:
     def possible(self, earliest: float, latest: float) -> tuple[Terms, ...]:
         """The terms that something may have been asked under which was written in this time."""
         ends = [*(at for at, _ in self.since[1:]), math.inf]
-        found = (terms for (at, terms), end in zip(self.since, ends, strict=True) if at <= latest and end >= earliest - self.slack_s)
+        found = (
+            terms for (at, terms), end in zip(self.since, ends, strict=True) if at <= latest and end >= earliest - self.slack_s
+        )
         return tuple(found)
 
     @property

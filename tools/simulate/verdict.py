@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Verdict:
-    """How many checks were made of each invariant, what they found, and how often each thing was met that a check needs to mean anything."""
+    """How many checks were made of each invariant, what they found, and how often each thing came up that a check needs to mean
+    anything."""
 
     checks: Counter[str] = field(default_factory=Counter)
     met: Counter[str] = field(default_factory=Counter)
