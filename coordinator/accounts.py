@@ -6,7 +6,7 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SERVING_STEP = -1
@@ -153,6 +153,15 @@ class BudgetRow:
     def used(self) -> Amount:
         """Committed and reserved together; never above `limits`."""
         return self.committed.plus(self.reserved)
+
+    def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
+        """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
+        return replace(self, reserved=self.reserved.plus(amount), set_aside=self.set_aside.minus(from_aside))
+
+    def resolved(self, hold: Amount, charge: Amount, to_aside: Amount) -> BudgetRow:
+        """With a hold less and its charge, `to_aside` of it set aside again. Raises ValueError where an amount would be negative."""
+        committed, set_aside = self.committed.plus(charge), self.set_aside.plus(to_aside)
+        return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +361,8 @@ ReserveOutcome = Reserved | Replay | InProgress | Ended
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun."""
+    """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
+    looked at afterwards, for the caller to be told."""
 
     device: str
     key: str
@@ -364,14 +374,17 @@ class Settlement:
     finish: str
     upstream_id: str
     now: float
+    budgets: tuple[BudgetTerms, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed."""
+    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
+    for."""
 
     applied: bool
     call: CallRow
+    view: BudgetView | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from functools import partial
 from coordinator import failpoints
 from coordinator.accounts import (
     FLEET_CACHE,
+    BudgetTerms,
+    BudgetView,
     CallRow,
     CallState,
     Ended,
@@ -147,9 +149,12 @@ class Broker:
 
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
-        terms = self._controller.terms_of(task)
         limits = self._book.terms(device, task, self._clock.now())
-        view = await self._store.get_budget(device, task, limits)
+        return await self._snapshot(device, task, limits, await self._store.get_budget(device, task, limits))
+
+    async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
+        """What a device is told of these budgets."""
+        terms = self._controller.terms_of(task)
         if view.task is None:
             terms = terms.model_copy(update={"dual_init": await self._controller.first_dual(device, task)})
         budgets = [replace(row, limits=now.limits.at_least(row.used)) for row, now in zip(view.budgets, limits, strict=True)]
@@ -171,7 +176,8 @@ class Broker:
     def _checked_job(self, device: str, call: CloudCall, deadline_s: float | None) -> Job:
         _check(call)
         asker = "" if self._controller.terms_of(call.task).answer_cache == "fleet" else device
-        route = self._upstreams.choose(call, cache_key(asker, call.model_alias, call), self._clock.now())
+        question = cache_key(asker, call.model_alias, call) if self._upstreams.has_choice(call.model_alias) else ""
+        route = self._upstreams.choose(call, question, self._clock.now())
         patience_s = route[0].deadline_s + self._terms.max_queue_wait_s if deadline_s is None else deadline_s
         end = asyncio.get_running_loop().time() + patience_s
         return Job(device, call, route, fingerprint(call), end)
@@ -292,12 +298,13 @@ class Broker:
             raise
         report.outcome = Outcome.GOOD
         failpoints.reach("answered")
-        resolution = await self._settled(partial(self._store.settle, self._settlement(job, attempt, result)))
+        settlement = self._settlement(job, attempt, result)
+        resolution = await self._settled(partial(self._store.settle, settlement))
         failpoints.reach("settled")
-        return await self._replayed(resolution.call)
+        return await self._replayed(resolution.call, settlement.budgets, resolution.view)
 
     def _settlement(self, job: Job, attempt: _Attempt, result: ProviderResult) -> Settlement:
-        usage = result.usage
+        usage, now = result.usage, self._clock.now()
         return Settlement(
             device=job.device,
             key=job.call.call_key,
@@ -308,7 +315,8 @@ class Broker:
             text=result.text,
             finish=result.finish,
             upstream_id=result.upstream_id,
-            now=self._clock.now(),
+            now=now,
+            budgets=self._book.terms(job.device, job.call.task, now),
         )
 
     def _resolve_failure(self, job: Job, attempt: _Attempt, error: ProviderError) -> Awaitable[Resolution]:
@@ -337,8 +345,11 @@ class Broker:
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2.0)
 
-    async def _replayed(self, row: CallRow) -> CloudCompletion:
-        """The answer a terminal call stands for. Raises the typed error it ended with."""
+    async def _replayed(
+        self, row: CallRow, limits: Sequence[BudgetTerms] = (), view: BudgetView | None = None
+    ) -> CloudCompletion:
+        """The answer a terminal call stands for, with its budget: as `view` shows it, else as it is now. Raises the typed error the call
+        ended with."""
         if row.state is not CallState.COMPLETED or row.result is None:
             raise _failure(row)
         completion = CloudCompletion(
@@ -350,7 +361,8 @@ class Broker:
             model=row.model,
         )
         try:
-            return replace(completion, budget=await self.budget(row.device, row.task))
+            told = self.budget(row.device, row.task) if view is None else self._snapshot(row.device, row.task, limits, view)
+            return replace(completion, budget=await told)
         except CoordinatorError:  # the answer is paid for; a budget that cannot be read must not cost it
             return completion
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ _WINDOW_BY_LABEL_CHARS = {
 
 def window_label(window: str, now: float) -> str:
     """The name of the window that `now` (seconds since the epoch) lies in, in UTC: `2026-10`, `2026-10-07`, "" for total."""
+    return _label_of_hour(window, int(now // 3600))
+
+
+@lru_cache(maxsize=256)
+def _label_of_hour(window: str, hour: int) -> str:
+    """No window is shorter than an hour."""
     pattern = _WINDOW_FORMATS[window]
-    return datetime.fromtimestamp(now, UTC).strftime(pattern) if pattern else ""
+    return datetime.fromtimestamp(3600 * hour, UTC).strftime(pattern) if pattern else ""
 
 
 class BudgetBook:

@@ -68,28 +68,30 @@ class Flight:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True
-        self._waiting = 0
-        self._released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._released = False
         self._task: asyncio.Task[CloudCompletion] | None = None
 
     def launch(self, work: Coroutine[Any, Any, CloudCompletion]) -> asyncio.Task[CloudCompletion]:
         """Start the task."""
         self._task = asyncio.create_task(work, name=f"call {self.job.call.call_key}")
         self._task.add_done_callback(_mark_seen)
+        self._task.add_done_callback(lambda _: self._wake())
         return self._task
 
     async def result(self) -> CloudCompletion:
         """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
         assert self._task is not None
-        self._waiting += 1
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
         try:
-            ends: list[asyncio.Future[Any]] = [self._task, self._released]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not (self._task.done() or self._released):
+                await waiter
         finally:
-            self._waiting -= 1
-            if self._waiting == 0 and self.can_be_dropped:
+            self._waiters.discard(waiter)
+            if not self._waiters and self.can_be_dropped:
                 self._task.cancel()
-        if self._released.done():
+        if self._released:
             raise CallCancelled("the call was cancelled by its device", hint="GetCall tells what became of it")
         if self._task.cancelled():
             raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
@@ -97,11 +99,16 @@ class Flight:
 
     def release(self) -> bool:
         """Send everybody away who waits for it. True when it was dropped: it had not held or sent anything."""
-        if not self._released.done():
-            self._released.set_result(None)
+        self._released = True
+        self._wake()
         if self.can_be_dropped:
             self.cancel()
         return self.can_be_dropped
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def ended(self) -> None:
         """Wait until it is over, however it ends."""

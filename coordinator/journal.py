@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GENESIS = "0" * 64
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class JournalEntry:
 
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _encode(value)
 
 
 def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str:

@@ -386,7 +386,13 @@ class Ledger:
     # T2 ------------------------------------------------------------------------------------------------------------------------
 
     def settle(self, settlement: Settlement) -> Resolution:
-        """T2: commit what an answered attempt cost and store the answer; at most once."""
+        """T2: commit what an answered attempt cost and store the answer; at most once. Then look at the budgets asked for."""
+        resolution = self._settle(settlement)
+        if not settlement.budgets:
+            return resolution
+        return replace(resolution, view=self.get_budget(settlement.device, resolution.call.task, settlement.budgets))
+
+    def _settle(self, settlement: Settlement) -> Resolution:
         attempt, call = self._attempt_and_call(settlement.device, settlement.key, settlement.attempt)
         if attempt.state is not CallState.DISPATCHED:
             return Resolution(False, call)

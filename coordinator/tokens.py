@@ -87,6 +87,7 @@ class TokenStore:
 
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir / AUTH_FOLDER
+        self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
         self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
 
     def signing_keys(self) -> tuple[SigningKey, ...]:
@@ -133,9 +134,9 @@ class TokenStore:
             os.close(folder)
 
     def _cached(self, name: str, decode: Any) -> Any:
-        path = self.folder / name
+        path = self._paths[name]
         try:
-            found = path.stat()
+            found = os.stat(path)  # noqa: PTH116 - at every call
         except FileNotFoundError:
             return decode([])
         except OSError as error:
@@ -143,7 +144,7 @@ class TokenStore:
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
         known = self._seen.get(name)
         if known is None or known[0] != stamp:
-            known = self._seen[name] = (stamp, _decoded(path, decode))
+            known = self._seen[name] = (stamp, _decoded(Path(path), decode))
         return known[1]
 
 
@@ -248,11 +249,11 @@ class Tokens:
             raise _refusal("the token is too long", "MALFORMED")
         digest = _digest(token)
         known = self._known.get(digest)
-        keys = {key.kid: key for key in self._store.signing_keys()}
-        if known is not None and _may_verify(keys.get(known[0]), self._clock.now()):
+        keys = self._store.signing_keys()
+        if known is not None and _may_verify(_key_of(known[0], keys), self._clock.now()):
             return known[1]
         kid = _kid_of(token)
-        key = keys.get(kid)
+        key = _key_of(kid, keys)
         if key is None or not _may_verify(key, self._clock.now()):
             raise _refusal("the token is signed with an unknown key", "UNKNOWN_KEY")
         claims = _verified(token, key, self._terms.audience)
@@ -336,6 +337,10 @@ def _kid_of(token: str) -> str:
     if header.get("alg") != ALGORITHM:
         raise _refusal("the token is not signed as it must be", "ALGORITHM")
     return str(header.get("kid", ""))
+
+
+def _key_of(kid: str, keys: Sequence[SigningKey]) -> SigningKey | None:
+    return next((key for key in keys if key.kid == kid), None)
 
 
 def _may_verify(key: SigningKey | None, now: float) -> bool:

@@ -111,6 +111,10 @@ class UpstreamTable:
         """What a call may name, sorted."""
         return tuple(sorted(self._routes))
 
+    def has_choice(self, alias: str) -> bool:
+        """Whether several upstreams stand behind an alias, so that `choose` needs to know the question."""
+        return len(self._routes.get(alias, ())) > 1
+
     def choose(self, call: CloudCall, question: str, now: float) -> tuple[Upstream, ...]:
         """The upstreams of a call in the order they are asked; those that can take it and have a price at `now`.
 
@@ -120,7 +124,9 @@ class UpstreamTable:
         legs = self._routes.get(call.model_alias)
         if legs is None:
             raise NotFound(f"no model is called {call.model_alias!r}; known: {', '.join(self.aliases)}")
-        ranked = [self._upstreams[leg.upstream] for leg in sorted(legs, key=lambda leg: (leg.order, _place(leg, question)))]
+        if len(legs) > 1:
+            legs = tuple(sorted(legs, key=lambda leg: (leg.order, _place(leg, question))))
+        ranked = [self._upstreams[leg.upstream] for leg in legs]
         roomy = [upstream for upstream in ranked if call.max_output_tokens <= upstream.max_output_tokens]
         if not roomy:
             most = max(upstream.max_output_tokens for upstream in ranked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -132,7 +131,7 @@ class MemoryTables:
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
         """Reserve if it fits."""
         row = self.budgets[key]
-        held = replace(row, reserved=row.reserved.plus(amount), set_aside=row.set_aside.minus(from_aside))
+        held = row.held(amount, from_aside)
         if held.limits.units_exceeded(held.used.plus(held.set_aside)):
             return False
         self._set(self.budgets, key, held)
@@ -140,9 +139,7 @@ class MemoryTables:
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
-        row = self.budgets[key]
-        committed, set_aside = row.committed.plus(charge), row.set_aside.plus(to_aside)
-        self._set(self.budgets, key, replace(row, reserved=row.reserved.minus(hold), committed=committed, set_aside=set_aside))
+        self._set(self.budgets, key, self.budgets[key].resolved(hold, charge, to_aside))
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""

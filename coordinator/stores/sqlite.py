@@ -1,7 +1,8 @@
 """The ledger in one SQLite file. Knows files, the writer thread and group commit; knows nothing of what the rows mean.
 
-One thread owns the one connection that writes. It drains its queue, runs everything in one transaction with a savepoint per operation,
-commits once (WAL, synchronous=FULL), and only then tells the callers. A second process is refused by a lock file beside the ledger.
+One thread owns the one connection that writes. It drains its queue, runs everything over rows in memory where a refused operation leaves
+nothing behind, writes what changed in one transaction (WAL, synchronous=FULL), and only then tells the callers. A second process is refused
+by a lock file beside the ledger.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from urllib.parse import quote
 
 from coordinator import failpoints
 from coordinator.ledger import Ledger
+from coordinator.stores.buffered import BufferedTables
 from coordinator.stores.changes import ChangeFeed
 from coordinator.stores.migrations import LEDGER, History, migrate_sqlite_file, migrated_copy
 from coordinator.stores.reach import NOTHING, Reach
@@ -38,10 +40,15 @@ StorePath = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits and batches: seconds to wait for a foreign lock on the file, most operations per commit; and its schema."""
+    """How the store waits and batches: seconds to wait for a foreign lock on the file, most operations per commit; and its schema.
+
+    After a commit of `crowd` operations or more, the next one waits `gather_s` for others to come along.
+    """
 
     busy_timeout_s: float = 2.0
     max_batch: int = 512
+    crowd: int = 4
+    gather_s: float = 0.002
     schema: History = LEDGER
 
 
@@ -120,9 +127,12 @@ class _Writer:
         self._epoch = 0
         self._inode = 0
         self._connection: sqlite3.Connection | None = None
+        self._tables: BufferedTables | None = None
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
         self._opened_at = 0.0
+        self._last_batch = 0
+        self._never = threading.Event()
         self.commits = 0
         self.operations = 0
 
@@ -151,37 +161,61 @@ class _Writer:
             self._close()
 
     def _next_batch(self) -> list[_Job | None]:
-        """Wait for one job and take along what else is queued."""
+        """Wait for one job and take along what else is queued.
+
+        Where the last ones came together, so will the next: they are given a moment to, because a commit costs the same for many.
+        """
         batch = [self.jobs.get()]
+        if self._last_batch >= self._settings.crowd and batch[0] is not None:
+            self._never.wait(self._settings.gather_s)
         with contextlib.suppress(queue.Empty):
             while batch[-1] is not None and len(batch) < self._settings.max_batch:
                 batch.append(self.jobs.get_nowait())
+        self._last_batch = len(batch)
         return batch
 
     def _run_batch(self, batch: list[_Job | None]) -> bool:
         """Run and commit; False when the store is to be closed."""
         jobs = [job for job in batch if job is not None]
         if jobs:
-            try:
-                self._commit(jobs)
-            except (sqlite3.Error, OSError) as error:
-                self._abandon(jobs, error)
+            self._commit_or_abandon(jobs)
             _deliver(jobs)
         return batch[-1] is not None
 
+    def _commit_or_abandon(self, jobs: list[_Job]) -> None:
+        """Commit all together; where the file refuses a row, each by itself, so that only the one that wrote it fails."""
+        try:
+            self._commit(jobs)
+        except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
+            self._disconnect()
+            if len(jobs) == 1:
+                jobs[0].value, jobs[0].error = None, CoordinatorError(f"the ledger refused an inconsistent change: {error}")
+                return
+            for job in jobs:
+                self._commit_or_abandon([job])
+        except (sqlite3.Error, OSError) as error:
+            self._abandon(jobs, error)
+
     def _commit(self, jobs: list[_Job]) -> None:
-        connection = self._connected()
-        tables = SqliteTables(connection)
+        tables = self._connected()
         ledger = Ledger(tables, self._epoch)
-        connection.execute("BEGIN IMMEDIATE")
         for job in jobs:
-            _run_in_savepoint(connection, ledger, job)
-        failpoints.reach("before_commit")
-        connection.execute("COMMIT")
-        failpoints.reach("after_commit")
-        self.commits += 1
+            _run(tables, ledger, job)
+        if not tables.is_written:
+            changed = self._write(tables)
+            self.commits += 1
+            self.feed.publish(changed)
         self.operations += len(jobs)
-        self.feed.publish(tables.changed)
+
+    def _write(self, tables: BufferedTables) -> set[tuple[str, str]]:
+        """One transaction of the file."""
+        assert self._connection is not None
+        self._connection.execute("BEGIN IMMEDIATE")
+        changed = tables.write()
+        failpoints.reach("before_commit")
+        self._connection.execute("COMMIT")
+        failpoints.reach("after_commit")
+        return changed
 
     def _abandon(self, jobs: list[_Job], error: Exception) -> None:
         """Nothing of the batch happened; the next batch starts on a fresh connection."""
@@ -189,19 +223,21 @@ class _Writer:
         for job in jobs:
             job.value, job.error = None, _unavailable(f"the ledger cannot be written: {error}")
 
-    def _connected(self) -> sqlite3.Connection:
-        """The connection; a fresh one after a failure. Raises OSError when the file was removed or replaced."""
+    def _connected(self) -> BufferedTables:
+        """The rows; over a fresh connection after a failure. Raises OSError when the file was removed or replaced."""
         if self._path.stat().st_ino != self._inode:
             raise OSError(f"{self._path} was replaced")
-        if self._connection is None:
+        if self._tables is None:
             self._connection = _connect(self._path, self._settings)
-        return self._connection
+            self._tables = BufferedTables(SqliteTables(self._connection))
+        return self._tables
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
+        self._tables = None
 
     def _open(self) -> None:
         """Check what is there, or make it; then begin this process's epoch."""
@@ -210,19 +246,24 @@ class _Writer:
         _prepare_file(self._path, self._settings)
         self._connection = connection = _connect(self._path, self._settings)
         self._inode = self._path.stat().st_ino
-        tables = SqliteTables(connection)
-        if tables.meta("epoch") and not tables.meta("stopped_cleanly"):
+        file = SqliteTables(connection)
+        if file.meta("epoch") and not file.meta("stopped_cleanly"):
             _check_integrity(connection, self._path)
-        self._epoch = tables.meta("epoch") + 1
+        self._epoch = file.meta("epoch") + 1
         connection.execute("BEGIN IMMEDIATE")
-        tables.put_meta("epoch", self._epoch)
-        tables.put_meta("stopped_cleanly", 0)
-        Ledger(tables, self._epoch).recover(self._opened_at)
+        file.put_meta("epoch", self._epoch)
+        file.put_meta("stopped_cleanly", 0)
+        self._tables = BufferedTables(file)
+        Ledger(self._tables, self._epoch).recover(self._opened_at)
+        self._tables.keep()
+        self._tables.write()
         connection.execute("COMMIT")
 
     def _close(self) -> None:
         with contextlib.suppress(sqlite3.Error, OSError):
-            connection = self._connected()
+            self._connected()
+            connection = self._connection
+            assert connection is not None
             connection.execute("BEGIN IMMEDIATE")
             SqliteTables(connection).put_meta("stopped_cleanly", 1)
             connection.execute("COMMIT")
@@ -280,20 +321,18 @@ def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
     return connection
 
 
-def _run_in_savepoint(connection: sqlite3.Connection, ledger: Ledger, job: _Job) -> None:
+def _run(tables: BufferedTables, ledger: Ledger, job: _Job) -> None:
     """Run one operation; its refusal undoes only itself. A failing database raises, for the whole batch."""
-    connection.execute("SAVEPOINT operation")
+    job.value, job.error = None, None
     try:
         job.value = job.work(ledger)
-    except sqlite3.IntegrityError as error:
-        job.error = CoordinatorError(f"the ledger refused an inconsistent change: {error}")
-        connection.execute("ROLLBACK TO operation")
     except sqlite3.Error:
         raise
     except Exception as error:  # the refusal belongs to whoever awaits it
         job.error = error
-        connection.execute("ROLLBACK TO operation")
-    connection.execute("RELEASE operation")
+        tables.roll_back()
+    else:
+        tables.keep()
 
 
 def _deliver(jobs: list[_Job]) -> None:

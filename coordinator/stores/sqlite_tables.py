@@ -7,12 +7,12 @@ the tables as their revisions made them one after the other.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from coordinator.accounts import (
     STEP_PREFIX,
-    Amount,
     AttemptRow,
     BudgetRow,
     CallRow,
@@ -23,7 +23,6 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import GENESIS, JournalEntry
-from coordinator.stores.changes import EVERYTHING, moves_others
 from coordinator.stores.rows import (
     attempt_of,
     attempt_values,
@@ -129,73 +128,56 @@ CREATE TABLE device (
   last_seen_ms INTEGER NOT NULL, disabled INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """  # noqa: S608 - names are ours
-SCHEMA = _SCHEMA_1 + _SCHEMA_2
+_SCHEMA_3 = """
+DROP INDEX call_by_step;
+CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
-_HOLD = """
-UPDATE budget SET
-  reserved_calls = reserved_calls + ?1, reserved_tokens = reserved_tokens + ?2, reserved_uusd = reserved_uusd + ?3,
-  set_aside_calls = set_aside_calls - ?4, set_aside_tokens = set_aside_tokens - ?5, set_aside_uusd = set_aside_uusd - ?6
-WHERE key = ?7
-  AND (limit_calls IS NULL OR committed_calls + reserved_calls + set_aside_calls + ?1 - ?4 <= limit_calls)
-  AND (limit_tokens IS NULL OR committed_tokens + reserved_tokens + set_aside_tokens + ?2 - ?5 <= limit_tokens)
-  AND (limit_uusd IS NULL OR committed_uusd + reserved_uusd + set_aside_uusd + ?3 - ?6 <= limit_uusd)
-"""
-_RESOLVE = """
-UPDATE budget SET
-  reserved_calls = reserved_calls - ?1, reserved_tokens = reserved_tokens - ?2, reserved_uusd = reserved_uusd - ?3,
-  committed_calls = committed_calls + ?4, committed_tokens = committed_tokens + ?5, committed_uusd = committed_uusd + ?6,
-  set_aside_calls = set_aside_calls + ?7, set_aside_tokens = set_aside_tokens + ?8, set_aside_uusd = set_aside_uusd + ?9
-WHERE key = ?10
-"""
 _BUDGETS_AFTER = """
 SELECT * FROM budget WHERE key > ?1 AND (?2 OR substr(key, 1, length(?3)) <> ?3) ORDER BY key LIMIT ?4
 """
-_GROUP_CALL = """
-SELECT * FROM call WHERE device = ? AND task = ? AND step = ? AND prompt_id = ? AND step >= 0
-  AND (state = 'dispatched' OR (state = 'completed' AND result IS NOT NULL AND source_key = '')) LIMIT 1
+_GROUP_CALLS = """
+SELECT * FROM call INDEXED BY call_by_step WHERE device = ? AND task = ? AND step = ? AND prompt_id = ?
+  AND (state = 'dispatched' OR (state = 'completed' AND result IS NOT NULL AND source_key = ''))
 """
-_CACHED_CALL = """
+_CACHED_CALLS = """
 SELECT * FROM call WHERE cache_key = ? AND state = 'completed' AND result IS NOT NULL AND source_key = '' AND cache_key <> ''
-ORDER BY updated_ms DESC, device DESC, key DESC LIMIT 1
+ORDER BY updated_ms DESC, device DESC, key DESC LIMIT ?
 """
+
+ROWS_PER_STATEMENT = 32
 
 
 class SqliteTables:
-    """The ledger's `Tables` over one connection."""
+    """Rows read over one connection, and whole rows written."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.changed: set[tuple[str, str]] = set()
 
     def call(self, device: str, key: str) -> CallRow | None:
         """A call by its key."""
         return _call(self._one("SELECT * FROM call WHERE device = ? AND key = ?", device, key))
 
-    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
-        """A prompt group's running or answered call."""
-        return _call(self._one(_GROUP_CALL, device, task, step, prompt_id))
+    def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
+        """A prompt group's running or answered calls."""
+        return [call_of(row) for row in self._all(_GROUP_CALLS, device, task, step, prompt_id)]
 
-    def cached_call(self, cache_key: str) -> CallRow | None:
-        """The latest answered call under a cache key."""
-        return _call(self._one(_CACHED_CALL, cache_key))
+    def cached_calls(self, cache_key: str, limit: int) -> Sequence[CallRow]:
+        """The latest answered calls under a cache key, newest first."""
+        return [call_of(row) for row in self._all(_CACHED_CALLS, cache_key, limit)]
 
     def step_calls(self, device: str, task: str, step: int) -> Sequence[CallRow]:
         """All calls of a step."""
-        rows = self._all("SELECT * FROM call WHERE device = ? AND task = ? AND step = ? AND step >= 0", device, task, step)
+        rows = self._all(
+            "SELECT * FROM call INDEXED BY call_by_step WHERE device = ? AND task = ? AND step = ?", device, task, step
+        )
         return [call_of(row) for row in rows]
-
-    def put_call(self, row: CallRow) -> None:
-        """Write a call."""
-        self._put("call", call_values(row))
 
     def attempt(self, device: str, key: str, number: int) -> AttemptRow | None:
         """One attempt."""
         row = self._one("SELECT * FROM attempt WHERE device = ? AND key = ? AND number = ?", device, key, number)
         return None if row is None else attempt_of(row)
-
-    def put_attempt(self, row: AttemptRow) -> None:
-        """Write an attempt."""
-        self._put("attempt", attempt_values(row))
 
     def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]:
         """Open attempts whose lease ended."""
@@ -219,60 +201,29 @@ class SqliteTables:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return [budget_of(row) for row in self._all("SELECT * FROM budget WHERE key >= ? AND key < ? ORDER BY key", prefix, end)]
 
-    def put_budget(self, row: BudgetRow) -> None:
-        """Write a budget."""
-        self._put("budget", budget_values(row))
-
-    def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
-        """Reserve if it fits."""
-        return self.connection.execute(_HOLD, (*amount.units, *from_aside.units, key)).rowcount == 1
-
-    def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        """Turn a hold into a charge."""
-        self.connection.execute(_RESOLVE, (*hold.units, *charge.units, *to_aside.units, key))
-
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
         row = self._one("SELECT * FROM step WHERE device = ? AND task = ? AND step = ?", device, task, step)
         return None if row is None else step_of(row)
-
-    def put_step(self, row: StepRow) -> None:
-        """Write a step."""
-        self._put("step", step_values(row))
 
     def task(self, device: str, task: str) -> TaskRow | None:
         """A task."""
         row = self._one("SELECT * FROM task_state WHERE device = ? AND task = ?", device, task)
         return None if row is None else task_of(row)
 
-    def put_task(self, row: TaskRow) -> None:
-        """Write a task."""
-        self.changed.add((row.device, row.task))
-        self._put("task_state", task_values(row))
-
     def price(self, key: str) -> PriceRow | None:
         """A shared λ."""
         row = self._one("SELECT * FROM price WHERE key = ?", key)
         return None if row is None else price_of(row)
-
-    def put_price(self, row: PriceRow) -> None:
-        """Write a shared λ."""
-        if moves_others(self.price(row.key), row):
-            self.changed.add(EVERYTHING)
-        self._put("price", price_values(row))
 
     def price_member(self, price: str, device: str) -> PriceMember | None:
         """A device's part in a fleet's price."""
         row = self._one("SELECT * FROM price_member WHERE price = ? AND device = ?", price, device)
         return None if row is None else PriceMember(*row)
 
-    def put_price_member(self, row: PriceMember) -> None:
-        """Write a device's part in a fleet's price."""
-        self._put("price_member", member_values(row))
-
     def idle_price_members(self, seen_ms: int) -> Sequence[PriceMember]:
         """Members last seen before this time."""
-        sql = "SELECT * FROM price_member WHERE units > 0 AND seen_ms < ? ORDER BY price, device"
+        sql = "SELECT * FROM price_member INDEXED BY price_member_seen WHERE units > 0 AND seen_ms < ? ORDER BY price, device"
         return [PriceMember(*row) for row in self._all(sql, seen_ms)]
 
     def device(self, device: str) -> DeviceRow | None:
@@ -280,13 +231,12 @@ class SqliteTables:
         row = self._one("SELECT * FROM device WHERE device = ?", device)
         return None if row is None else device_of(row)
 
-    def put_device(self, row: DeviceRow) -> None:
-        """Write a device."""
-        self._put("device", device_values(row))
-
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""
-        rows = self._all("SELECT * FROM call WHERE result IS NOT NULL AND updated_ms < ? ORDER BY device, key", updated_ms)
+        rows = self._all(
+            "SELECT * FROM call INDEXED BY call_with_result WHERE result IS NOT NULL AND updated_ms < ? ORDER BY device, key",
+            updated_ms,
+        )
         return [call_of(row) for row in rows]
 
     def all_budgets(self) -> Iterable[BudgetRow]:
@@ -342,11 +292,6 @@ class SqliteTables:
         """The last entry's number and hash."""
         return self._one("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1") or (0, GENESIS)
 
-    def append_journal(self, entry: JournalEntry) -> None:
-        """Append an entry."""
-        values = (entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous, entry.hash)
-        self.connection.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", values)
-
     def meta(self, name: str) -> int:
         """A number kept beside the ledger; 0 when it was never set."""
         row = self._one("SELECT value FROM meta WHERE name = ?", name)
@@ -354,7 +299,7 @@ class SqliteTables:
 
     def put_meta(self, name: str, value: int) -> None:
         """Keep a number beside the ledger."""
-        self._put("meta", (name, value))
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def _one(self, sql: str, *values: Any) -> Any:
         return self.connection.execute(sql, values).fetchone()
@@ -362,9 +307,35 @@ class SqliteTables:
     def _all(self, sql: str, *values: Any) -> sqlite3.Cursor:
         return self.connection.execute(sql, values)
 
-    def _put(self, table: str, values: Sequence[Any]) -> None:
-        marks = ", ".join("?" * len(values))
-        self.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608 - names are ours
+    def put_all(self, table: str, rows: Iterable[Any]) -> None:
+        """Insert or replace whole rows of this table."""
+        self._write(f"INSERT OR REPLACE INTO {table}", [_VALUES[table](row) for row in rows])
+
+    def append_all(self, entries: Iterable[JournalEntry]) -> None:
+        """Append to the journal."""
+        self._write(
+            "INSERT INTO journal", [(each.seq, each.at_ms, each.kind, each.body, each.previous, each.hash) for each in entries]
+        )
+
+    def _write(self, insert: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Many rows a statement: each statement hands the interpreter's lock to the event loop and has to get it back."""
+        for first in range(0, len(rows), ROWS_PER_STATEMENT):
+            some = rows[first : first + ROWS_PER_STATEMENT]
+            marks = f"({', '.join('?' * len(some[0]))})"
+            values = tuple(chain.from_iterable(some))
+            self.connection.execute(f"{insert} VALUES {', '.join([marks] * len(some))}", values)
+
+
+_VALUES: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "budget": budget_values,
+    "call": call_values,
+    "attempt": attempt_values,
+    "step": step_values,
+    "task_state": task_values,
+    "price": price_values,
+    "price_member": member_values,
+    "device": device_values,
+}
 
 
 def _call(row: Sequence[Any] | None) -> CallRow | None:

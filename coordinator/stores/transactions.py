@@ -62,9 +62,8 @@ class TransactingStore:
 
     async def settle(self, settlement: Settlement) -> Resolution:
         """T2; see LedgerStore."""
-        return await self.transact(
-            lambda ledger: ledger.settle(settlement), attempt_reach(settlement.device, settlement.key, settlement.attempt)
-        )
+        attempt = attempt_reach(settlement.device, settlement.key, settlement.attempt)
+        return await self.transact(lambda ledger: ledger.settle(settlement), attempt | budgets_reach(settlement.budgets))
 
     async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
         """T2; see LedgerStore."""

@@ -7,6 +7,8 @@ import json
 
 from edge.rpc.client import CloudCall
 
+_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def fingerprint(call: CloudCall) -> str:
     """A digest of a call's content: all but its key, and but the number of responses that wait for it (a group made again after a
@@ -18,4 +20,4 @@ def fingerprint(call: CloudCall) -> str:
 
 def digest(value: list[object]) -> str:
     """SHA-256 of the value as compact JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode("ascii")).hexdigest()
+    return hashlib.sha256(_compact_json(value).encode("ascii")).hexdigest()

@@ -95,7 +95,7 @@ async def test_a_second_opener_is_refused_in_one_line(path: Path, store: SqliteL
 
 async def test_every_commit_reaches_the_disk(store: SqliteLedgerStore) -> None:
     def pragma(name: str) -> object:
-        return store.transact(lambda ledger: ledger.tables.connection.execute(f"PRAGMA {name}").fetchone()[0])  # type: ignore[attr-defined]
+        return store.transact(lambda ledger: ledger.tables.file.connection.execute(f"PRAGMA {name}").fetchone()[0])  # type: ignore[attr-defined]
 
     assert (await pragma("synchronous"), await pragma("journal_mode")) == (2, "wal")  # type: ignore[misc]
 
@@ -117,7 +117,7 @@ async def test_no_other_connection_than_the_writers_can_touch_the_write_ahead_lo
 
 
 def _connection_of(ledger: Ledger) -> object:
-    return ledger.tables.connection  # type: ignore[attr-defined]
+    return ledger.tables.file.connection  # type: ignore[attr-defined]
 
 
 async def test_many_operations_share_commits(store: SqliteLedgerStore) -> None:

@@ -1,8 +1,8 @@
 """`python -m tools.bench`: what this machine does, one part after the other, each in a process of its own.
 
 What follows the name of one part is that part's own (`python -m tools.bench sandbox --help`); without a name, or with several, all run
-one after the other. `python -m tools.bench table` is the table of goals against TRL and llama.cpp (tools/bench/table); it takes the
-better part of an hour.
+one after the other. `python -m tools.bench table` is the table of goals against TRL and llama.cpp (tools/bench/table), `python -m
+tools.bench coordinator` the coordinator beside LiteLLM's proxy (tools/bench/coordinator); each takes the better part of an hour.
 
 Medians and ratios of one run are comparable; absolute times of a shared machine are not.
 """
@@ -27,6 +27,10 @@ def main(arguments: list[str]) -> int:
         from tools.bench.table.__main__ import main as table
 
         return table(arguments[1:])
+    if arguments[:1] == ["coordinator"]:
+        from tools.bench.coordinator.__main__ import main as coordinator
+
+        return coordinator(arguments[1:])
     if arguments and arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -34,7 +38,7 @@ def main(arguments: list[str]) -> int:
         return run(arguments[0], arguments[1:])
     unknown = [name for name in arguments if name not in PARTS]
     if unknown:
-        print(f"unknown part {unknown[0]!r}; there is: {', '.join(PARTS)}, and table", file=sys.stderr)
+        print(f"unknown part {unknown[0]!r}; there is: {', '.join(PARTS)}, table and coordinator", file=sys.stderr)
         return 2
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores")
     for name in arguments or PARTS:
@@ -51,14 +55,18 @@ def run(name: str, options: list[str]) -> int:
 
 def usage() -> str:
     """What there is to run."""
-    parts = {**PARTS, "table": "the table of goals, beside TRL and llama.cpp; the better part of an hour"}
+    parts = {
+        **PARTS,
+        "table": "the table of goals, beside TRL and llama.cpp; the better part of an hour",
+        "coordinator": "the coordinator beside LiteLLM's proxy; half an hour",
+    }
     return "\n".join(
         [
             "usage: python -m tools.bench [PART ...] | PART OPTIONS",
             "",
-            "Without a PART: rollout, update and sandbox, which measure this project alone. Only table compares with others.",
+            "Without a PART: rollout, update and sandbox, which measure this project alone; table and coordinator compare.",
             "",
-            *(f"  {name:<8} {what}" for name, what in parts.items()),
+            *(f"  {name:<11} {what}" for name, what in parts.items()),
             "",
             "The options of a part: python -m tools.bench PART --help",
         ]

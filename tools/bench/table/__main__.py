@@ -98,8 +98,8 @@ def measure(given: argparse.Namespace) -> int:
         done.append(bench.row(name))
         report = {"size": plan.size, "threads": given.threads, "load_before": load, "machine": machine}
         write_json(out / "table.json", {**report, "rows": [row.to_json() for row in done]})
-        (out / "table.md").write_text(markdown(done, machine, about(plan, load)), encoding="utf-8")
-    print(markdown(done, machine, about(plan, load)))
+        (out / "table.md").write_text(markdown(done, machine, about(plan.size, load)), encoding="utf-8")
+    print(markdown(done, machine, about(plan.size, load)))
     print(f"every sample: {out / 'table.json'}", file=sys.stderr)
     return int(any(row.missed for row in done))
 
@@ -116,16 +116,16 @@ def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:
     return lines
 
 
-def about(plan: Plan, load: float) -> str:
+def about(size: str, load: float) -> str:
     """How this was measured, in a sentence before the machine."""
     doubt = "" if load <= QUIET_LOAD else f" The machine was busy (load {load:.1f}), so these figures mean little."
-    nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
+    nothing = " A try of the bench itself at sizes that mean nothing." if size == "tiny" else ""
     return f"Measured side by side in one run, {time.strftime('%d %B %Y', time.gmtime())}.{doubt}{nothing}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 all goals met, 1 a goal missed or a failure, 2 wrong use."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     try:
         return measure(parse(sys.argv[1:] if arguments is None else arguments))
     except EdgeError as error:
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _leave(number: int, _frame: object) -> NoReturn:
+def leave(number: int, _frame: object) -> NoReturn:
     """Leave by way of every `finally`, so that the process being measured ends too."""
     raise SystemExit(128 + number)
 

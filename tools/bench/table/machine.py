@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ QUIET_LOAD = 0.5
 """A load average of one minute below which nothing else runs here worth speaking of."""
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Processor, usable cores, memory in MiB, system, Python and the versions of the packages that matter."""
     import psutil
 
@@ -28,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in packages},
         "commit": commit(),
     }
 

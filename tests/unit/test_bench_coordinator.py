@@ -1,0 +1,139 @@
+"""The coordinator's bench: its audit finds what must not be, its rows hold figures against goals, its small HTTP speaks to itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved
+from coordinator.config import CoordinatorConfig
+from coordinator.stores.sqlite import SqliteLedgerStore
+from edge.core.errors import UsageError
+from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
+from tools.bench.coordinator import ours, rows
+from tools.bench.coordinator.__main__ import parse, plan_of, rows_of
+from tools.bench.coordinator.audit import Books, audit
+from tools.bench.coordinator.http_wire import Answer, HttpClient, Request, listen
+from tools.bench.coordinator.load import summary
+from tools.bench.coordinator.plan import QUICK, ROWS
+
+COST = (1, 100, 300)
+LIMITS = BudgetTerms(FLEET, Limits(calls=5))
+
+
+async def _ledger(path: Path, keys: list[str]) -> list[str]:
+    """A closed ledger with these calls answered; the billing keys sent upstream."""
+    store = await SqliteLedgerStore.open(path, NOW)
+    sent = []
+    for key in keys:
+        reserved = await store.reserve(reserve_request(key, budgets=[LIMITS]))
+        assert isinstance(reserved, Reserved)
+        sent.append(reserved.billing_key)
+        await store.settle(settlement(key, charge=Amount(*COST)))
+    await store.aclose()
+    return sent
+
+
+async def test_books_that_agree_with_the_upstream_and_the_clients_show_nothing_wrong(tmp_path: Path) -> None:
+    sent = await _ledger(tmp_path / "ledger.sqlite3", ["a", "b"])
+    found = audit(tmp_path / "ledger.sqlite3", sent, ["d1|a", "d1|b"], COST)
+    assert (found.upstream_requests, found.acknowledged, found.wrong) == (2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "acknowledged", "cost", "wrong"),
+    [
+        (["d1|a|1", "d1|a|1"], ["d1|a"], COST, {"doubled": 1}),
+        (["d1|a|1", "d1|x|1"], ["d1|a"], COST, {"lost": 1}),
+        (["d1|a|1"], ["d1|a", "d1|y"], COST, {"lost": 1}),
+        (["d1|a|1"], ["d1|a"], (1, 100, 301), {"undercharged": 1}),
+    ],
+)
+async def test_each_disagreement_is_counted_as_what_it_is(
+    tmp_path: Path, seen: list[str], acknowledged: list[str], cost: tuple[int, ...], wrong: dict[str, int]
+) -> None:
+    await _ledger(tmp_path / "ledger.sqlite3", ["a"])
+    found = audit(tmp_path / "ledger.sqlite3", seen, acknowledged, cost).to_json()
+    assert {
+        name: found[name] for name in ("overspends", "lost", "doubled", "undercharged", "differences") if found[name]
+    } == wrong
+
+
+def test_a_budget_above_its_limit_is_an_overspend_at_every_entry_that_leaves_it_so() -> None:
+    books = Books()
+    hold = {"device": "d", "task": "t", "step": 0, "budgets": ["b"], "hold": [1, 0, 0], "attempt": 1}
+    books.take("limits", {"budget": "b", "limits": [1, None, None]})
+    books.take("reserve", {**hold, "key": "x", "prompt_id": "p"})
+    books.take("reserve", {**hold, "key": "y", "prompt_id": "q"})
+    books.take("completed", {"device": "d", "key": "y", "attempt": 1, "charge": [1, 0, 0]})
+    assert books.overspends == 2
+
+
+def _round(**spent: float) -> dict[str, Any]:
+    phase = {"ms": {"p50": 7.0, "p99": 9.0}, "direct_ms": {"p50": 6.0}, "calls": 3000, "memory_mib": 90.0, "errors": {}}
+    phase["spent_s"] = {"service": 1.0, "upstream": 0.1, "wall": 2.0, **spent}
+    names = ("overspends", "lost", "doubled", "undercharged", "differences")
+    books = {"upstream_requests": 3000, **dict.fromkeys(names, 0)}
+    return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "batch", "budget", "close"), phase), "audit": books}
+
+
+def test_rates_are_per_second_of_processor_time_and_latencies_above_the_upstreams_own() -> None:
+    slow = _round(service=20.0)
+    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round()], "echo-http": [_round()]})
+    told = {verdict.what: verdict for verdict in row.verdicts}
+    assert told["Complete per core"].value == 3000.0
+    assert told["Complete per core, times more"].value == 20.0
+    assert told["added p50, one call at a time"].value == 1.0
+    assert told["CloseStep per core"].met is False
+    assert row.missed
+
+
+def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
+    assert rows_of(",".join(ROWS)) == list(ROWS)
+    with pytest.raises(UsageError, match="unknown row nothing"):
+        rows_of("calls,nothing")
+    with pytest.raises(UsageError, match="at least 1"):
+        plan_of(parse(["--rounds", "0"]))
+    assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
+
+
+def test_percentiles_are_milliseconds_and_missing_where_nothing_was_measured() -> None:
+    assert summary([]) == {}
+    assert summary([0.001 * number for number in range(1, 102)])["p50"] == pytest.approx(51.0)
+
+
+def test_the_configuration_under_test_is_one_that_the_coordinator_accepts(tmp_path: Path) -> None:
+    config = CoordinatorConfig.model_validate(ours.settings(tmp_path, 80, metrics_port=None))
+    assert config.budgets.fleet.calls_limit == ours.AMPLE
+
+
+async def test_the_small_http_client_and_server_understand_each_other() -> None:
+    asked: list[Request] = []
+
+    def handle(request: Request) -> Answer:
+        asked.append(request)
+        return Answer(b'{"n": 1}', 200 if request.path == "/good" else 500, after_s=0.001)
+
+    server, port = await listen(handle)
+    client = HttpClient(port, "key")
+    assert [await client.post("/good", b"x" * 70_000), await client.post("/good", b"")] == [b'{"n": 1}'] * 2
+    with pytest.raises(RuntimeError, match="HTTP status 500"):
+        await client.post("/bad", b"{}")
+    client.close()
+    server.close()
+    assert (len(asked[0].body), asked[0].headers["authorization"]) == (70_000, "Bearer key")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_echo_answers_what_the_load_asks(protocol: str, tmp_path: Path) -> None:
+    from tools.bench.coordinator.measure import echo, loaded
+
+    phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
+    with echo(protocol, tmp_path) as service:
+        told = loaded(service, phase, tmp_path)
+    assert told["calls"] >= 20
+    assert told["errors"] == {}
+    assert told["ms"]["p50"] > 0.0

@@ -1,0 +1,158 @@
+"""Rows between transactions and the file: whenever they are written, operations see and leave what they would see and leave in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
+from coordinator.ledger import Ledger, Tables
+from coordinator.stores.buffered import BufferedTables
+from coordinator.stores.memory import MemoryTables
+from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.verify import verify
+from edge.core.errors import CoordinatorError
+from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+
+DEVICES, KEYS, HISTORIES, OPERATIONS = ("d1", "d2"), ("a", "b", "c", "d", "e"), 60, 80
+SHARED = BudgetTerms(FLEET, Limits(calls=9), floor_ppm=300_000)
+LAST = BudgetTerms("zone", Limits(tokens=1800))
+Operation = Callable[[Ledger], Any]
+
+
+def _reserve(device: str, key: str, step: int, prompt: str, cache_key: str) -> Operation:
+    changes = {
+        "device": device,
+        "step": step,
+        "prompt_id": prompt,
+        "cache_key": cache_key,
+        "fingerprint": f"{prompt} of step {step}",
+    }
+    return lambda ledger: ledger.reserve(reserve_request(key, budgets=(SHARED, LAST), **changes))
+
+
+def _listed(ledger: Ledger) -> list[Any]:
+    tables = ledger.tables
+    pages = [tables.budgets_after("f", 2, with_steps=False), tables.calls_after("d1", "a", 2, only_device="")]
+    return [*map(list, pages), list(tables.all_attempts()), list(tables.journal_after(2, 3)), tables.journal_head()]
+
+
+def _some_operation(rng: random.Random) -> Operation:
+    """A random one, often enough one that is possible."""
+    device, key, step = rng.choice(DEVICES), rng.choice(KEYS), rng.choice((-1, 0, 0, 1))
+    number = rng.choice((1, 1, 2))
+    prompt, cache_key = rng.choice("pqr"), rng.choice(("", "x", "y"))
+    price = price_key("fleet", "", "math")
+    rare: tuple[Operation, ...] = (
+        lambda ledger: ledger.open_step(open_request(max(0, step), device=device, price=price)),
+        lambda ledger: ledger.close_step(close_request(max(0, step), device=device)),
+        lambda ledger: ledger.sweep(NOW + 61.0),
+        lambda ledger: ledger.purge_results(NOW + 5.0, NOW + 5.0),
+        lambda ledger: ledger.leave_idle_prices(NOW + 5.0, NOW + 5.0),
+        lambda ledger: ledger.get_budget(device, "math", (SHARED, LAST)),
+        _listed,
+    )
+    often: tuple[Operation, ...] = (
+        _reserve(device, key, step, prompt, cache_key),
+        lambda ledger: ledger.settle(settlement(key, number, device=device)),
+        lambda ledger: ledger.refund(device, key, number, "refused", NOW + 1.0),
+    )
+    return rng.choice(often if rng.random() < 0.8 else rare)
+
+
+def _outcome(ledger: Ledger, tables: Any, operation: Operation) -> Any:
+    try:
+        value = operation(ledger)
+    except CoordinatorError as error:
+        tables.roll_back()
+        return type(error), str(error)
+    tables.keep()
+    return value
+
+
+def _everything(tables: Tables) -> list[Any]:
+    rows = (tables.all_budgets(), tables.all_calls(), tables.all_attempts(), tables.all_steps(), tables.all_tasks())
+    return [*map(list, rows), list(tables.all_prices()), list(tables.all_price_members()), list(tables.journal_after(0))]
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> None:
+    rng = random.Random(seed)
+    with sqlite3.connect(":memory:", isolation_level=None) as connection:
+        connection.executescript(SCHEMA)
+        file, plain = SqliteTables(connection), MemoryTables()
+        buffered = BufferedTables(file)
+        ours, theirs = Ledger(buffered, 1), Ledger(plain, 1)
+        for device in DEVICES:
+            opening = partial(Ledger.open_step, request=open_request(device=device))
+            assert _outcome(ours, buffered, opening) == _outcome(theirs, plain, opening)
+        for _ in range(OPERATIONS):
+            operation = _some_operation(rng)
+            assert _outcome(ours, buffered, operation) == _outcome(theirs, plain, operation)
+            if rng.random() < 0.25:
+                buffered.write()
+        assert _everything(buffered) == _everything(plain)
+        buffered.write()
+        assert buffered.is_written
+        assert verify(file).ok
+        assert list(file.journal_after(0)) == list(plain.journal_after(0))
+    connection.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite3"
+
+
+def _overspend(ledger: Ledger) -> None:
+    row = ledger.tables.budget(FLEET)
+    assert row is not None
+    ledger.tables.put_budget(replace(row, reserved=Amount(calls=1_000_000)))
+
+
+async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_of_the_same_commit(path: Path) -> None:
+    store = await SqliteLedgerStore.open(path, NOW)
+    await store.reserve(reserve_request("k0"))
+    foreign = store.transact(lambda ledger: ledger.tables.put_call(replace(ledger.get_call("d1", "k0"), key="\ud800")))
+    work = [store.reserve(reserve_request("k1")), store.transact(_overspend), foreign, store.reserve(reserve_request("k2"))]
+    first, refused, unreadable, second = await asyncio.gather(*work, return_exceptions=True)
+    assert isinstance(first, Reserved)
+    assert isinstance(second, Reserved)
+    assert isinstance(refused, CoordinatorError)
+    assert "CHECK constraint failed" in str(refused)
+    assert isinstance(unreadable, CoordinatorError)
+    await store.aclose()
+    with open_read_only(path) as rows:
+        assert [call.key for call in rows.all_calls()] == ["k0", "k1", "k2"]
+        assert verify(rows).ok
+
+
+@pytest.mark.parametrize(
+    ("question", "columns"),
+    [
+        (lambda file: file.group_calls("d", "t", 0, "p"), "device=? AND task=? AND step=? AND prompt_id=?"),
+        (lambda file: file.step_calls("d", "t", 0), "device=? AND task=? AND step=?"),
+        (lambda file: file.cached_calls("x", 1), "cache_key=?"),
+        (lambda file: file.expired_attempts(0), "lease_ms<?"),
+        (lambda file: file.results_before(0), "updated_ms<?"),
+    ],
+)
+def test_a_question_reads_only_the_rows_that_it_is_about(question: Callable[[SqliteTables], Any], columns: str) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(SCHEMA)
+    asked: list[str] = []
+    connection.set_trace_callback(asked.append)
+    list(question(SqliteTables(connection)))
+    connection.set_trace_callback(None)
+    plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
+    connection.close()
+    assert f"({columns})" in plan

@@ -1,0 +1,139 @@
+"""Many idle devices: each a connection of its own that watches its budget. What they cost the coordinator in memory and others in time.
+
+    python -m tools.bench.coordinator.idle JOB RESULT
+    python -m tools.bench.coordinator.idle --watch JOB
+
+The second form is one client process of several: it connects, says when every device has its first budget, and stays until it is killed.
+Knows connections; measures the latency of calls by the load process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.coordinator.measure import Started, coordinator, loaded
+from tools.bench.coordinator.ours import device_tokens
+from tools.bench.coordinator.processes import cpu_s, memory_mib, own, running, say
+
+CLIENTS = 4
+AT_ONCE = 64
+SPARE_FILES = 512
+WATCHED = "bench-idle"
+REST_S = 10.0
+
+
+async def watch_all(address: str, tokens: Sequence[str]) -> None:
+    """One connection and one stream for each token; never returns."""
+    import grpc
+
+    from edge.rpc.v1 import budget_pb2, device_pb2_grpc
+
+    request, gate = budget_pb2.WatchBudgetRequest(task=WATCHED), asyncio.Semaphore(AT_ONCE)
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    kept: list[Any] = []
+
+    async def connect(token: str) -> Any:
+        async with gate:
+            channel = grpc.aio.insecure_channel(address, options)
+            watch = device_pb2_grpc.DeviceServiceStub(channel).WatchBudget(
+                request, metadata=(("authorization", f"Bearer {token}"),)
+            )
+            kept.append((channel, watch))
+            await watch.read()
+            return watch
+
+    watches = await asyncio.gather(*map(connect, tokens))
+    say({"connected": len(watches)})
+    await asyncio.gather(*map(_read_on, watches))
+
+
+async def _read_on(watch: Any) -> None:
+    import grpc
+
+    while await watch.read() is not grpc.aio.EOF:
+        pass
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Latency without them, with them, and without them again; memory before and with them."""
+    scratch = Path(job["scratch"])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    raise_file_limit(job["devices"] + SPARE_FILES)
+    with coordinator(job, scratch) as service:
+        pid = service.server.pid
+        loaded(service, {**job["latency"], "phase": "warm"}, scratch)
+        alone, before = _latency(service, job, scratch, "alone"), memory_mib(pid)
+        with contextlib.ExitStack() as stack:
+            began = time.monotonic()
+            connected = _connect(service, job, scratch, stack)
+            connect_s = time.monotonic() - began
+            beside = _latency(service, job, scratch, "beside")
+            resting = _resting_cpu(pid)
+            memory = memory_mib(pid)
+        time.sleep(1.0)
+        after = _latency(service, job, scratch, "after")
+    shutil.rmtree(scratch, ignore_errors=True)
+    return {
+        "devices": connected,
+        "connect_s": connect_s,
+        "memory_mib": memory,
+        "memory_before_mib": before,
+        "cpu_share_idle": resting,
+        "ms": {"alone": alone, "beside": beside, "after": after},
+    }
+
+
+def _latency(service: Started, job: Mapping[str, Any], scratch: Path, phase: str) -> dict[str, float]:
+    found: dict[str, float] = loaded(service, {**job["latency"], "phase": phase}, scratch)["ms"]
+    return found
+
+
+def _resting_cpu(pid: int) -> float:
+    """Share of a core that the coordinator takes while nothing is asked of it."""
+    before = cpu_s(pid)
+    time.sleep(REST_S)
+    return (cpu_s(pid) - before) / REST_S
+
+
+def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: contextlib.ExitStack) -> int:
+    """Client processes with a share of the devices each, one after the other; how many devices are connected."""
+    assert service.ledger is not None
+    total = 0
+    for number in range(CLIENTS):
+        names = [f"idle-{number}-{each}" for each in range(job["devices"] // CLIENTS)]
+        file = scratch / f"idle-{number}.job"
+        file.write_text(json.dumps({"address": service.target, "tokens": device_tokens(service.ledger.parent, names)}))
+        client = stack.enter_context(running(own("idle", "--watch", str(file)), scratch / f"idle-{number}.log"))
+        total += client.told["connected"]
+    return total
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Allow this process and what it starts so many open files, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process."""
+    job = json.loads(Path(arguments[1 if arguments[0] == "--watch" else 0]).read_text(encoding="utf-8"))
+    if arguments[0] == "--watch":
+        os.nice(5)
+        asyncio.run(watch_all(job["address"], job["tokens"]))
+    Path(arguments[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

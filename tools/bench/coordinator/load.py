@@ -1,0 +1,342 @@
+"""The load on a service, in a process of its own whose processor time is not counted.
+
+    python -m tools.bench.coordinator.load JOB RESULT
+
+Knows how requests are made and timed, and looks at the processor time of the services under test over exactly the measured seconds. Knows
+nothing of how they were started. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one
+is really made, held and settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tools.bench.coordinator.http_wire import HttpClient
+from tools.bench.coordinator.processes import cpu_s
+
+PROMPT = (
+    "Compare the numbers below, explain which is the greater, and say how you know it. Answer in at most three sentences. " * 5
+)
+MAX_OUTPUT_TOKENS = 128
+PLANNED_PROMPTS = 10_000_000
+CALLS_PATH = "/v1/chat/completions"
+Act = Callable[[int, int], Awaitable[None]]
+"""One request: (worker, number)."""
+
+
+class Service(Protocol):
+    """What is loaded."""
+
+    async def prepare(self) -> None:
+        """Whatever must be before the first call."""
+        ...
+
+    async def call(self, worker: int, number: int) -> None:
+        """One completion. Raises on anything but success."""
+        ...
+
+
+class GrpcService:
+    """DeviceService: one channel for each device; worker w is device w modulo devices. Keeps the keys of acknowledged calls."""
+
+    def __init__(self, address: str, tokens: Sequence[str], devices: Sequence[str], phase: str) -> None:
+        import grpc
+
+        from edge.rpc.v1 import device_pb2_grpc
+
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.aio.insecure_channel(address, options) for _ in tokens]
+        self.stubs = [device_pb2_grpc.DeviceServiceStub(channel) for channel in channels]
+        self.metadata = [(("authorization", f"Bearer {token}"),) for token in tokens]
+        self.task = f"bench-{phase}"
+        self._devices = devices
+        self.acked: list[str] = []
+
+    def acknowledge(self, at: int, key: str) -> None:
+        """A call was answered: keep `device|key`."""
+        if self._devices:
+            self.acked.append(f"{self._devices[at]}|{key}")
+
+    async def prepare(self) -> None:
+        """Open a step on every device."""
+        from edge.rpc.v1 import step_pb2
+
+        request = step_pb2.OpenStepRequest(task=self.task, step=0, planned_prompts=PLANNED_PROMPTS, group_size=8)
+        for stub, metadata in zip(self.stubs, self.metadata, strict=True):
+            await stub.OpenStep(request, metadata=metadata)
+
+    def request(self, number: int) -> Any:
+        """The request of a call."""
+        from edge.rpc.v1 import call_pb2
+
+        message = call_pb2.ChatMessage(role=call_pb2.ROLE_USER, content=f"{self.task} {number}. {PROMPT}")
+        return call_pb2.CompleteRequest(
+            call_key=f"{self.task}:{number}",
+            task=self.task,
+            step=0,
+            prompt_id=f"p{number}",
+            help_units=1,
+            messages=[message],
+            max_output_tokens=MAX_OUTPUT_TOKENS,
+            sampling=call_pb2.SamplingOptions(temperature=1.0),
+        )
+
+    async def call(self, worker: int, number: int) -> None:
+        """Complete."""
+        at = worker % len(self.stubs)
+        reply = await self.stubs[at].Complete(self.request(number), metadata=self.metadata[at], timeout=60.0)
+        self.acknowledge(at, reply.completion.call_key)
+
+    async def budget(self, worker: int, number: int) -> None:
+        """GetBudget."""
+        from edge.rpc.v1 import budget_pb2
+
+        at = worker % len(self.stubs)
+        await self.stubs[at].GetBudget(budget_pb2.GetBudgetRequest(task=self.task), metadata=self.metadata[at])
+
+    async def open_numbered(self, worker: int, number: int) -> None:
+        """OpenStep of a task of its own, which `close_numbered` closes."""
+        from edge.rpc.v1 import step_pb2
+
+        at = number % len(self.stubs)
+        request = step_pb2.OpenStepRequest(task=f"{self.task}-{number}", step=0, planned_prompts=64, group_size=8)
+        await self.stubs[at].OpenStep(request, metadata=self.metadata[at])
+
+    async def close_numbered(self, worker: int, number: int) -> None:
+        """CloseStep."""
+        from edge.rpc.v1 import step_pb2
+
+        at = number % len(self.stubs)
+        request = step_pb2.CloseStepRequest(
+            task=f"{self.task}-{number}", step=0, total_units=512, help_units=100, uncalled_units=100
+        )
+        await self.stubs[at].CloseStep(request, metadata=self.metadata[at])
+
+
+class HttpService:
+    """OpenAI's chat completions: one connection for each worker."""
+
+    def __init__(self, port: int, tokens: Sequence[str], phase: str) -> None:
+        self._port = port
+        self._key = tokens[0] if tokens else ""
+        self._phase = phase
+        self._clients: dict[int, HttpClient] = {}
+
+    async def prepare(self) -> None:
+        """Nothing."""
+
+    async def call(self, worker: int, number: int) -> None:
+        """One completion."""
+        client = self._clients.get(worker) or self._clients.setdefault(worker, HttpClient(self._port, self._key))
+        message = {"role": "user", "content": f"{self._phase} {number}. {PROMPT}"}
+        body = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
+        await client.post(CALLS_PATH, json.dumps(body).encode())
+
+
+@dataclass(slots=True)
+class Meter:
+    """Processor seconds of the watched processes and of this one, and the wall clock, since `begin`."""
+
+    watch: Mapping[str, int]
+    _before: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """The measured seconds begin."""
+        self._before = self._now()
+
+    def read(self) -> dict[str, float]:
+        """Seconds since."""
+        return {name: value - self._before[name] for name, value in self._now().items()}
+
+    def _now(self) -> dict[str, float]:
+        own = {"wall": time.perf_counter(), "load": time.process_time()}
+        return own | {name: cpu_s(pid) for name, pid in self.watch.items()}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Times of what succeeded while it was measured, and what went wrong at any time. `enough` is set by that or at `wanted` times."""
+
+    measuring: bool = False
+    wanted: int = 0
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    seconds: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    async def one(self, act: Act, worker: int, number: int) -> None:
+        """Do one and note it."""
+        began = time.perf_counter()
+        try:
+            await act(worker, number)
+        except Exception as error:  # anything but success is counted, and fails the part in the end
+            self.errors[f"{type(error).__name__}: {str(error)[:200]}"] += 1
+            self.enough.set()
+            return
+        if self.measuring:
+            self.seconds.append(time.perf_counter() - began)
+            if len(self.seconds) == self.wanted:
+                self.enough.set()
+
+    def told(self, spent: Mapping[str, float]) -> dict[str, Any]:
+        """As JSON."""
+        return {"calls": len(self.seconds), "spent_s": dict(spent), "ms": summary(self.seconds), "errors": dict(self.errors)}
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in ms; empty without samples."""
+    if len(seconds) < 2:
+        return {}
+    cuts = statistics.quantiles(seconds, n=1000, method="inclusive")
+    return {name: 1e3 * cuts[at] for name, at in (("p50", 499), ("p90", 899), ("p99", 989))} | {
+        "mean": 1e3 * statistics.fmean(seconds)
+    }
+
+
+async def for_a_while(act: Act, job: Mapping[str, Any], numbers: itertools.count[int]) -> dict[str, Any]:
+    """`concurrency` workers for `warmup_s`, then measured for `seconds`, or for `calls` where that is given instead."""
+    tally, meter, over = Tally(wanted=job.get("calls", 0)), Meter(job["watch"]), asyncio.Event()
+
+    async def work(worker: int) -> None:
+        while not over.is_set():
+            await tally.one(act, worker, next(numbers))
+
+    workers = [asyncio.create_task(work(number)) for number in range(job["concurrency"])]
+    await asyncio.sleep(job["warmup_s"])
+    meter.begin()
+    tally.measuring = True
+    await (tally.enough.wait() if tally.wanted else asyncio.sleep(job["seconds"]))
+    tally.measuring = False
+    told = tally.told(meter.read())
+    over.set()
+    await asyncio.gather(*workers)
+    return told | {"errors": dict(tally.errors)}
+
+
+async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, int]) -> dict[str, Any]:
+    """Numbers 0 to count - 1, once each."""
+    tally, meter, numbers = Tally(measuring=True), Meter(watch), iter(range(count))
+
+    async def work(worker: int) -> None:
+        for number in numbers:
+            await tally.one(act, worker, number)
+
+    meter.begin()
+    await asyncio.gather(*(work(worker) for worker in range(concurrency)))
+    return tally.told(meter.read())
+
+
+async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
+    """One request at a time, in slices that alternate between the service and the upstream itself."""
+    direct = HttpService(job["direct_port"], (), "direct") if job.get("direct_port") else None
+    through, beside, numbers = Tally(measuring=True), Tally(measuring=True), itertools.count()
+    meter = Meter(job["watch"])
+    for _ in range(job["warmup_calls"]):
+        await service.call(0, next(numbers))
+    meter.begin()
+    for _ in range(job["slices"]):
+        for _ in range(job["slice_calls"]):
+            await through.one(service.call, 0, next(numbers))
+        for _ in range(job["slice_calls"] if direct else 0):
+            assert direct is not None
+            await beside.one(direct.call, 0, next(numbers))
+    return through.told(meter.read()) | {"direct_ms": summary(beside.seconds)}
+
+
+async def batches(service: GrpcService, job: Mapping[str, Any]) -> dict[str, Any]:
+    """`streams` of CompleteBatch with `in_flight` items each."""
+    tally, meter, over, numbers = Tally(), Meter(job["watch"]), asyncio.Event(), itertools.count()
+    streams = [asyncio.create_task(_stream(service, at, job["in_flight"], tally, over, numbers)) for at in range(job["streams"])]
+    await asyncio.sleep(job["warmup_s"])
+    meter.begin()
+    tally.measuring = True
+    await asyncio.sleep(job["seconds"])
+    tally.measuring = False
+    told = tally.told(meter.read())
+    over.set()
+    await asyncio.gather(*streams)
+    return told | {"errors": dict(tally.errors)}
+
+
+async def _stream(
+    service: GrpcService, at: int, in_flight: int, tally: Tally, over: asyncio.Event, numbers: itertools.count[int]
+) -> None:
+    import grpc
+
+    from edge.rpc.v1 import call_pb2
+
+    at %= len(service.stubs)
+    stream = service.stubs[at].CompleteBatch(metadata=service.metadata[at])
+    sent: dict[str, float] = {}
+
+    async def send() -> None:
+        request = service.request(next(numbers))
+        sent[request.call_key] = time.perf_counter()
+        await stream.write(call_pb2.CompleteBatchRequest(call=request))
+
+    for _ in range(in_flight):
+        await send()
+    while sent:
+        reply = await stream.read()
+        if reply is grpc.aio.EOF:
+            tally.errors["the stream ended early"] += 1
+            return
+        began = sent.pop(reply.call_key)
+        if reply.WhichOneof("outcome") == "error":
+            tally.errors[reply.error.message] += 1
+        else:
+            service.acknowledge(at, reply.call_key)
+            if tally.measuring:
+                tally.seconds.append(time.perf_counter() - began)
+        if not over.is_set():
+            await send()
+    await stream.done_writing()
+
+
+async def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job asks for."""
+    phase = job["phase"]
+    service: Any = (
+        GrpcService(job["target"], job["tokens"], job["devices"], phase)
+        if job["protocol"] == "grpc"
+        else HttpService(job["target"], job["tokens"], phase)
+    )
+    if job["steps"]:
+        await service.prepare()
+    gc.collect()
+    gc.freeze()
+    match job["kind"]:
+        case "latency":
+            told = await latency(service, job)
+        case "calls":
+            told = await for_a_while(service.call, job, itertools.count())
+        case "budget":
+            told = await for_a_while(service.budget, job, itertools.count())
+        case "batch":
+            told = await batches(service, job)
+        case "close":
+            await exactly(service.open_numbered, job["count"], job["concurrency"], {})
+            told = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
+        case other:
+            raise ValueError(f"unknown load {other!r}")
+    return told | {"acked": getattr(service, "acked", [])}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    Path(paths[1]).write_text(json.dumps(asyncio.run(run(job))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

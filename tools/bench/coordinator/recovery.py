@@ -1,0 +1,120 @@
+"""How long a coordinator takes to serve again after SIGKILL, with a long journal and many open holds.
+
+    python -m tools.bench.coordinator.recovery JOB RESULT
+    python -m tools.bench.coordinator.recovery --fill LEDGER ENTRIES HOLDS
+
+The second form fills a ledger through its store, as a coordinator would, and kills itself with the holds open. Knows the ledger; sends no
+calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.coordinator import ours
+from tools.bench.coordinator.audit import audit
+from tools.bench.coordinator.measure import cost
+from tools.bench.coordinator.processes import memory_mib, own, running
+from tools.bench.table.parts import REPOSITORY
+
+AT_ONCE = 256
+DEVICES = 50
+LEASE_S = 90.0
+
+
+async def fill(ledger: Path, entries: int, holds: int) -> None:
+    """About so many journal entries, the last `holds` of them open holds; never returns."""
+    from coordinator.stores.sqlite import SqliteLedgerStore
+
+    store = await SqliteLedgerStore.open(ledger, time.time())
+    calls = max(0, (entries - holds) // 2)
+    for first in range(0, calls, AT_ONCE):
+        numbers = range(first, min(calls, first + AT_ONCE))
+        await asyncio.gather(*(store.reserve(_request(number)) for number in numbers))
+        await asyncio.gather(*(store.settle(_settlement(number)) for number in numbers))
+    await asyncio.gather(*(store.reserve(_request(number)) for number in range(calls, calls + holds)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _device(number: int) -> str:
+    return f"bench-{number % DEVICES}"
+
+
+def _request(number: int) -> Any:
+    from coordinator.accounts import Amount, BudgetTerms, Limits, ReserveRequest, budget_key
+
+    now, device = time.time(), _device(number)
+    limits = Limits(ours.AMPLE, ours.AMPLE, ours.AMPLE)
+    keys = (budget_key("device_task", device, "bench"), budget_key("device", device), budget_key("fleet"))
+    return ReserveRequest(
+        device=device,
+        key=f"k{number}",
+        fingerprint=f"{number:064x}",
+        task="bench",
+        step=-1,
+        prompt_id=f"p{number}",
+        model="mock",
+        help_units=1,
+        hold=Amount(*(2 * unit for unit in cost())),
+        budgets=tuple(BudgetTerms(key, limits) for key in keys),
+        lease_until=now + LEASE_S,
+        now=now,
+        cache_key=f"{number:064x}",
+    )
+
+
+def _settlement(number: int) -> Any:
+    from coordinator.accounts import Amount, Settlement
+
+    return Settlement(
+        _device(number), f"k{number}", 1, Amount(*cost()), 180, 96, "An answer. " * 40, "stop", "bench", time.time()
+    )
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill, kill, start, look."""
+    scratch = Path(job["scratch"])
+    shutil.rmtree(scratch, ignore_errors=True)
+    state = scratch / "state"
+    state.mkdir(parents=True)
+    ledger = ours.ledger_file(state)
+    filling = own("recovery", "--fill", str(ledger), str(job["entries"]), str(job["holds"]))
+    code = subprocess.run(filling, cwd=REPOSITORY, check=False).returncode
+    if code != -signal.SIGKILL:
+        raise RuntimeError(f"the filling process ended with {code}")
+    ours.write_settings(scratch / "coordinator.yaml", ours.settings(state, 1, metrics_port=None))
+    with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
+        told: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
+    books = audit(ledger, [], [], cost())
+    told |= {"audit": books.to_json(), "in_doubt": _in_doubt(ledger)}
+    shutil.rmtree(scratch, ignore_errors=True)
+    return told
+
+
+def _in_doubt(ledger: Path) -> int:
+    from coordinator.stores.sqlite import open_read_only
+
+    with open_read_only(ledger) as rows:
+        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all_attempts())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process."""
+    if arguments[0] == "--fill":
+        asyncio.run(fill(Path(arguments[1]), int(arguments[2]), int(arguments[3])))
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    Path(arguments[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

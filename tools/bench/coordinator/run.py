@@ -1,0 +1,88 @@
+"""The rows of the table: which processes in which order. Knows jobs and rows; starts processes through `Results` only.
+
+Services of one row alternate round by round (ours, LiteLLM, baselines, ours, ...), so that a slow minute of the machine hits all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tools.bench.coordinator import rows
+from tools.bench.coordinator.plan import DELAY_S, Plan, calls_phase, latency_phase, phases_of
+from tools.bench.coordinator.processes import own
+from tools.bench.table.parts import Part, Results
+from tools.bench.table.verdicts import Row
+
+MEMORY_LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measures rows. `litellm` gives the proxy's command, or None to go without; `code` tells versions of ours apart."""
+
+    plan: Plan
+    out: Path
+    results: Results
+    litellm: Callable[[], Path] | None
+    metrics: bool
+    code: str
+
+    def row(self, name: str) -> Row:
+        """One row by name. Raises EdgeError when something cannot be measured."""
+        measure: dict[str, Callable[[], Row]] = {
+            "calls": self.calls,
+            "memory": self.memory,
+            "idle": self.idle,
+            "recovery": self.recovery,
+        }
+        return measure[name]()
+
+    def calls(self) -> Row:
+        """All services, round by round."""
+        services = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
+        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in services}
+        for number in range(1, self.plan.rounds + 1):
+            for name in services:
+                measured[name].append(self.results.measure(self._part(name, f"calls/{name}/{number}")))
+        row = rows.calls_row(measured)
+        return self._profiled(row) if row.missed else row
+
+    def memory(self) -> Row:
+        """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
+        looks = [{**calls_phase(self.plan), "phase": f"calls-{look}"} for look in range(MEMORY_LOOKS)]
+        counted = [{**look, "calls": self.plan.memory_calls // MEMORY_LOOKS, "warmup_s": 0.0} for look in looks]
+        ours = [self.results.measure(self._part("ours", "memory/ours", counted))]
+        peer = [self.results.measure(self._part("litellm", "calls/litellm/1"))] if self.litellm else []
+        return rows.memory_row(ours, peer)
+
+    def idle(self) -> Row:
+        """Idle devices beside a caller."""
+        latency = {**latency_phase(self.plan), "slices": 1, "slice_calls": self.plan.idle_calls, "warmup_calls": 20}
+        job = {**self._job("ours", "idle"), "devices": self.plan.idle_devices, "latency": latency}
+        return rows.idle_row([self.results.measure(Part("idle/1", own("idle"), job))])
+
+    def recovery(self) -> Row:
+        """After SIGKILL."""
+        sizes = {"entries": self.plan.recovery_entries, "holds": self.plan.recovery_holds}
+        keys = [f"recovery/{number}" for number in range(1, min(3, self.plan.rounds) + 1)]
+        parts = [Part(key, own("recovery"), {**self._job("ours", key), **sizes}) for key in keys]
+        return rows.recovery_row([self.results.measure(part) for part in parts], self.plan.recovery_holds)
+
+    def _profiled(self, row: Row) -> Row:
+        """The row with where our time goes, from a round of its own whose stacks are watched."""
+        watched = self.results.measure(self._part("ours", "profile/calls", [calls_phase(self.plan)], profile=True))
+        return replace(row, profile=tuple(rows.profile_lines(watched["profile"])))
+
+    def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None, *, profile: bool = False) -> Part:
+        job = {**self._job(service, key), "phases": phases_of(service, self.plan) if phases is None else phases}
+        return Part(key, own("measure"), {**job, **({"profile": True} if profile else {})})
+
+    def _job(self, service: str, key: str) -> Mapping[str, Any]:
+        scratch = str(self.out / "scratch" / key.replace("/", "-"))
+        job: dict[str, Any] = {"service": service, "scratch": scratch, "delay_s": DELAY_S, "metrics": self.metrics}
+        if service == "ours":
+            return {**job, "code": self.code}
+        return {**job, "litellm": str(self.litellm())} if service == "litellm" and self.litellm else job
