@@ -31,8 +31,10 @@ class SharedDual:
 
 
 class Duals:
-    """All of them, and under which version which λ was to be seen. A version stands for one λ, but for this: a task that is held to a shared
-    λ which nobody has used yet sees the first one of another task without a version of its own.
+    """All of them, and under which version which λ was to be seen.
+
+    A version stands for one λ, but for this: a task that is held to a shared λ which nobody has used yet sees the first one of another
+    task without a version of its own.
     """
 
     def __init__(self) -> None:
