@@ -6,15 +6,17 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True, gc=False):
     """Calls, tokens and micro-USD, none negative."""
 
     calls: int = 0
@@ -22,15 +24,19 @@ class Amount:
     uusd: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.calls, self.tokens, self.uusd) < 0:
+        if self.calls < 0 or self.tokens < 0 or self.uusd < 0:
             raise ValueError(f"an amount cannot be negative: {self.calls} calls, {self.tokens} tokens, {self.uusd} micro-USD")
 
     def plus(self, other: Amount) -> Amount:
         """The sum, unit by unit."""
+        if other is NO_AMOUNT:
+            return self
         return Amount(self.calls + other.calls, self.tokens + other.tokens, self.uusd + other.uusd)
 
     def minus(self, other: Amount) -> Amount:
         """The difference, unit by unit. Raises ValueError where it would be negative."""
+        if other is NO_AMOUNT:
+            return self
         return Amount(self.calls - other.calls, self.tokens - other.tokens, self.uusd - other.uusd)
 
     @property
@@ -47,8 +53,10 @@ class Amount:
         return Amount(min(self.calls, cap.calls), min(self.tokens, cap.tokens), min(self.uusd, cap.uusd))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+NO_AMOUNT = Amount()
+
+
+class Limits(Struct, frozen=True, gc=False):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
@@ -69,8 +77,7 @@ def _floor(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(limit, used)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetTerms:
+class BudgetTerms(Struct, frozen=True, gc=False):
     """A budget that a call must fit into: its key and the limits the configuration asks for now.
 
     The key names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`. A budget is
@@ -104,6 +111,11 @@ def share_prefix(budget: str) -> str:
     return f"share/{budget}/"
 
 
+def is_share(key: str) -> bool:
+    """Whether this is the key of a member's share."""
+    return key.startswith("share/")
+
+
 def share_key(budget: str, member: str) -> str:
     """The key of what one member has used of a budget that is shared fairly; a budget row without limits."""
     return f"{share_prefix(budget)}device:{member}"
@@ -121,6 +133,23 @@ def is_fleet_price(key: str) -> bool:
     return key.startswith("fleet")
 
 
+AS_CONFIGURED = "configured"
+
+
+class SetLimits(Struct, frozen=True, gc=False):
+    """What was set at run time for one scope and wins over the configuration: (setting, value) pairs sorted by setting, such as
+    `("calls_limit", 5)` or `("window", "day")`; None: no limit. `version` counts the changes of all scopes; this was the latest here."""
+
+    scope: str
+    changes: tuple[tuple[str, int | str | None], ...]
+    version: int
+
+
+def limits_version(rows: Sequence[SetLimits]) -> int:
+    """How often limits were set, over all scopes."""
+    return max((row.version for row in rows), default=0)
+
+
 class CallState(StrEnum):
     """Where a call stands. All but DISPATCHED are terminal; a REFUNDED call may be tried again with the same key."""
 
@@ -131,8 +160,7 @@ class CallState(StrEnum):
     IN_DOUBT = "in_doubt"
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRow:
+class BudgetRow(Struct, frozen=True, gc=False):
     """A budget: `asked` is what the configuration wants, `limits` what the database enforces (raised to what was already used).
 
     Shared fairly (`floor_ppm` > 0), each of `members` devices has `floor` for itself; `set_aside` is the part of all floors not used yet,
@@ -164,8 +192,7 @@ class BudgetRow:
         return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(Struct, frozen=True, gc=False):
     """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
 
     `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
@@ -200,8 +227,7 @@ class CallRow:
         return bool(self.source_key)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(Struct, frozen=True, gc=False):
     """One try at the upstream: the billing unit. `epoch` names the process run that owns it; `budgets` what its hold lies on."""
 
     device: str
@@ -220,8 +246,7 @@ class AttemptRow:
         return f"{self.device}|{self.key}|{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(Struct, frozen=True, gc=False):
     """A learning step. Opened with λ, τ and η; `closed` with the units reported and λ after.
 
     `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
@@ -248,8 +273,7 @@ class StepRow:
     round_units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskRow(Struct, frozen=True, gc=False):
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
 
     `charged` is the total over all windows, without open holds. `price` names the shared λ it is held to; `dual` is then the last one
@@ -266,8 +290,7 @@ class TaskRow:
     price: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PriceRow:
+class PriceRow(Struct, frozen=True, gc=False):
     """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'."""
 
     key: str
@@ -276,8 +299,7 @@ class PriceRow:
     units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PriceMember:
+class PriceMember(Struct, frozen=True, gc=False):
     """A device that moves a fleet's price: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
 
     price: str
@@ -286,8 +308,7 @@ class PriceMember:
     seen_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True, gc=False):
     """A registered device. Only `disabled` concerns money and is journalled: such a device gets neither holds nor steps."""
 
     device: str
@@ -298,14 +319,14 @@ class DeviceRow:
     disabled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequest:
+class ReserveRequest(Struct, frozen=True, gc=False):
     """T1. `fingerprint` is a digest of the request's content (not of its key); `step` SERVING_STEP means outside training.
 
     `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
     `initial_dual`, `target_rate` and `price` (the key of its λ, see `price_key`) count only at a task's first contact.
+    `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
     device: str
@@ -325,42 +346,44 @@ class ReserveRequest:
     initial_dual: float = 0.0
     target_rate: float = 0.0
     price: str = ""
+    limits_version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Struct, frozen=True, gc=False):
     """The hold is durable: the upstream may be called. `billing_key` goes along as the upstream's idempotency key."""
 
     attempt: int
     billing_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True, gc=False):
     """The answer is already there; nothing may be sent and nothing is charged."""
 
     call: CallRow
 
 
-@dataclass(frozen=True, slots=True)
-class InProgress:
+class InProgress(Struct, frozen=True, gc=False):
     """The call (or the one call of its prompt group, under `key`) is running."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True, gc=False):
     """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
 
     call: CallRow
 
 
-ReserveOutcome = Reserved | Replay | InProgress | Ended
+class Outdated(Struct, frozen=True, gc=False):
+    """Nothing was held: other limits were set, perhaps at another replica. These hold now; ask again with budgets that follow them."""
+
+    limits: tuple[SetLimits, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
+
+
+class Settlement(Struct, frozen=True, gc=False):
     """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
     looked at afterwards, for the caller to be told."""
 
@@ -377,8 +400,7 @@ class Settlement:
     budgets: tuple[BudgetTerms, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(Struct, frozen=True, gc=False):
     """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
     for."""
 
@@ -387,8 +409,7 @@ class Resolution:
     view: BudgetView | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStepRequest:
+class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
     `initial_dual` counts only until a task's first step is opened; τ and η of the first opening of a step stay its own. `price` is the key
@@ -408,8 +429,7 @@ class OpenStepRequest:
     price: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStepRequest:
+class CloseStepRequest(Struct, frozen=True, gc=False):
     """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
     not called for. `refused`: a budget refused calls of this step.
     """
@@ -424,9 +444,10 @@ class CloseStepRequest:
     uncalled_units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetView:
-    """One consistent look at a device's task and its budgets. `task` is None before its first step or call."""
+class BudgetView(Struct, frozen=True, gc=False):
+    """One consistent look at a device's task and its budgets, and at the limits that were set at run time. `task` is None before its first
+    step or call."""
 
     task: TaskRow | None
     budgets: tuple[BudgetRow, ...]
+    limits: tuple[SetLimits, ...] = ()

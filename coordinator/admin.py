@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coordinator.accounts import Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
+from coordinator.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
 from coordinator.broker import Broker, progress_of
-from coordinator.budgets import SCOPES, WINDOWS
-from coordinator.config import BudgetsConfig, LimitConfig
+from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, settings_set
+from coordinator.config import LimitConfig
 from coordinator.fleet import Device, Fleet, is_device_id
 from coordinator.journal import JournalEntry
 from coordinator.stores.store import LedgerStore
@@ -45,11 +45,11 @@ class Administrator:
 
 @dataclass(frozen=True, slots=True)
 class AdminDesk:
-    """What the handlers may do beyond reading: `limits` now, `set_limits(scope, changes)` durably, `verify` the ledger, `drain` within
-    seconds (None: as configured) without waiting for the end."""
+    """What the handlers may do beyond reading: `limits` that hold now, `set_limits(scope, changes)` durably and at every replica, `verify`
+    the ledger, `drain` within seconds (None: as configured) without waiting for the end."""
 
-    limits: Callable[[], BudgetsConfig]
-    set_limits: Callable[[str, dict[str, Any]], BudgetsConfig]
+    limits: Callable[[], Awaitable[BudgetBook]]
+    set_limits: Callable[[str, dict[str, Any]], Awaitable[BudgetBook]]
     verify: Callable[[], Awaitable[VerifyReport]]
     drain: Callable[[float | None], None]
 
@@ -80,14 +80,14 @@ class AdminApi:
         size, after = _page(request, 1)
         rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
         token = _token(rows[-1].key) if len(rows) == size else ""
-        limits = self._desk.limits()
-        scopes = [_scope(scope, getattr(limits, scope)) for scope in SCOPES]
+        book = await self._desk.limits()
+        scopes = [_scope(scope, book) for scope in SCOPES]
         return admin_pb2.ListBudgetsResponse(budgets=map(_budget, rows), next_page_token=token, scopes=scopes)
 
     async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Administrator) -> admin_pb2.SetBudgetResponse:
-        """Change limits of one scope, durably and at once."""
-        limits = self._desk.set_limits(_checked_scope(request.scope), _changes(request))
-        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, getattr(limits, request.scope)))
+        """Change limits of one scope, durably, at once and at every replica."""
+        book = await self._desk.set_limits(_checked_scope(request.scope), _changes(request))
+        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, book))
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Administrator) -> admin_pb2.ListTasksResponse:
         """λ, τ and next step of each device's tasks, and each λ that several share."""
@@ -115,7 +115,14 @@ class AdminApi:
         """The devices that ever registered."""
         size, after = _page(request, 1)
         rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size)
-        return admin_pb2.ListDevicesResponse(devices=map(_device, rows), next_page_token=token)
+        return admin_pb2.ListDevicesResponse(devices=map(device_record, rows), next_page_token=token)
+
+    async def set_device_disabled(
+        self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
+    ) -> admin_pb2.SetDeviceDisabledResponse:
+        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name."""
+        device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
+        return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
     async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Administrator) -> admin_pb2.IssueTokenResponse:
         """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
@@ -214,7 +221,7 @@ def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
     wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
     changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
     if request.window:
-        if request.window not in WINDOWS:
+        if request.window not in (*WINDOWS, AS_CONFIGURED):
             raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(WINDOWS)}")
         changes["window"] = request.window
     if not changes:
@@ -226,8 +233,10 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
     kind = change.WhichOneof("to")
     if kind == "unlimited" and change.unlimited:
         return None
+    if kind == "configured" and change.configured:
+        return AS_CONFIGURED
     if kind != "value" or change.value > MOST_UNITS:
-        raise InvalidRequest(f"a limit is `unlimited` or a number up to {MOST_UNITS}")
+        raise InvalidRequest(f"a limit is `unlimited`, `configured` or a number up to {MOST_UNITS}")
     return change.value
 
 
@@ -239,9 +248,11 @@ def _limits(limits: Limits) -> admin_pb2.UnitLimits:
     return admin_pb2.UnitLimits(calls=limits.calls, tokens=limits.tokens, uusd=limits.uusd)
 
 
-def _scope(scope: str, limit: LimitConfig) -> admin_pb2.ScopeLimits:
+def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
+    limit: LimitConfig = getattr(book.limits, scope)
     limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
-    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits))
+    names = settings_set(book.rows).get(scope, ())
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits), set=names)
 
 
 def _budget(row: BudgetRow) -> admin_pb2.BudgetRecord:
@@ -286,7 +297,8 @@ def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
     )
 
 
-def _device(device: Device) -> admin_pb2.DeviceRecord:
+def device_record(device: Device) -> admin_pb2.DeviceRecord:
+    """A device as it is told."""
     return admin_pb2.DeviceRecord(
         device=device.device_id,
         agent_version=device.agent_version,

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.notify import ServiceManager
@@ -22,7 +22,6 @@ from edge.core.plugins import Registry
 if TYPE_CHECKING:
     from coordinator.admin import AdminApi
     from coordinator.budgets import BudgetBook
-    from coordinator.config import BudgetsConfig
     from coordinator.fleet import Fleet
     from coordinator.observation import Observed
     from coordinator.pricing import Tariff
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 ADMIN_SOCKET = "admin.sock"
 ORPHAN_GRACE_S = 5.0
@@ -154,10 +154,12 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.pricing import DatedPrices, Price, published_prices
+    from coordinator.pricing import DatedPrice, DatedPrices, Price, published_prices
 
     if upstream.prices:
-        return DatedPrices.of((row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok)) for row in upstream.prices)
+        return DatedPrices.of(
+            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
+        )
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
     return published_prices().find(_host_of(upstream), upstream.model)
@@ -234,14 +236,13 @@ class Coordinator:
         """Take limits, tasks, rates and prices of a changed configuration; tells what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without being told; here they are only tried.
         """
-        from coordinator.budgets import load_limits
         from coordinator.reload import apply_config, changes_of, same_upstreams
 
         check_security(config)
-        limits, tariffs = load_limits(self.state_dir, config.budgets), tariffs_of(config)
+        tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
-        apply_config(config, limits, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
-        changes = changes_of(self._started, self.config, config)
+        apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
+        changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
 
@@ -275,7 +276,7 @@ class Coordinator:
         from coordinator.admission import Turnstile
         from coordinator.api import ApiTerms, DeviceApi
         from coordinator.broker import Broker, BrokerTerms
-        from coordinator.budgets import BudgetBook, load_limits
+        from coordinator.budgets import BudgetBook
         from coordinator.controller import StepController
         from coordinator.fleet import Fleet
         from coordinator.observation import Observation, Observed
@@ -288,25 +289,26 @@ class Coordinator:
         from coordinator.watch import BudgetBell, ring_changes
 
         config, service = self.config, self.config.service
-        bell = self._bell = BudgetBell()
+        bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
         store = watching.store(opened)
-        ringer = asyncio.create_task(ring_changes(bell, store.changes()), name="budget-bell")
+        fleet = Fleet(store, self._clock)
+        ringer = asyncio.create_task(ring_changes(bell, store.changes(), fleet.heard), name="budget-bell")
         self._resources.push_async_callback(_cancelled, ringer)
+        await fleet.refresh()
         upstreams = watching.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
         table = UpstreamTable(upstreams, build_routes(config))
         self._resources.push_async_callback(table.aclose)
         await table.start()
-        book = BudgetBook(load_limits(self.state_dir, config.budgets), config.fleet.fairness_floor)
+        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+        book.learn(await store.list_set_limits())
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
         self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
-        fleet = Fleet(store, self._clock)
-        await fleet.refresh()
         api = DeviceApi(
             self._broker,
             controller,
@@ -317,13 +319,13 @@ class Coordinator:
             terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
             items=watching.items,
         )
-        upkeep = Upkeep(store, book, config, self.state_dir, self._clock, fleet)
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
         self._changeable = Changeable(book, controller, limiter, table, upkeep, bell)
         ticking = asyncio.create_task(upkeep.run(), name="upkeep")
         self._resources.push_async_callback(_cancelled, ticking)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
-        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api), security)
+        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
         server = CoordinatorServer(
             api, config.listen, service, security.listener(), admin, lambda: (watching.interceptor(LASTING),)
         )
@@ -336,6 +338,9 @@ class Coordinator:
         """Observe, and listen on the side ports; where metrics and console are, "" for nowhere."""
         watching = asyncio.create_task(self._observation.run(observed.store, self._manager.alive), name="observation")
         self._resources.push_async_callback(_cancelled, watching)
+        if observed.handshakes is not None:
+            telling = asyncio.create_task(observed.handshakes.watch(), name="tls-handshakes")
+            self._resources.push_async_callback(_cancelled, telling)
         urls: dict[str, str] = {}
         for listen, port in self._observation.side_ports(observed, security).items():
             urls[listen] = await port.start()
@@ -361,15 +366,16 @@ class Coordinator:
         security: Security,
     ) -> AdminApi:
         from coordinator.admin import AdminApi, AdminDesk
-        from coordinator.budgets import load_limits, save_limits
 
-        def set_limits(scope: str, changes: dict[str, Any]) -> BudgetsConfig:
-            save_limits(self.state_dir, scope, changes)
-            book.replace_limits(load_limits(self.state_dir, self.config.budgets))
-            self._bell.ring_all()
-            return book.limits
+        async def limits() -> BudgetBook:
+            book.learn(await store.list_set_limits())
+            return book
 
-        desk = AdminDesk(lambda: book.limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
+        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
+            book.learn(await store.set_limits(scope, changes, self._clock.now()))
+            return book
+
+        desk = AdminDesk(limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
         return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
@@ -395,11 +401,34 @@ def check_security(config: CoordinatorConfig) -> None:
 
 async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
     """The configured ledger; a SQLite one lies in the state folder. Raises StateError, ConfigError."""
+    from coordinator.budgets import limits_of_file, take_limits_file
     from coordinator.storage import open_store
 
     state_dir = state_dir_of(config)
     _make_state_dir(state_dir)
-    return await open_store(config.storage, ledger_path(state_dir), clock)
+    limits_of_file(state_dir)
+    store = await open_store(config.storage, ledger_path(state_dir), clock)
+    if config.storage.backend != "memory":
+        await take_limits_file(store, state_dir, clock.now())
+    return store
+
+
+def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
+    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
+
+    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
+    """
+    if config.storage.backend == "memory":
+        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
+
+    async def opened() -> T:
+        store = await open_store(config, SystemClock())
+        try:
+            return await do(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(opened())
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from coordinator.accounts import (
     CallState,
     Ended,
     InProgress,
+    Outdated,
     Replay,
     Reserved,
-    ReserveOutcome,
     ReserveRequest,
     Resolution,
     Settlement,
@@ -149,16 +149,18 @@ class Broker:
 
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
-        limits = self._book.terms(device, task, self._clock.now())
-        return await self._snapshot(device, task, limits, await self._store.get_budget(device, task, limits))
+        while True:
+            limits = self._book.terms(device, task, self._clock.now())
+            view = await self._store.get_budget(device, task, limits)
+            if not self._book.learn(view.limits):
+                return await self._snapshot(device, task, limits, view)
 
     async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
         """What a device is told of these budgets."""
         terms = self._controller.terms_of(task)
         if view.task is None:
             terms = terms.model_copy(update={"dual_init": await self._controller.first_dual(device, task)})
-        budgets = [replace(row, limits=now.limits.at_least(row.used)) for row, now in zip(view.budgets, limits, strict=True)]
-        return snapshot(view.task, terms, budgets)
+        return snapshot(view.task, terms, view.budgets, limits)
 
     async def drain(self, grace_s: float) -> None:
         """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""
@@ -243,11 +245,17 @@ class Broker:
                     case InProgress(key=key):
                         raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
 
-    async def _reserved(self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float) -> ReserveOutcome:
-        """T1. A refusal is remembered for the step, whose report will count its demand."""
+    async def _reserved(
+        self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
+    ) -> Reserved | Replay | InProgress | Ended:
+        """T1, under the limits that hold now. A refusal is remembered for the step, whose report will count its demand."""
         try:
             failpoints.reach("before_reserve")
-            return await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
+            while True:
+                outcome = await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
+                if not isinstance(outcome, Outdated):
+                    return outcome
+                self._book.learn(outcome.limits)
         except BudgetExhausted:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
             raise
@@ -273,6 +281,7 @@ class Broker:
             initial_dual=terms.dual_init,
             target_rate=terms.target_rate,
             price=self._controller.price_key_of(job.device, call.task),
+            limits_version=self._book.version,
         )
 
     async def _ask_and_settle(self, flight: Flight, attempt: _Attempt) -> CloudCompletion:
@@ -361,7 +370,10 @@ class Broker:
             model=row.model,
         )
         try:
-            told = self.budget(row.device, row.task) if view is None else self._snapshot(row.device, row.task, limits, view)
+            if view is None or self._book.learn(view.limits):
+                told = self.budget(row.device, row.task)
+            else:
+                told = self._snapshot(row.device, row.task, limits, view)
             return replace(completion, budget=await told)
         except CoordinatorError:  # the answer is paid for; a budget that cannot be read must not cost it
             return completion

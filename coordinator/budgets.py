@@ -1,16 +1,16 @@
 """Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of how a hold is taken.
 
-Limits come from the configuration; `budget set` writes others to `limits.json` in the state folder, which a running coordinator
-reads again.
+Limits come from the configuration. What `budget set` says lies in the ledger and wins over it, setting by setting, at every process that
+shares the ledger, until it is set back to `config`: replicas may have been started with different files, and reading one again must not
+undo what an operator decided. Earlier versions kept it in `limits.json` in the state folder; such a file is taken into the ledger.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +18,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.accounts import BudgetRow, BudgetTerms, Limits, TaskRow, budget_key
+from coordinator.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version
 from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
 from coordinator.fairness import PPM
+from coordinator.stores.store import LedgerStore
 from edge.core.errors import StateError
 from edge.rpc.client import BudgetSnapshot
 
+log = logging.getLogger(__name__)
 LIMITS_FILE = "limits.json"
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
 WINDOWS = ("total", "month", "week", "day", "hour")
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+MOST_KNOWN_TERMS = 10_000
+"""Pairs of device and task whose budgets stay known within an hour."""
 _WINDOW_BY_LABEL_CHARS = {
     len(label): window for window, label in zip(WINDOWS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
 }
@@ -46,63 +50,96 @@ def _label_of_hour(window: str, hour: int) -> str:
 
 
 class BudgetBook:
-    """The limits that hold now, and the share of the fleet's that is divided into floors. `replace_limits` and `replace_floor` change them
-    for the calls that follow."""
+    """The limits that hold now: the configured ones, overlaid with what was set at run time; and the share of the fleet's that is divided
+    into floors. What changes them does so for the calls that follow."""
 
-    def __init__(self, limits: BudgetsConfig, fairness_floor: float = 0.0) -> None:
-        self.limits = limits
+    def __init__(self, configured: BudgetsConfig, fairness_floor: float = 0.0) -> None:
+        self.limits = self._configured = configured
+        self.rows: tuple[SetLimits, ...] = ()
+        self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
+        self._known_hour = -1
         self.replace_floor(fairness_floor)
+
+    @property
+    def version(self) -> int:
+        """Which limits set at run time these are."""
+        return limits_version(self.rows)
+
+    def learn(self, rows: Sequence[SetLimits]) -> bool:
+        """Take what a ledger says was set at run time; False when it is known, or older than what is."""
+        if limits_version(rows) <= self.version:
+            return False
+        self.rows = tuple(rows)
+        self.limits = overlaid(self._configured, rows)
+        self._known.clear()
+        return True
 
     def replace_floor(self, fairness_floor: float) -> None:
         """Divide this share of the fleet's limits among the devices, in steps of a millionth."""
         self._floor_ppm = round(fairness_floor * PPM)
+        self._known.clear()
 
-    def replace_limits(self, limits: BudgetsConfig) -> None:
-        """Hold later calls to these limits."""
-        self.limits = limits
+    def replace_configured(self, configured: BudgetsConfig) -> None:
+        """Hold later calls to these limits, where nothing else was set."""
+        self._configured = configured
+        self.limits = overlaid(configured, self.rows)
+        self._known.clear()
 
     def terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
         """The budgets a call of this device and task must fit into, narrowest first."""
+        hour = int(now // 3600)
+        if hour != self._known_hour or len(self._known) >= MOST_KNOWN_TERMS:
+            self._known.clear()
+            self._known_hour = hour
+        known = self._known.get((device, task))
+        if known is None:
+            known = self._known[device, task] = self._terms(device, task, now)
+        return known
+
+    def _terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
         return (
             _terms("device_task", self.limits.device_task, now, device=device, task=task),
             _terms("device", self.limits.device, now, device=device),
             _terms("fleet_task", self.limits.fleet_task, now, task=task),
-            replace(_terms("fleet", self.limits.fleet, now), floor_ppm=self._floor_ppm),
+            _terms("fleet", self.limits.fleet, now, floor_ppm=self._floor_ppm),
         )
 
 
-def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "") -> BudgetTerms:
+def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", floor_ppm: int = 0) -> BudgetTerms:
     limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
-    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits)
+    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits, floor_ppm)
 
 
-@dataclass(frozen=True, slots=True)
-class _Meter:
-    used: int
-    limit: int | None
-
-
-def snapshot(task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow]) -> BudgetSnapshot:
-    """What a device is told: per unit the budget with the least left, or its own total where nothing is limited."""
-    calls = _tightest([_Meter(row.used.calls, row.limits.calls) for row in budgets])
-    tokens = _tightest([_Meter(row.used.tokens, row.limits.tokens) for row in budgets])
-    spend = _tightest([_Meter(row.used.uusd, row.limits.uusd) for row in budgets])
+def snapshot(
+    task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]
+) -> BudgetSnapshot:
+    """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
+    used = [row.used for row in budgets]
+    calls, calls_limit = _tightest([amount.calls for amount in used], [now.limits.calls for now in asked])
+    tokens, tokens_limit = _tightest([amount.tokens for amount in used], [now.limits.tokens for now in asked])
+    spend, spend_limit = _tightest([amount.uusd for amount in used], [now.limits.uusd for now in asked])
     return BudgetSnapshot(
         version=task.version if task else 0,
         dual=task.dual if task else terms.dual_init,
         target_rate=task.target_rate if task else terms.target_rate,
-        calls=calls.used,
-        calls_limit=calls.limit,
-        tokens=tokens.used,
-        tokens_limit=tokens.limit,
-        spend_uusd=spend.used,
-        spend_limit_uusd=spend.limit,
+        calls=calls,
+        calls_limit=calls_limit,
+        tokens=tokens,
+        tokens_limit=tokens_limit,
+        spend_uusd=spend,
+        spend_limit_uusd=spend_limit,
     )
 
 
-def _tightest(meters: Sequence[_Meter]) -> _Meter:
-    limited = [meter for meter in meters if meter.limit is not None]
-    return min(limited, key=lambda meter: (meter.limit or 0) - meter.used) if limited else meters[min(1, len(meters) - 1)]
+def _tightest(used: Sequence[int], limits: Sequence[int | None]) -> tuple[int, int | None]:
+    """Used and limit of the budget with the least left; what is spent cannot be taken back, so a lower limit counts as that."""
+    found: tuple[int, int | None] = used[min(1, len(used) - 1)], None
+    least = math.inf
+    for spent, limit in zip(used, limits, strict=True):
+        if limit is not None and max(0, limit - spent) < least:
+            least = max(0, limit - spent)
+            found = spent, max(limit, spent)
+    return found
 
 
 def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:
@@ -123,35 +160,40 @@ def _asked(row: BudgetRow) -> dict[str, Any]:
     return {"window": window, **amounts}
 
 
-def load_limits(state_dir: Path, configured: BudgetsConfig) -> BudgetsConfig:
-    """The configured limits with what `budget set` has changed. Raises StateError when the file is damaged."""
+def overlaid(configured: BudgetsConfig, rows: Sequence[SetLimits]) -> BudgetsConfig:
+    """The configured limits with what was set at run time."""
+    base = configured.model_dump()
+    for row in rows:
+        base[row.scope] = {**base[row.scope], **dict(row.changes)}
+    return BudgetsConfig.model_validate(base)
+
+
+def settings_set(rows: Sequence[SetLimits]) -> dict[str, tuple[str, ...]]:
+    """The settings of each scope that were set at run time."""
+    return {row.scope: tuple(name for name, _ in row.changes) for row in rows if row.changes}
+
+
+def limits_of_file(state_dir: Path) -> dict[str, dict[str, Any]]:
+    """What an earlier version's `budget set` left in the state folder, by scope. Raises StateError when the file is damaged."""
     path = state_dir / LIMITS_FILE
     if not path.exists():
-        return configured
+        return {}
     try:
-        changes = json.loads(path.read_text(encoding="utf-8"))
-        return BudgetsConfig.model_validate(_overlay(configured, changes))
+        changes: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        BudgetsConfig.model_validate(changes)
+        return {scope: dict(limits) for scope, limits in changes.items()}
     except (OSError, ValueError, AttributeError, TypeError, ValidationError) as error:
         raise StateError(f"{path} cannot be read", hint="delete it to return to the configured limits") from error
 
 
-def save_limits(state_dir: Path, scope: str, changes: dict[str, Any]) -> None:
-    """Add changed limits of one scope to what was set before; the file is replaced whole. Raises StateError when it is damaged."""
-    load_limits(state_dir, BudgetsConfig())
+async def take_limits_file(store: LedgerStore, state_dir: Path, now: float) -> None:
+    """Bring what an earlier version left in the state folder into the ledger, once; scopes set in the ledger stay. Raises StateError."""
+    found = limits_of_file(state_dir)
+    if not found:
+        return
+    known = {row.scope for row in await store.list_set_limits()}
+    for scope in sorted(found.keys() - known):
+        await store.set_limits(scope, found[scope], now)
     path = state_dir / LIMITS_FILE
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    known[scope] = {**known.get(scope, {}), **changes}
-    state_dir.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=state_dir, prefix=LIMITS_FILE)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        json.dump(known, stream, indent=1, sort_keys=True)
-        stream.flush()
-        os.fsync(stream.fileno())
-    Path(temporary).replace(path)
-
-
-def _overlay(configured: BudgetsConfig, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    base = configured.model_dump()
-    for scope, limits in changes.items():
-        base[scope] = {**base.get(scope, {}), **limits}
-    return base
+    path.rename(path.with_name(f"{LIMITS_FILE}.taken"))
+    log.warning("limits of %s are in the ledger from now on; %s.taken is how they were", path, path)

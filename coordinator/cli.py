@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.core.errors import EdgeError
+from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    quiet_transport()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _invoke(arguments)

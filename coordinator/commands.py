@@ -29,9 +29,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+devices_app = typer.Typer(help="The devices, and who of them is shut out.", rich_markup_mode=None)
 ledger_app = typer.Typer(help="The ledger and its journal.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(budget_app, name="budget")
+app.add_typer(devices_app, name="devices")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(pki_app, name="pki")
@@ -42,9 +44,18 @@ State = Annotated[Path | None, typer.Option("--state", help="State folder (defau
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
 ]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        help="Administer the coordinator there, on another machine: its admin_listen. `admin.tls` says with which certificate.",
+        metavar="HOST:PORT",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
+Device = Annotated[str, typer.Argument(help="The device.", metavar="DEVICE")]
 Limit = str | None
-LIMIT_HELP = "Most {unit} in the window, or `none`."
+LIMIT_HELP = "Most {unit} in the window, `none`, or `config`: what the configuration says."
 
 
 class LedgerDiffers(EdgeError):
@@ -108,12 +119,14 @@ def serve(
 
 
 @budget_app.command("show")
-def budget_show(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
+def budget_show(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
     """Show every budget and every task's λ; also while a coordinator is running."""
     from coordinator.budgets import SCOPES
     from coordinator.config import BudgetsConfig
 
-    resolved = _resolved(config, state, sets)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
     configured = config is not None or resolved.budgets != BudgetsConfig()
     asked = _spending_in_running(resolved)
     spending = asked or _spending_in_file(resolved, configured)
@@ -124,7 +137,10 @@ def budget_show(config: Config = None, state: State = None, sets: Sets = None, j
     limits = spending.limits
     recorded = {row.key.split("@")[0].split("[")[0] for row in spending.budgets}
     unlimited = {scope: "no limit" if configured or scope in recorded else "as configured" for scope in SCOPES}
-    held_to = [f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope])}" for scope in SCOPES]
+    held_to = [
+        f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope], spending.settings_set.get(scope, ()))}"
+        for scope in SCOPES
+    ]
     shared = [f"shared price {row.key}: λ {row.dual:.4f} after {row.updates} steps" for row in spending.prices]
     for line in (*held_to, *_budget_lines(spending.budgets), *shared, *map(_task_line, spending.tasks)):
         typer.echo(line)
@@ -137,14 +153,20 @@ def budget_set(
     calls: Annotated[Limit, typer.Option("--calls", help=LIMIT_HELP.format(unit="calls"), metavar="N|none")] = None,
     tokens: Annotated[Limit, typer.Option("--tokens", help=LIMIT_HELP.format(unit="tokens"), metavar="N|none")] = None,
     spend_uusd: Annotated[Limit, typer.Option("--spend-uusd", help=LIMIT_HELP.format(unit="micro-USD"), metavar="N|none")] = None,
-    window: Annotated[str | None, typer.Option("--window", help="total, month, week, day or hour.", metavar="WINDOW")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", help="total, month, week, day, hour or config.", metavar="WINDOW")
+    ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     json_lines: Json = False,
 ) -> int:
-    """Change limits, in a running coordinator at once. What is spent stays spent."""
-    from coordinator.bootstrap import state_dir_of
-    from coordinator.budgets import SCOPES, load_limits, save_limits
+    """Change limits in the ledger: at once, and for every coordinator that shares it. What is spent stays spent.
+
+    What is set here wins over the configuration, also after a restart and SIGHUP, until it is set to `config`.
+    """
+    from coordinator.budgets import SCOPES
 
     if scope not in SCOPES:
         raise UsageError(f"unknown scope {scope!r}; known: {', '.join(SCOPES)}")
@@ -154,22 +176,60 @@ def budget_set(
         changes["window"] = _window(window)
     if not changes:
         raise UsageError("nothing to set", hint="give --calls, --tokens, --spend-uusd or --window")
-    resolved = _resolved(config, state, None)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
     limits: BudgetsConfig | None = _set_in_running(resolved, scope, changes)
     if limits is None:
-        save_limits(state_dir_of(resolved), scope, changes)
-        limits = load_limits(state_dir_of(resolved), resolved.budgets)
+        limits = _set_in_ledger(resolved, scope, changes)
     _print_json(limits.model_dump()) if json_lines else typer.echo(f"{scope}: {_limit_text(getattr(limits, scope))}")
     return 0
 
 
-@app.command()
-def devices(config: Config = None, state: State = None, json_lines: Json = False) -> int:
-    """List the devices that a running coordinator has seen."""
+@devices_app.callback(invoke_without_command=True)
+def devices(
+    context: typer.Context,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """List the devices that a running coordinator has seen; or disable and enable one."""
     from coordinator.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
-    return _print_pages(_resolved(config, state, None), "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+    if context.invoked_subcommand is not None:
+        if json_lines or any(value is not None for value in (coordinator, config, state, sets)):
+            raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
+        return 0
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    return _print_pages(resolved, "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+
+
+@devices_app.command("disable")
+def devices_disable(
+    device: Device,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """Refuse a device from now on, at every replica, until it is enabled; also one that never called. What it has under way is settled
+    and charged. Its tokens and certificates stay valid: `token revoke` ends those."""
+    return _set_disabled(device, True, _resolved(config, state, sets, coordinator=coordinator), json_lines)
+
+
+@devices_app.command("enable")
+def devices_enable(
+    device: Device,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """Let a device in again."""
+    return _set_disabled(device, False, _resolved(config, state, sets, coordinator=coordinator), json_lines)
 
 
 @app.command()
@@ -178,8 +238,10 @@ def calls(
     call_state: Annotated[
         str | None, typer.Option("--in-state", help="running, completed, refunded, failed or in_doubt.", metavar="STATE")
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     json_lines: Json = False,
 ) -> int:
     """List the calls of a running coordinator, without prompts and answers."""
@@ -187,18 +249,20 @@ def calls(
     from edge.rpc.v1 import admin_pb2
 
     request = admin_pb2.ListCallsRequest(device=device, state=call_state_of(call_state))
-    return _print_pages(_resolved(config, state, None), "ListCalls", request, call_line, json_lines)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    return _print_pages(resolved, "ListCalls", request, call_line, json_lines)
 
 
 @app.command()
-def upstreams(config: Config = None, state: State = None, json_lines: Json = False) -> int:
+def upstreams(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
     """List the cloud LLMs of a running coordinator, their prices, and how busy they are."""
-    from coordinator.admin_client import required_coordinator
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.admin_text import as_json, upstream_line
-    from coordinator.bootstrap import admin_listen_of
     from edge.rpc.v1 import admin_pb2
 
-    with required_coordinator(admin_listen_of(_resolved(config, state, None))) as client:
+    with required_coordinator(access_of(_resolved(config, state, sets, coordinator=coordinator))) as client:
         listed = client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest())
         prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
     for upstream in listed.upstreams:
@@ -216,23 +280,34 @@ def healthcheck(
     ] = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="Seconds to wait.", min=0.1)] = 3.0,
 ) -> int:
     """Exit code 0 when a coordinator takes work, 1 when it does not (stopping, or not there). For containers and scripts."""
     from coordinator.healthcheck import require_serving
 
-    address = require_serving(_resolved(config, state, None), address, timeout_s)
+    address = require_serving(_resolved(config, state, sets), address, timeout_s)
     typer.echo(f"SERVING on {address}")
     return 0
 
 
 @ledger_app.command("verify")
-def ledger_verify(config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False) -> int:
-    """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs."""
+def ledger_verify(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
+    """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs.
+
+    With --coordinator it is the coordinator there that recomputes; who does not trust it exports the journal.
+    """
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.bootstrap import open_rows
     from coordinator.verify import verify
 
-    with open_rows(_resolved(config, state, sets)) as rows:
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    if resolved.admin.address is not None:
+        with required_coordinator(access_of(resolved)) as client:
+            return _report(client.verify(), json_lines)
+    with open_rows(resolved) as rows:
         report = verify(rows)
     return _report(report, json_lines)
 
@@ -244,6 +319,7 @@ def ledger_export(
         Path | None,
         typer.Option("--output", help="A new file (default: stdout); a name ending in .gz is compressed.", metavar="FILE"),
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
     sets: Sets = None,
@@ -252,14 +328,24 @@ def ledger_export(
 
     Interrupted or grown since? `--after N` goes on behind entry N; files put one behind the other are one export.
     """
-    from coordinator.bootstrap import open_rows
-    from coordinator.verify import export
-
-    with open_rows(_resolved(config, state, sets)) as rows, _export_stream(output) as stream:
-        count = export(rows, stream, after)
+    resolved = _resolved(config, state, sets, coordinator=coordinator)
+    with _export_stream(output) as stream:
+        count = _export(resolved, stream, after)
     if output is not None:
         typer.echo(f"{count} entries after {after} written to {output}")
     return 0
+
+
+def _export(config: CoordinatorConfig, stream: TextIO, after: int) -> int:
+    from coordinator.admin_client import access_of, required_coordinator
+    from coordinator.bootstrap import open_rows
+    from coordinator.verify import export, write_entries
+
+    if config.admin.address is not None:
+        with required_coordinator(access_of(config)) as client:
+            return write_entries(client.journal(after), stream)
+    with open_rows(config) as rows:
+        return export(rows, stream, after)
 
 
 @contextmanager
@@ -296,18 +382,30 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     """Check a configuration file; exit code 1 with file and line when something is wrong."""
     from coordinator.bootstrap import build_upstreams, check_security
     from coordinator.redact import redacted_data
+    from coordinator.security import keys_are_shared
+    from coordinator.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
 
     resolved = _resolved(config, None, sets)
     check_security(resolved)
     now = SystemClock().now()
-    unpriced = [alias for alias, upstream in build_upstreams(resolved).items() if upstream.price_at(now) is None]
+    unpriced = {alias: why for alias, upstream in build_upstreams(resolved).items() if (why := upstream.why_unpriced(now))}
     if json_lines:
-        _print_json({"ok": True, "unpriced": unpriced, "config": redacted_data(resolved.model_dump(mode="json"))})
+        _print_json(
+            {
+                "ok": True,
+                "unpriced": list(unpriced),
+                "unpriced_because": unpriced,
+                "keys_shared": keys_are_shared(resolved),
+                "config": redacted_data(resolved.model_dump(mode="json")),
+            }
+        )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
-    for alias in unpriced:
-        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED)")
+    for alias, why in unpriced.items():
+        typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED): {why}")
+    if not keys_are_shared(resolved):
+        typer.echo(f"note: tokens will be neither issued nor revoked (KEYS_NOT_SHARED): {SHARE_KEYS}")
     return 0
 
 
@@ -332,11 +430,14 @@ def _resolved(
     sets: Sequence[str] | None,
     listen: Sequence[str] | None = None,
     sides: Mapping[str, str | None] | None = None,
+    coordinator: str | None = None,
 ) -> CoordinatorConfig:
     from coordinator.config import resolve_coordinator_config
     from edge.config.loader import Flag
 
     flags = [Flag("state_dir", str(state), "--state")] if state is not None else []
+    if coordinator is not None:
+        flags.append(Flag("admin.address", coordinator, "--coordinator"))
     if listen:
         flags.append(Flag("listen", list(listen), "--listen"))
     flags += [Flag(key, value, f"--{key.removesuffix('_listen')}") for key, value in (sides or {}).items() if value is not None]
@@ -345,34 +446,33 @@ def _resolved(
 
 def _spending_in_running(config: CoordinatorConfig) -> Spending | None:
     """Limits, budgets and prices as a running coordinator tells them; None when none runs."""
-    from coordinator.admin_client import running_coordinator, spending_of
-    from coordinator.bootstrap import admin_listen_of
+    from coordinator.admin_client import access_of, running_coordinator, spending_of
 
-    with running_coordinator(admin_listen_of(config)) as client:
+    with running_coordinator(access_of(config)) as client:
         return None if client is None else spending_of(client)
 
 
 def _spending_in_file(config: CoordinatorConfig, configured: bool) -> Spending:
     """The same from the ledger of a state folder. Raises StateError."""
     from coordinator.admin_client import Spending
-    from coordinator.bootstrap import open_rows, state_dir_of
-    from coordinator.budgets import limits_in_ledger, load_limits
+    from coordinator.bootstrap import open_rows
+    from coordinator.budgets import limits_in_ledger, overlaid, settings_set
     from coordinator.ledger import task_as_seen
 
     with open_rows(config) as rows:
         budgets, prices = list(rows.all_budgets()), {row.key: row for row in rows.all_prices()}
         tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all_tasks()]
+        was_set = tuple(rows.set_limits())
     known = config.budgets if configured else limits_in_ledger(budgets)
-    return Spending(load_limits(state_dir_of(config), known), budgets, tasks, list(prices.values()))
+    return Spending(overlaid(known, was_set), budgets, tasks, list(prices.values()), settings_set(was_set))
 
 
 def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig | None:
     """Change limits in a running coordinator; None when none runs."""
-    from coordinator.admin_client import limit_change, running_coordinator, spending_of
-    from coordinator.bootstrap import admin_listen_of
+    from coordinator.admin_client import access_of, limit_change, running_coordinator, spending_of
     from edge.rpc.v1 import admin_pb2
 
-    with running_coordinator(admin_listen_of(config)) as client:
+    with running_coordinator(access_of(config)) as client:
         if client is None:
             return None
         fields = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
@@ -381,13 +481,41 @@ def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, An
         return spending_of(client).limits
 
 
+def _set_in_ledger(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
+    """Change limits where no coordinator of this state folder runs."""
+    from coordinator.bootstrap import in_ledger
+    from coordinator.budgets import overlaid
+    from edge.core.clock import SystemClock
+
+    return overlaid(config.budgets, in_ledger(config, lambda store: store.set_limits(scope, changes, SystemClock().now())))
+
+
+def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_lines: bool) -> int:
+    """By a running coordinator, or in the ledger itself where none runs; and tell what is so now."""
+    from coordinator.admin import device_record
+    from coordinator.admin_client import access_of, running_coordinator
+    from coordinator.admin_text import as_json, device_line
+    from coordinator.bootstrap import in_ledger
+    from coordinator.fleet import Fleet
+    from edge.core.clock import SystemClock
+    from edge.rpc.v1 import admin_pb2
+
+    with running_coordinator(access_of(config)) as client:
+        if client is not None:
+            request = admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
+            record = client.ask("SetDeviceDisabled", request).device
+        else:
+            record = device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
+    _print_json(as_json(record)) if json_lines else typer.echo(device_line(record))
+    return 0
+
+
 def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> int:
     """Print every record of a running coordinator's list, a line each, page by page."""
-    from coordinator.admin_client import required_coordinator
+    from coordinator.admin_client import access_of, required_coordinator
     from coordinator.admin_text import as_json, records_of
-    from coordinator.bootstrap import admin_listen_of
 
-    with required_coordinator(admin_listen_of(config)) as client:
+    with required_coordinator(access_of(config)) as client:
         for reply in client.pages(method, request):
             for record in records_of(reply):
                 _print_json(as_json(record)) if json_lines else typer.echo(line(record))
@@ -412,26 +540,34 @@ def _tell(serving: Serving, json_lines: bool) -> None:
         print("\n".join(lines), flush=True)
 
 
-def _limit(name: str, text: str) -> int | None:
-    if text == "none":
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name} must be a whole number or `none`, not {text!r}")
+def _limit(name: str, text: str) -> int | str | None:
+    from coordinator.accounts import AS_CONFIGURED
+    from coordinator.admin import MOST_UNITS
+
+    if text in ("none", "config"):
+        return None if text == "none" else AS_CONFIGURED
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_UNITS):
+        raise UsageError(f"{name} must be a whole number up to {MOST_UNITS}, `none` or `config`, not {text!r}")
     return int(text)
 
 
 def _window(text: str) -> str:
+    from coordinator.accounts import AS_CONFIGURED
     from coordinator.budgets import WINDOWS
 
+    if text == "config":
+        return AS_CONFIGURED
     if text not in WINDOWS:
-        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}")
+        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}, config")
     return text
 
 
-def _limit_text(limits: Any, none: str = "no limit") -> str:
+def _limit_text(limits: Any, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
     units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("micro-USD", limits.spend_limit_uusd))
     amounts = [f"{value} {label}" for label, value in units if value is not None]
-    return f"{', '.join(amounts)} ({limits.window})" if amounts else none
+    names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
+    text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
+    return text + (f"; by `budget set`: {', '.join(names)}" if names else "")
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
@@ -445,6 +581,7 @@ def _budget_json(row: BudgetRow) -> dict[str, Any]:
 def _spending_json(spending: Spending) -> dict[str, Any]:
     return {
         "limits": spending.limits.model_dump(),
+        "set": {scope: list(names) for scope, names in spending.settings_set.items()},
         "budgets": [_budget_json(row) for row in spending.budgets],
         "tasks": [_task_json(row) for row in spending.tasks],
         "prices": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in spending.prices],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from coordinator.tokens import Tokens, TokenStore
 
 pki_app = typer.Typer(help="Certificates of this fleet.", no_args_is_help=True, rich_markup_mode=None)
-token_app = typer.Typer(help="Short-lived tokens.", no_args_is_help=True, rich_markup_mode=None)
+TOKENS = "Short-lived tokens. Coordinators on one PostgreSQL ledger share keys and revocations through auth.folder in the configuration."
+token_app = typer.Typer(help=TOKENS, no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(help="Where the authority lies.", metavar="DIR")]
 AuthorityFolder = Annotated[Path, typer.Option("--dir", help="Where the authority lies.", metavar="DIR")]
@@ -32,6 +34,13 @@ Epoch = Annotated[
     int | None, typer.Option("--epoch", help="The holder's epoch (default: from the state folder; `token list` shows it).", min=0)
 ]
 RoleName = Annotated[str, typer.Option("--role", help="device, admin, console or metrics.", metavar="ROLE")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Set one value, e.g. admin.tls.ca=ca.crt. Repeatable.", metavar="K=V")
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option("--coordinator", help="Ask the coordinator there, on another machine: its admin_listen.", metavar="HOST:PORT"),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
 
 
@@ -98,16 +107,22 @@ def token_issue(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write it there (mode 0600) and not to stdout.", metavar="FILE")
     ] = None,
+    coordinator: Coordinator = None,
     config: Config = None,
     state: State = None,
+    sets: Sets = None,
     force: Force = False,
 ) -> int:
     """Issue a token. Its holder renews it before it ends; `coordinator.token_file` of the agent is where it lies."""
     from coordinator.pki import write_private
 
     _checked_name(name)
-    tokens, _ = _tokens(config, state)
-    token = tokens.issue(role, name, tasks or (), life_s)
+    resolved = _resolved(config, state, sets, coordinator)
+    if resolved.admin.address is not None:
+        _require_device_role(role, "issued")
+        token = _issued_there(resolved, name, tasks or (), life_s)
+    else:
+        token = _tokens(config, state)[0].issue(role, name, tasks or (), life_s)
     if out is None:
         typer.echo(token)
     else:
@@ -129,12 +144,24 @@ def token_rotate(
 
 
 @token_app.command("revoke")
-def token_revoke(name: Holder, role: RoleName = "device", config: Config = None, state: State = None) -> int:
-    """End all tokens and certificates of a holder, at once and for good; what is issued later is valid."""
+def token_revoke(
+    name: Holder,
+    role: RoleName = "device",
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+) -> int:
+    """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
+    later is valid."""
     _checked_name(name)
-    tokens, _ = _tokens(config, state)
-    row = tokens.revoke(role, name)
-    typer.echo(f"{role} {name}: everything issued before now is refused; its epoch is {row.epoch}")
+    resolved = _resolved(config, state, sets, coordinator)
+    if resolved.admin.address is not None:
+        _require_device_role(role, "revoked")
+        epoch = _revoked_there(resolved, name)
+    else:
+        epoch = _tokens(config, state)[0].revoke(role, name).epoch
+    typer.echo(f"{role} {name}: everything issued before now is refused; its epoch is {epoch}")
     return 0
 
 
@@ -170,22 +197,51 @@ def _client(
     return 0
 
 
+def _require_device_role(role: str, done: str) -> None:
+    if role != "device":
+        raise UsageError(f"only what devices show is {done} from another machine, not what role {role} does", hint="do it there")
+
+
+def _issued_there(config: CoordinatorConfig, device: str, tasks: Sequence[str], life_s: int | None) -> str:
+    from coordinator.admin_client import access_of, required_coordinator
+    from edge.rpc.v1 import admin_pb2
+
+    request = admin_pb2.IssueTokenRequest(device=device, tasks=tasks)
+    if life_s is not None:
+        request.lifetime.FromSeconds(life_s)
+    with required_coordinator(access_of(config)) as client:
+        return str(client.ask("IssueToken", request).token)
+
+
+def _revoked_there(config: CoordinatorConfig, device: str) -> int:
+    from coordinator.admin_client import access_of, required_coordinator
+    from edge.rpc.v1 import admin_pb2
+
+    with required_coordinator(access_of(config)) as client:
+        return int(client.ask("RevokeDevice", admin_pb2.RevokeDeviceRequest(device=device)).epoch)
+
+
 def _tokens(config: Path | None, state: Path | None) -> tuple[Tokens, TokenStore]:
     from coordinator.bootstrap import state_dir_of
-    from coordinator.security import token_terms
-    from coordinator.tokens import Tokens, TokenStore
+    from coordinator.security import token_store, token_terms
+    from coordinator.tokens import Tokens
     from edge.core.clock import SystemClock
 
     resolved = _resolved(config, state)
-    store = TokenStore(state_dir_of(resolved))
+    store = token_store(resolved, state_dir_of(resolved))
     return Tokens(store, token_terms(resolved.auth), SystemClock()), store
 
 
-def _resolved(config: Path | None, state: Path | None) -> CoordinatorConfig:
+def _resolved(
+    config: Path | None, state: Path | None, sets: Sequence[str] | None = None, coordinator: str | None = None
+) -> CoordinatorConfig:
     from coordinator.config import resolve_coordinator_config
     from edge.config.loader import Flag
 
-    return resolve_coordinator_config(config, (), [Flag("state_dir", str(state), "--state")] if state is not None else []).config
+    flags = [Flag("state_dir", str(state), "--state")] if state is not None else []
+    if coordinator is not None:
+        flags.append(Flag("admin.address", coordinator, "--coordinator"))
+    return resolve_coordinator_config(config, sets or (), flags).config
 
 
 def _checked_name(name: str) -> None:

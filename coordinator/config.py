@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, resolve
+from edge.config.schema import CoordinatorTlsConfig
+from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
@@ -37,9 +39,10 @@ class Section(BaseModel):
 
 
 class PriceConfig(Section):
-    """Micro-USD per million input and output tokens from a day on (UTC), until the next entry's day."""
+    """Micro-USD per million input and output tokens from a day on (UTC), until the next entry's day or through `until_day`."""
 
     from_day: date = date.min
+    until_day: date | None = None
     in_uusd_per_mtok: Count
     out_uusd_per_mtok: Count
 
@@ -101,20 +104,16 @@ class UpstreamConfig(Section):
         days = [price.from_day for price in self.prices]
         if len(set(days)) < len(days):
             raise ValueError("has two prices from the same day")
+        for price in self.prices:
+            if price.until_day is not None and price.until_day < price.from_day:
+                raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
+            if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
+                raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
         return self
 
     @model_validator(mode="after")
     def _one_reference_to_a_key(self) -> UpstreamConfig:
-        from coordinator.secrets import parse_secret_ref
-
-        if self.api_key is not None and self.api_key_env is not None:
-            raise ValueError("takes api_key or api_key_env, not both")
-        for name, text in (("api_key", self.api_key), ("api_key_env", self.api_key_env and f"env:{self.api_key_env}")):
-            try:
-                if text is not None:
-                    parse_secret_ref(text)
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
+        require_one_reference(self.api_key, self.api_key_env)
         return self
 
     @property
@@ -336,8 +335,13 @@ class AuthConfig(Section):
 
     `devices` narrows what a device may do; with `unlisted_devices: refuse` only the devices named there are served.
     `max_failures_per_min` failed authentications of one peer are answered, further ones are RATE_LIMITED.
+
+    `folder` holds signing keys and epochs (null: `auth` in the state folder). Coordinators that share a ledger must share it, on a file
+    system that shows a change at once, or else what one revokes would be valid at the others: on PostgreSQL nothing is issued or revoked
+    without it.
     """
 
+    folder: str | None = None
     audience: str = Field("edge-coordinator", min_length=1, max_length=200)
     token_life_s: int = Field(900, ge=10, le=900)
     clock_skew_s: int = Field(30, ge=0, le=60)
@@ -354,13 +358,26 @@ class AuthConfig(Section):
         return None if grant is None or grant.tasks is None else frozenset(grant.tasks)
 
 
+class AdminConfig(Section):
+    """How commands reach the administrators' listener of a coordinator on another machine; nothing here matters to `serve`.
+
+    `address` is its HOST:PORT (null: `admin_listen` of a coordinator on this machine). Over `tls` the certificate there or the token in
+    `token_file` (mode 0600, role admin) tells who administers.
+    """
+
+    address: str | None = None
+    tls: CoordinatorTlsConfig | None = None
+    token_file: str | None = None
+
+
 class CoordinatorConfig(Section):
     """Everything a coordinator needs to know.
 
     No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
-    "*" stands for every label not named. `admin_listen` is where administrators connect, on this machine only: null means `admin.sock`
-    in the state folder, [] nowhere. `metrics_listen` (Prometheus, at /metrics) and `console_listen` (the web console) are HOST:PORT, null:
-    none; off loopback they need `tls` and tell only who shows a token. `metrics_devices` devices get series of their own.
+    "*" stands for every label not named. `admin_listen` is where administrators connect: null means `admin.sock` in the state folder, []
+    nowhere; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
+    /metrics) and `console_listen` (the web console) are HOST:PORT, null: none; off loopback they need `tls` and tell only who shows a
+    token. `metrics_devices` devices get series of their own.
 
     Each upstream is an alias by its own name. `aliases` gives more: an alias over several upstreams shares calls among them by weight, and
     asks a second one when the first is left alone by its breaker or certainly did not execute a call.
@@ -382,6 +399,7 @@ class CoordinatorConfig(Section):
     storage: StorageConfig = StorageConfig()
     tls: TlsConfig | None = None
     auth: AuthConfig = AuthConfig()
+    admin: AdminConfig = AdminConfig()
 
     @model_validator(mode="after")
     def _aliases_name_upstreams(self) -> CoordinatorConfig:
@@ -391,7 +409,7 @@ class CoordinatorConfig(Section):
 
     @model_validator(mode="after")
     def _no_plain_secret(self) -> CoordinatorConfig:
-        from coordinator.secrets import HOW, find_plain_secret
+        from coordinator.secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
             raise ValueError(f"{where} looks like a secret itself; {HOW}")

@@ -6,6 +6,7 @@ the one it names in its `device-id` metadata.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from functools import reduce
 
 from coordinator.accounts import Amount, DeviceRow, price_key
 from coordinator.config import ANY_TASK, TaskConfig
+from coordinator.ledger import device_disabled
 from coordinator.stores.store import LedgerStore
 from edge.core.clock import Clock
-from edge.core.errors import InvalidRequest, PermissionDenied
+from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied
+
+log = logging.getLogger(__name__)
 
 LOCAL_DEVICE = "local"
 MOST_SEEN_AT_ONCE = 256
@@ -74,7 +78,7 @@ class Fleet:
     def admit(self, device_id: str) -> None:
         """Note that a device called. Raises PermissionDenied for a disabled one."""
         if device_id in self._disabled:
-            raise PermissionDenied(f"device {device_id!r} is disabled", hint="the operator can enable it again")
+            raise device_disabled(device_id)
         self._seen[device_id] = self._clock.now()
 
     async def set_disabled(self, device_id: str, disabled: bool) -> Device:
@@ -99,6 +103,17 @@ class Fleet:
             except BaseException:
                 self._seen = {**seen, **self._seen}
                 raise
+        await self.learn_disabled()
+
+    async def heard(self, device_id: str) -> None:
+        """A device was disabled or enabled, perhaps by another replica. What cannot be read now is learned by the next `refresh`."""
+        try:
+            await self.learn_disabled()
+        except CoordinatorError as error:
+            log.warning("whether device %s is disabled is learned later: %s", device_id, error)
+
+    async def learn_disabled(self) -> None:
+        """Learn who is disabled, by whichever replica."""
         self._disabled = frozenset(row.device for row in await self._store.list_devices() if row.disabled)
 
 

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from coordinator.auth import Authenticator, CallFacts, Identity, authorize, needs_identity
 from coordinator.binding import UNKNOWN_METHOD
+from coordinator.handshakes import Handshakes
 from coordinator.tokens import Tokens
 from edge.core.errors import CoordinatorError
 from edge.rpc.errors import row_for, to_status, trailing_metadata
@@ -25,7 +26,7 @@ from edge.rpc.v1 import credential_pb2, credential_pb2_grpc
 AUTHORIZATION_KEY = "authorization"
 DEVICE_ID_KEY = "device-id"
 MAX_REMEMBERED = 256
-Held = Callable[[Identity, Any], Any]
+Held = Callable[["Identity | None", Any], Any]
 _IDENTITY: ContextVar[Identity] = ContextVar("identity")
 
 
@@ -58,8 +59,9 @@ async def refuse(context: Any, error: CoordinatorError) -> NoReturn:
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every handler of a server."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None) -> None:
         self._authenticator = authenticator
+        self._handshakes = handshakes
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
@@ -70,16 +72,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return known
         handler = await continuation(details)
         service = method.rpartition("/")[0].removeprefix("/")
-        if handler is None or handler is UNKNOWN_METHOD or not needs_identity(service):
+        if handler is None or handler is UNKNOWN_METHOD:
             return handler
         guarded = self._guarded(handler, service)
         if len(self._wrapped) < MAX_REMEMBERED:
             self._wrapped[method] = guarded
         return guarded
 
-    def admit(self, service: str, context: Any) -> Identity:
-        """Authenticate and authorize a call before its first message. Raises CoordinatorError."""
-        identity = self._authenticator.authenticate(facts_of(context))
+    def admit(self, service: str, context: Any) -> Identity | None:
+        """Authenticate and authorize a call before its first message; None for what is open to everybody. Raises CoordinatorError."""
+        facts = facts_of(context)
+        if self._handshakes is not None and facts.encrypted:
+            self._handshakes.served(facts.peer)
+        if not needs_identity(service):
+            return None
+        identity = self._authenticator.authenticate(facts)
         authorize(identity, service)
         _IDENTITY.set(identity)
         return identity
@@ -119,14 +126,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return guarded
 
 
-def _held_to_tasks(identity: Identity, request: Any) -> Any:
+def _held_to_tasks(identity: Identity | None, request: Any) -> Any:
     """The request, once its tasks are the caller's. What could not be read as a message is for the handler to refuse."""
-    if identity.tasks is not None and isinstance(request, Message):
+    if identity is not None and identity.tasks is not None and isinstance(request, Message):
         identity.require_tasks(tasks_in(request))
     return request
 
 
-async def _stream_held_to_tasks(identity: Identity, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _stream_held_to_tasks(identity: Identity | None, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The same for each message of a stream, as it is read; a refused one becomes the error that its handler answers it with."""
     async for request in requests:
         try:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 
+from coordinator.admin_client import access_of
 from coordinator.bootstrap import admin_listen_of
 from coordinator.config import CoordinatorConfig
 from edge.core.errors import CoordinatorUnavailable, UsageError
 from edge.rpc.address import parse_address
-from edge.rpc.health import is_serving
+from edge.rpc.credentials import ClientCredentials
+from edge.rpc.handshake import ADMINISTRATOR
+from edge.rpc.health import is_serving, require_handshake
 
 DEVICE_SERVICE = "edge.rpc.v1.DeviceService"
 
 
 def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: float) -> str:
     """The address that answered SERVING. Raises CoordinatorUnavailable, or UsageError when nothing local can be asked."""
-    asked = address or local_address(config)
-    if not asyncio.run(is_serving(asked, timeout_s, service=DEVICE_SERVICE)):
-        raise CoordinatorUnavailable(f"NOT_SERVING: no coordinator takes work on {asked}", hint="look at its log")
+    asked = address or config.admin.address or local_address(config)
+    credentials = ClientCredentials() if parse_address(asked).path else access_of(config).credentials
+    asyncio.run(_require(asked, timeout_s, credentials))
     return asked
+
+
+async def _require(address: str, timeout_s: float, credentials: ClientCredentials) -> None:
+    if await is_serving(address, timeout_s, service=DEVICE_SERVICE, credentials=credentials):
+        return
+    await require_handshake(address, timeout_s, credentials, ADMINISTRATOR)
+    raise CoordinatorUnavailable(f"NOT_SERVING: no coordinator takes work on {address}", hint="look at its log")
 
 
 def local_address(config: CoordinatorConfig) -> str:

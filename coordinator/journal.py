@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 GENESIS = "0" * 64
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+_encode_quickly = msgspec.json.Encoder(order="sorted").encode
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(Struct, frozen=True, gc=False):
     """One line of the journal. `body` is canonical JSON text; `at_ms` milliseconds since the epoch."""
 
     seq: int
@@ -45,8 +47,13 @@ class JournalEntry:
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII."""
-    return _encode(value)
+    """The one JSON text of a value without reals: sorted keys, no spaces, ASCII."""
+    try:
+        quick = _encode_quickly(value)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return _encode(value)
+    plain = quick.isascii() and b"\x7f" not in quick and b"null" not in quick  # which NaN would become
+    return quick.decode() if plain else _encode(value)
 
 
 def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from coordinator import failpoints
 from coordinator.accounts import (
+    AS_CONFIGURED,
     FLEET_CACHE,
+    NO_AMOUNT,
     SERVING_STEP,
     Amount,
     AttemptRow,
@@ -30,6 +33,7 @@ from coordinator.accounts import (
     InProgress,
     Limits,
     OpenStepRequest,
+    Outdated,
     PriceMember,
     PriceRow,
     Replay,
@@ -37,10 +41,13 @@ from coordinator.accounts import (
     ReserveOutcome,
     ReserveRequest,
     Resolution,
+    SetLimits,
     Settlement,
     StepRow,
     TaskRow,
     is_fleet_price,
+    is_share,
+    limits_version,
     share_key,
     share_prefix,
     step_budget_key,
@@ -158,6 +165,14 @@ class Tables(Protocol):
         """Write a device."""
         ...
 
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time, sorted by scope."""
+        ...
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        ...
+
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """COMPLETED calls with a text that were last changed before this time."""
         ...
@@ -239,9 +254,13 @@ class Ledger:
             if known.state is not CallState.REFUNDED:
                 return _outcome_of(known)
         self._require_open_step(request)
-        return (
-            self._answer_from_group(request, known) or self._answer_from_cache(request, known) or self._dispatch(request, known)
-        )
+        stored = self._answer_from_group(request, known) or self._answer_from_cache(request, known)
+        return stored or self._outdated(request) or self._dispatch(request, known)
+
+    def _outdated(self, request: ReserveRequest) -> Outdated | None:
+        """A hold follows the limits that hold now, whichever replica was told them."""
+        rows = tuple(self._tables.set_limits())
+        return Outdated(rows) if limits_version(rows) > request.limits_version else None
 
     def _require_open_step(self, request: ReserveRequest) -> None:
         if request.step == SERVING_STEP:
@@ -315,8 +334,9 @@ class Ledger:
         if request.step != SERVING_STEP:
             keys.add(step_budget_key(request.device, request.task, request.step))
         ordered = tuple(sorted(keys))
+        shared = any(map(is_share, ordered))
         for key in ordered:
-            from_aside = self._floor_taken(key, request.device, ordered, request.hold)
+            from_aside = self._floor_taken(key, request.device, ordered, request.hold) if shared else NO_AMOUNT
             if not self._tables.hold(key, request.hold, from_aside):
                 raise self._exhausted(key, request.hold, from_aside)
         return ordered
@@ -325,6 +345,8 @@ class Ledger:
         """Create a budget, or bring its limits and floors to what the configuration asks; spent amounts stay allowed. Returns the keys to
         hold on: the budget's, and the device's share where the budget is shared fairly."""
         row = self._tables.budget(terms.key)
+        if row is not None and row.asked == row.limits == terms.limits and row.floor_ppm == terms.floor_ppm == 0:
+            return (terms.key,)
         known = row or BudgetRow(terms.key, terms.limits, terms.limits)
         share = share_key(terms.key, device)
         joins = terms.floor_ppm > 0 and self._tables.budget(share) is None
@@ -361,6 +383,11 @@ class Ledger:
         """How much of a hold comes out of what was set aside for the device."""
         missing = self._missing_floor(key, device, keys, Amount(), Amount())
         return missing.minus(self._missing_floor(key, device, keys, hold, Amount()))
+
+    def _floor_left(self, key: str, attempt: AttemptRow, charge: Amount) -> Amount:
+        """How much of a hold is set aside for the device again."""
+        missing = self._missing_floor(key, attempt.device, attempt.budgets, NO_AMOUNT, NO_AMOUNT)
+        return self._missing_floor(key, attempt.device, attempt.budgets, charge, attempt.hold).minus(missing)
 
     def _missing_floor(self, key: str, device: str, keys: Sequence[str], more: Amount, less: Amount) -> Amount:
         """What a device has not used yet of its floor in a budget, once it has used `more` and then `less`; nothing where `keys` has no
@@ -451,10 +478,10 @@ class Ledger:
         extra: dict[str, Any],
     ) -> Resolution:
         """Move an attempt out of DISPATCHED, its hold out of `reserved`, and its charge into `committed`."""
+        shared = any(map(is_share, attempt.budgets))
         for key in attempt.budgets:
-            missing = self._missing_floor(key, attempt.device, attempt.budgets, Amount(), Amount())
-            after = self._missing_floor(key, attempt.device, attempt.budgets, charge, attempt.hold)
-            self._tables.resolve(key, attempt.hold, charge, after.minus(missing))
+            to_aside = self._floor_left(key, attempt, charge) if shared else NO_AMOUNT
+            self._tables.resolve(key, attempt.hold, charge, to_aside)
         self._tables.put_attempt(replace(attempt, state=state, charged=charge))
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.put_call(resolved)
@@ -639,7 +666,19 @@ class Ledger:
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
         """A task and these budgets in this order; one not used yet is shown empty."""
         rows = (self._tables.budget(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
-        return BudgetView(self.get_task(device, task), tuple(rows))
+        return BudgetView(self.get_task(device, task), tuple(rows), tuple(self._tables.set_limits()))
+
+    def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
+        """Change what holds for a scope over the configuration; AS_CONFIGURED takes a setting back. Returns what was set, of all scopes."""
+        rows = tuple(self._tables.set_limits())
+        known = next((row.changes for row in rows if row.scope == scope), ())
+        merged = {name: value for name, value in {**dict(known), **changes}.items() if value != AS_CONFIGURED}
+        row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
+        if row.changes == known:
+            return rows
+        self._tables.put_set_limits(row)
+        self._journal(now, "set_limits", {"scope": scope, "changes": list(map(list, row.changes)), "version": row.version})
+        return tuple(self._tables.set_limits())
 
     def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
         """Note a registration; the first time seen stays. Raises PermissionDenied for a disabled device."""
@@ -673,7 +712,7 @@ class Ledger:
     def _require_enabled(self, device: str) -> None:
         row = self._tables.device(device)
         if row is not None and row.disabled:
-            raise PermissionDenied(f"device {device!r} is disabled", hint="the operator can enable it again")
+            raise device_disabled(device)
 
     def purge_results(self, before: float, now: float) -> int:
         """Forget the answer texts of calls last changed before this time; charges and digests stay."""
@@ -697,7 +736,7 @@ class Ledger:
         row = self._tables.task(device, task)
         if row is None:
             raise NotFound(f"there is no task {task!r} of this device")
-        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or Amount()))
+        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or NO_AMOUNT))
         self._tables.put_task(row)
         return row
 
@@ -709,6 +748,12 @@ class Ledger:
 def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
     return task if price is None else replace(task, dual=price.dual, version=task.version + price.updates)
+
+
+def device_disabled(device: str) -> PermissionDenied:
+    """What a device that was shut out is told."""
+    hint = f"the operator lets it in again with `edge-coordinator devices enable {device}`"
+    return PermissionDenied(f"device {device!r} is disabled", reason="DEVICE_DISABLED", hint=hint)
 
 
 def milliseconds(seconds: float) -> int:

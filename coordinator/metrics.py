@@ -99,7 +99,7 @@ class BudgetGauge:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is looked up at each scrape instead of counted."""
+    """What is looked up at each scrape instead of counted. `tls_connections`: those that made a call, and those that came to none."""
 
     upstreams: Sequence[UpstreamGauge] = ()
     budgets: Sequence[BudgetGauge] = ()
@@ -107,6 +107,8 @@ class Gauges:
     admitting: bool = True
     commits: int | None = None
     operations: int | None = None
+    conflicts: int | None = None
+    tls_connections: tuple[int, int] | None = None
 
 
 class Meters:
@@ -216,6 +218,7 @@ class _Families:
 def _families(meters: Meters, gauges: Gauges, build: dict[str, str]) -> Iterator[Metric]:
     yield _gauge("build_info", "What runs.", tuple(build), [(tuple(build.values()), 1)])
     yield from _rpc_families(meters)
+    yield from _tls_families(gauges)
     yield from _upstream_families(meters, gauges)
     yield from _money_families(meters)
     yield from _ledger_families(meters, gauges)
@@ -235,6 +238,13 @@ def _rpc_families(meters: Meters) -> Iterator[Metric]:
     yield _histogram(
         "rpc_seconds", "Seconds from an RPC's arrival to its end; streams that last are left out.", ("method",), seconds
     )
+
+
+def _tls_families(gauges: Gauges) -> Iterator[Metric]:
+    if gauges.tls_connections is not None:
+        served, failed = gauges.tls_connections
+        what = "TLS connections, by whether they made a call; one that made none (failed) was turned away in its handshake, or a probe."
+        yield _counter("tls_connections", what, ("outcome",), [(("served",), served), (("failed",), failed)])
 
 
 def _upstream_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
@@ -270,6 +280,9 @@ def _ledger_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
         yield _counter("ledger_commits", "Commits of the ledger.", (), [((), gauges.commits)])
         what = "Operations in those commits; over the commits it is the mean size of a batch."
         yield _counter("ledger_operations", what, (), [((), gauges.operations)])
+    if gauges.conflicts is not None:
+        what = "Batches that ran again because another replica had written first."
+        yield _counter("ledger_conflicts", what, (), [((), gauges.conflicts)])
 
 
 def _budget_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coordinator.admin import AdminApi
     from coordinator.broker import Broker
     from coordinator.budgets import BudgetBook
+    from coordinator.handshakes import Handshakes
     from coordinator.rpc_meter import RpcInterceptor
     from coordinator.security import Security
     from coordinator.sideport import Route, SidePort
@@ -27,13 +28,14 @@ METRICS_ROLES = frozenset({"metrics", "admin"})
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is looked at: the parts of a running coordinator."""
+    """What is looked at: the parts of a running coordinator; `handshakes` where it speaks TLS."""
 
     store: LedgerStore
     broker: Broker
     book: BudgetBook
     upstreams: UpstreamTable
     admin: AdminApi
+    handshakes: Handshakes | None = None
 
 
 class Observation:
@@ -127,6 +129,8 @@ class Observation:
             admitting=observed.broker.admitting,
             commits=getattr(observed.store, "commits", None),
             operations=getattr(observed.store, "operations", None),
+            conflicts=getattr(observed.store, "conflicts", None),
+            tls_connections=None if observed.handshakes is None else observed.handshakes.counts(),
         )
 
 

@@ -287,6 +287,8 @@ async def budgets_now(
     terms |= {each.key: (each, "", "") for each in book.terms("", "", now) if scope_of(each.key) == "fleet"}
     wanted = list(terms.values())
     view = await store.get_budget("", "", [each for each, _, _ in wanted])
+    if book.learn(view.limits):
+        return await budgets_now(store, book, pairs, now)
     rows = zip(view.budgets, wanted, strict=True)
     return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))
 

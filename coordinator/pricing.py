@@ -5,7 +5,7 @@ A call is charged at the price of the day it was reserved on (UTC), however long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
@@ -19,13 +19,18 @@ from edge.core.types import TokenUsage
 
 TOKENS_PER_PRICE_UNIT = 1_000_000
 PRICE_FILE = "prices.yaml"
+NEVER_PRICED = "none is configured, and none is published for its model at its host"
 
 
 class Tariff(Protocol):
     """Says which price holds when."""
 
     def at(self, now: float) -> Price | None:
-        """The price at `now` (seconds since the epoch); None where there is none yet."""
+        """The price at `now` (seconds since the epoch); None where there is none, not yet or no more."""
+        ...
+
+    def why_none(self, now: float) -> str:
+        """Why there is no price at `now`; "" when there is one."""
         ...
 
 
@@ -45,27 +50,57 @@ class Price:
         """This price, always."""
         return self
 
+    def why_none(self, now: float) -> str:
+        """There always is one."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DatedPrice:
+    """A price and the days it holds on (UTC): from `from_day` to `until_day` inclusive, or with None until another one begins."""
+
+    from_day: date
+    price: Price
+    until_day: date | None = None
+
+    def __post_init__(self) -> None:
+        if self.until_day is not None and self.until_day < self.from_day:
+            raise ValueError(f"the price from {self.from_day} ends before, on {self.until_day}")
+
 
 @dataclass(frozen=True, slots=True)
 class DatedPrices:
-    """Prices in the order of the days they hold from (UTC), each until the next. Raises ValueError on a day given twice."""
+    """Prices in the order of their days. Raises ValueError on a day given twice, and when one ends after another has begun."""
 
-    entries: tuple[tuple[date, Price], ...]
+    entries: tuple[DatedPrice, ...]
 
     @staticmethod
-    def of(entries: Iterable[tuple[date, Price]]) -> DatedPrices:
+    def of(entries: Iterable[DatedPrice]) -> DatedPrices:
         """These prices, in whatever order they are given."""
-        return DatedPrices(tuple(sorted(entries, key=lambda entry: entry[0])))
+        return DatedPrices(tuple(sorted(entries, key=lambda entry: entry.from_day)))
 
     def __post_init__(self) -> None:
-        days = [day for day, _ in self.entries]
-        if any(later <= earlier for earlier, later in pairwise(days)):
-            raise ValueError("each price must hold from a day of its own")
+        for entry, following in pairwise(self.entries):
+            if following.from_day <= entry.from_day:
+                raise ValueError("each price must hold from a day of its own")
+            if entry.until_day is not None and entry.until_day >= following.from_day:
+                raise ValueError(f"the price until {entry.until_day} ends after the one from {following.from_day} has begun")
 
     def at(self, now: float) -> Price | None:
-        """The price of the day that `now` (seconds since the epoch) lies in; None before the first one."""
-        today = datetime.fromtimestamp(now, UTC).date()
-        return next((price for day, price in reversed(self.entries) if day <= today), None)
+        """The price of the day that `now` (seconds since the epoch) lies in; None before the first one and after one that has ended."""
+        entry = self._begun(now)
+        return None if entry is None or _is_over(entry, now) else entry.price
+
+    def why_none(self, now: float) -> str:
+        """Why there is no price at `now`; "" when there is one."""
+        entry = self._begun(now)
+        if entry is None:
+            return f"its first price holds from {self.entries[0].from_day} on" if self.entries else NEVER_PRICED
+        return f"its price ended on {entry.until_day}" if _is_over(entry, now) else ""
+
+    def _begun(self, now: float) -> DatedPrice | None:
+        """The latest that has begun."""
+        return next((entry for entry in reversed(self.entries) if entry.from_day <= _day_of(now)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +116,69 @@ class PriceBook:
         return self.tariffs.get((host, model))
 
 
+def why_unpriced(tariff: Tariff | None, now: float) -> str:
+    """Why calls cost nobody knows what at `now` (seconds since the epoch); "" when there is a price."""
+    return NEVER_PRICED if tariff is None else tariff.why_none(now)
+
+
 @cache
 def published_prices() -> PriceBook:
     """The price file that comes with this package. Raises ConfigError when it is damaged."""
+    return read_price_file(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
+
+
+def read_price_file(text: str) -> PriceBook:
+    """A price file's content. Raises ConfigError that names the entry that is none."""
     import yaml
 
-    data = yaml.safe_load(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
+    hint = "install the package again"
     try:
+        data = yaml.safe_load(text)
         hosts: Mapping[str, Mapping[str, Any]] = data["hosts"]
-        tariffs = {(host, model): _dated(rows) for host, models in hosts.items() for model, rows in models.items()}
-        return PriceBook(data["as_of"], data["source"], tariffs)
+        tariffs = {
+            (host, model): _dated(f"{host} {model}", rows) for host, models in hosts.items() for model, rows in models.items()
+        }
+        return PriceBook(_day(data["as_of"]), str(data["source"]), tariffs)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{PRICE_FILE} is damaged: no YAML", hint=hint) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{PRICE_FILE} is damaged: {error}", hint="install the package again") from error
+        raise ConfigError(f"{PRICE_FILE} is damaged: {error}", hint=hint) from error
 
 
-def _dated(rows: Iterable[Mapping[str, Any]]) -> DatedPrices:
-    return DatedPrices.of((row["from_day"], Price(int(row["in_uusd_per_mtok"]), int(row["out_uusd_per_mtok"]))) for row in rows)
+def _dated(where: str, rows: Sequence[Mapping[str, Any]]) -> DatedPrices:
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{where} has no list of prices")
+    try:
+        return DatedPrices.of(map(_entry, rows))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _entry(row: Any) -> DatedPrice:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{row!r} is no price")
+    unknown = set(row) - {"from_day", "until_day", "in_uusd_per_mtok", "out_uusd_per_mtok"}
+    if unknown:
+        raise ValueError(f"{sorted(unknown)[0]} is no part of a price")
+    price = Price(*(_uusd(row.get(name), name) for name in ("in_uusd_per_mtok", "out_uusd_per_mtok")))
+    return DatedPrice(_day(row.get("from_day")), price, _day(row["until_day"]) if "until_day" in row else None)
+
+
+def _uusd(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be a whole number of micro-USD, not {value!r}")
+    return value
+
+
+def _day(value: Any) -> date:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError(f"{value!r} is no day")
+    return value
+
+
+def _day_of(now: float) -> date:
+    return datetime.fromtimestamp(now, UTC).date()
+
+
+def _is_over(entry: DatedPrice, now: float) -> bool:
+    return entry.until_day is not None and _day_of(now) > entry.until_day

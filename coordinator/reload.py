@@ -6,12 +6,13 @@ What is under way keeps the terms it began with: an open step its τ, η and cre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.budgets import BudgetBook
-from coordinator.config import BudgetsConfig, CoordinatorConfig, UpstreamConfig
+from coordinator.accounts import SetLimits
+from coordinator.budgets import BudgetBook, settings_set
+from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.controller import StepController
 from coordinator.pricing import Tariff
 from coordinator.ratelimit import RateLimiter
@@ -34,23 +35,24 @@ class Changeable:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What another configuration changed: settings that hold now, told with both values, and names of those that need a restart."""
+    """What another configuration changed: settings that hold now, told with both values, names of those that need a restart, and of those
+    that something set at run time wins over."""
 
     taken: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
+    overruled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        overruled = f"; `budget set` wins over: {', '.join(self.overruled)}" if self.overruled else ""
         waiting = f"; needs a restart: {', '.join(self.restart)}" if self.restart else ""
-        return (", ".join(self.taken) or "nothing changed") + waiting
+        return (", ".join(self.taken) or "nothing changed") + overruled + waiting
 
 
-def apply_config(
-    config: CoordinatorConfig, limits: BudgetsConfig, tariffs: Mapping[str, Tariff | None], parts: Changeable
-) -> None:
-    """Hold later calls and steps to this configuration. `limits` are the configured budgets with what was set at run time, `tariffs` what
-    the calls of the upstreams named there cost from now on.
+def apply_config(config: CoordinatorConfig, tariffs: Mapping[str, Tariff | None], parts: Changeable) -> None:
+    """Hold later calls and steps to this configuration; limits that were set at run time win over its own. `tariffs` are what the calls of
+    the upstreams named there cost from now on.
     """
-    parts.book.replace_limits(limits)
+    parts.book.replace_configured(config.budgets)
     parts.book.replace_floor(config.fleet.fairness_floor)
     parts.controller.replace_tasks(config.effective_tasks)
     parts.limiter.replace_rates(config.rates)
@@ -65,8 +67,11 @@ def same_upstreams(started: CoordinatorConfig, config: CoordinatorConfig) -> fro
     return frozenset(name for name in running.keys() & wished.keys() if _unpriced(running[name]) == _unpriced(wished[name]))
 
 
-def changes_of(started: CoordinatorConfig, before: CoordinatorConfig, after: CoordinatorConfig) -> Changes:
+def changes_of(
+    started: CoordinatorConfig, before: CoordinatorConfig, after: CoordinatorConfig, set_limits: Sequence[SetLimits] = ()
+) -> Changes:
     """What `after` changes: `started` is what the coordinator was started with, `before` what it was told last."""
+    stronger = {f"budgets.{scope}.{name}" for scope, names in settings_set(set_limits).items() for name in names}
     prices = {f"upstreams.{name}.{price}" for name in same_upstreams(started, after) for price in _PRICES}
     running, last, wished = _settings(started), _settings(before), _settings(after)
 
@@ -74,13 +79,18 @@ def changes_of(started: CoordinatorConfig, before: CoordinatorConfig, after: Coo
         return key.startswith(_TAKEN) or key in prices
 
     keys = sorted(running.keys() | last.keys() | wished.keys())
-    taken = (f"{key} {last.get(key)} -> {wished.get(key)}" for key in keys if is_taken(key) and last.get(key) != wished.get(key))
-    others = (key for key in keys if not is_taken(key) and running.get(key) != wished.get(key))
-    return Changes(tuple(taken), tuple(dict.fromkeys(".".join(key.split(".")[:2]) for key in others)))
+    changed = [key for key in keys if is_taken(key) and last.get(key) != wished.get(key)]
+    taken = tuple(f"{key} {last.get(key)} -> {wished.get(key)}" for key in changed if key not in stronger)
+    overruled = tuple(key for key in changed if key in stronger)
+    others = (
+        key for key in keys if not is_taken(key) and not key.startswith(_OF_COMMANDS) and running.get(key) != wished.get(key)
+    )
+    return Changes(taken, tuple(dict.fromkeys(".".join(key.split(".")[:2]) for key in others)), overruled)
 
 
 _PRICES = ("prices", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok")
 _TAKEN = ("budgets.", "fleet.", "tasks.", "rates.", "service.sweep_interval_s", "service.answers_kept_s", "service.drain_grace_s")
+_OF_COMMANDS = ("admin.",)
 
 
 def _unpriced(upstream: UpstreamConfig) -> dict[str, Any]:

@@ -6,41 +6,17 @@ A configuration names a secret and never holds one: `find_plain_secret` looks fo
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coordinator.redact import looks_secret
+from edge.config.secret_refs import SecretRef
 from edge.core.errors import ConfigError
 
-HOW = "write env:NAME or file:/PATH, and keep the secret itself out of the configuration"
 _MAX_BYTES = 64 << 10
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NEVER_MODE = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
-
-
-@dataclass(frozen=True, slots=True)
-class SecretRef:
-    """Where a secret lies: the variable `env`, or the file `path`."""
-
-    env: str = ""
-    path: str = ""
-
-    def __str__(self) -> str:
-        return f"env:{self.env}" if self.env else f"file:{self.path}"
-
-
-def parse_secret_ref(text: str) -> SecretRef:
-    """The reference a person wrote. Raises ValueError that says how to write one and never repeats what was written."""
-    kind, _, rest = text.partition(":")
-    if kind == "env" and _ENV_NAME.fullmatch(rest):
-        return SecretRef(env=rest)
-    if kind == "file" and rest:
-        return SecretRef(path=rest)
-    raise ValueError(f"is no reference to a secret; {HOW}")
 
 
 def read_secret(ref: SecretRef, environ: Mapping[str, str] | None = None) -> str:

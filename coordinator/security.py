@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.config import AuthConfig, CoordinatorConfig
+from coordinator.config import AuthConfig, CoordinatorConfig, ServiceConfig
 from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
     from coordinator.auth import Authenticator, FailureLimiter
     from coordinator.guard import Guard
+    from coordinator.handshakes import Handshakes
     from coordinator.tls import ServerCertificates
 
 
@@ -26,24 +27,30 @@ class ListenerSecurity:
 
 
 class Security:
-    """Shared by all listeners of a process. `tokens` is also what issues and revokes for the admin service."""
+    """Shared by all listeners of a process. `tokens` also issues and revokes for the admin service; `handshakes` counts where TLS is on."""
 
     def __init__(self, config: CoordinatorConfig, state_dir: Path, clock: Clock) -> None:
         from coordinator.auth import FailureLimiter
+        from coordinator.handshakes import Handshakes
         from coordinator.tls import ServerCertificates
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(TokenStore(state_dir), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir), token_terms(config.auth), clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
-        self._certificates = ServerCertificates(config.tls, clock) if config.tls else None
+        self.handshakes: Handshakes | None = None
+        self._certificates: ServerCertificates | None = None
+        if config.tls:
+            self.handshakes = Handshakes(clock, _longest_connection_s(config.service))
+            self._certificates = ServerCertificates(config.tls, clock, self.handshakes.began)
 
     def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
         """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
         from coordinator.guard import CredentialServicer, Guard
 
         authenticator = self.authenticator(local_role)
-        return ListenerSecurity(Guard(authenticator), CredentialServicer(authenticator, self.tokens), self._certificates)
+        guard = Guard(authenticator, self.handshakes)
+        return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates)
 
     def authenticator(self, local_role: Literal["device", "admin"] = "device") -> Authenticator:
         """Who calls one listener; all count failures together."""
@@ -59,6 +66,22 @@ class Security:
         )
 
 
+def _longest_connection_s(service: ServiceConfig) -> float:
+    """gRPC ends connections at their age give or take a tenth, and then waits for what runs on them."""
+    return 1.1 * service.connection_age_s + service.connection_grace_s
+
+
 def token_terms(auth: AuthConfig) -> TokenTerms:
     """The configured terms of tokens."""
     return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
+
+
+def token_store(config: CoordinatorConfig, state_dir: Path) -> TokenStore:
+    """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
+    folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
+    return TokenStore(state_dir, folder, writable=keys_are_shared(config))
+
+
+def keys_are_shared(config: CoordinatorConfig) -> bool:
+    """Whether every coordinator that can share the ledger sees the same signing keys and epochs."""
+    return config.storage.backend != "postgres" or config.auth.folder is not None

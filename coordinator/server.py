@@ -223,7 +223,10 @@ def _make_room(path: Path) -> None:
     if path.exists() and not path.is_socket():
         raise ConfigError(f"cannot listen on unix:{path}: a file that is no socket is there")
     if _is_answered(path):
-        raise ConfigError(f"cannot listen on unix:{path}: another process is using it")
+        raise ConfigError(
+            f"cannot listen on unix:{path}: another process is using it",
+            hint="a second coordinator needs a state folder of its own (--state), or at least another admin_listen",
+        )
     with suppress(FileNotFoundError):
         path.unlink()
 

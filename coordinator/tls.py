@@ -7,6 +7,7 @@ that do not fit together are reported once and the certificate in use stays.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ Stamp = tuple[tuple[int, int, int], ...]
 class ServerCertificates:
     """The server's certificate, its key, and the authority that client certificates must come from."""
 
-    def __init__(self, config: TlsConfig, clock: Clock) -> None:
+    def __init__(self, config: TlsConfig, clock: Clock, on_handshake: Callable[[], None] = lambda: None) -> None:
+        """`on_handshake` is called before each handshake, on a thread of gRPC's."""
         self._config = config
         self._clock = clock
+        self._on_handshake = on_handshake
         self._seen: Stamp = ()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -36,6 +39,7 @@ class ServerCertificates:
 
     def _changed(self) -> Any:
         """gRPC asks before each handshake: the new configuration, or None to go on with the one in use. Never raises."""
+        self._on_handshake()
         try:
             stamp = self._stamp()
             if stamp == self._seen:

@@ -2,8 +2,8 @@
 
 A token lives at most 15 minutes and names its audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
 overlap: the newest signs, older ones verify until every token they signed is over. `revoke` raises the holder's epoch, which ends all its
-tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder (mode 0600), are replaced whole and synced, and a
-running coordinator sees a change at its next check.
+tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder, or where `auth.folder` says so that several
+coordinators share them (mode 0600); they are replaced whole and synced, and a running coordinator sees a change at its next check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.pki import write_private
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorUnavailable, StateError, Unauthenticated, UsageError
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -35,6 +35,7 @@ ALGORITHM = "EdDSA"
 ISSUER = "edge-coordinator"
 ROLES = ("device", "admin", "console", "metrics")
 AUTH_FOLDER = "auth"
+SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
 _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun", "jti")
 
 
@@ -85,8 +86,10 @@ class TokenTerms:
 class TokenStore:
     """Signing keys and epochs in a folder. Reading notices changes by other processes; writing holds a lock."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.folder = state_dir / AUTH_FOLDER
+    def __init__(self, state_dir: Path, folder: Path | None = None, *, writable: bool = True) -> None:
+        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there."""
+        self.folder = folder or state_dir / AUTH_FOLDER
+        self._writable = writable
         self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
         self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
 
@@ -107,7 +110,13 @@ class TokenStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One writer at a time over all processes."""
+        """One writer at a time over all processes. Raises CoordinatorError (KEYS_NOT_SHARED), StateError."""
+        if not self._writable:
+            raise CoordinatorError(
+                "tokens are neither issued nor revoked here: other coordinators on this ledger would not see it",
+                reason="KEYS_NOT_SHARED",
+                hint=SHARE_KEYS,
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
-from coordinator.budgets import BudgetBook, load_limits
+from coordinator.budgets import BudgetBook
 from coordinator.config import CoordinatorConfig
 from coordinator.fleet import Fleet
 from coordinator.stores.store import LedgerStore
@@ -21,13 +20,10 @@ REFRESH_EVERY_TICKS = 15
 class Upkeep:
     """Ticks every `sweep_interval_s`. A tick that fails is logged and tried again at the next one."""
 
-    def __init__(
-        self, store: LedgerStore, book: BudgetBook, config: CoordinatorConfig, state_dir: Path, clock: Clock, fleet: Fleet
-    ) -> None:
+    def __init__(self, store: LedgerStore, book: BudgetBook, config: CoordinatorConfig, clock: Clock, fleet: Fleet) -> None:
         self._store = store
         self._book = book
         self._config = config
-        self._state_dir = state_dir
         self._clock = clock
         self._fleet = fleet
 
@@ -46,7 +42,7 @@ class Upkeep:
     async def tick(self, purge: bool = False, refresh: bool = True) -> None:
         """One round."""
         try:
-            self._book.replace_limits(load_limits(self._state_dir, self._config.budgets))
+            self._book.learn(await self._store.list_set_limits())
             if swept := await self._store.sweep(self._clock.now()):
                 log.warning("%d calls outlived their lease and are charged as in doubt", len(swept))
             now = self._clock.now()

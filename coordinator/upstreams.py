@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.accounts import Amount
 from coordinator.admission import Gate
 from coordinator.breaker import Breaker, Outcome
-from coordinator.pricing import Price, Tariff
+from coordinator.pricing import Price, Tariff, why_unpriced
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
 from edge.core.types import TokenUsage
@@ -65,11 +65,15 @@ class Upstream:
         """The price that holds at `now` (seconds since the epoch), or None."""
         return None if self.price is None else self.price.at(now)
 
+    def why_unpriced(self, now: float) -> str:
+        """Why it has no price at `now`; "" when it has one."""
+        return why_unpriced(self.price, now)
+
     def quote(self, call: CloudCall, now: float) -> Quote:
         """The most this call can cost at the price of `now` (seconds since the epoch). Raises Unpriced."""
         price = self.price_at(now)
         if price is None:
-            raise _unpriced(self.alias)
+            raise _unpriced(self.alias, self.why_unpriced(now))
         bound = self.provider.input_token_bound(self.request(call, self.deadline_s, ""))
         return Quote(price, price.charge(TokenUsage(bound, call.max_output_tokens)))
 
@@ -133,7 +137,7 @@ class UpstreamTable:
             raise InvalidRequest(f"max_output_tokens is at most {most} for model {call.model_alias!r}")
         priced = tuple(upstream for upstream in roomy if upstream.price_at(now) is not None)
         if not priced:
-            raise _unpriced(call.model_alias)
+            raise _unpriced(call.model_alias, roomy[0].why_unpriced(now))
         return priced
 
     def current(self, upstream: Upstream) -> Upstream:
@@ -156,8 +160,8 @@ class UpstreamTable:
             await upstream.provider.aclose()
 
 
-def _unpriced(alias: str) -> Unpriced:
-    return Unpriced(f"model {alias!r} has no price", hint="set the upstream's prices in the configuration")
+def _unpriced(alias: str, why: str) -> Unpriced:
+    return Unpriced(f"model {alias!r} has no price: {why}", hint="set the upstream's prices in the configuration")
 
 
 def _place(leg: Leg, question: str) -> float:

@@ -6,14 +6,15 @@ What it cannot see: a journal cut at its end together with tables set back to ma
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TextIO
+
+from msgspec import Struct
 
 from coordinator.accounts import (
     Amount,
@@ -24,6 +25,7 @@ from coordinator.accounts import (
     Limits,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -72,6 +74,10 @@ class LedgerRows(Protocol):
         """All devices."""
         ...
 
+    def set_limits(self) -> Iterable[SetLimits]:
+        """What was set at run time, sorted by scope."""
+        ...
+
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
         """Entries in order."""
         ...
@@ -100,7 +106,7 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        return {"ok": self.ok, **dataclasses.asdict(self)}
+        return {"ok": self.ok, **asdict(self)}
 
     def lines(self) -> list[str]:
         """The report for people: the differences, then one line that sums up."""
@@ -123,7 +129,12 @@ def verify_file(path: str | os.PathLike[str]) -> VerifyReport:
 
 def export(rows: LedgerRows, stream: TextIO, after: int = 0) -> int:
     """Write the journal's entries above number `after` as JSON lines, for audits; returns how many."""
-    return sum(stream.write(entry.to_json() + "\n") > 0 for entry in rows.journal_after(after))
+    return write_entries(rows.journal_after(after), stream)
+
+
+def write_entries(entries: Iterable[JournalEntry], stream: TextIO) -> int:
+    """Write entries as JSON lines; returns how many."""
+    return sum(stream.write(entry.to_json() + "\n") > 0 for entry in entries)
 
 
 def verify(rows: LedgerRows) -> VerifyReport:
@@ -138,6 +149,7 @@ def verify(rows: LedgerRows) -> VerifyReport:
     _compare("task", replay.tasks, rows.all_tasks(), ("device", "task"), findings)
     _compare("price", replay.prices, rows.all_prices(), ("key",), findings)
     _compare("price_member", replay.price_members, rows.all_price_members(), ("price", "device"), findings)
+    _compare("set_limits", replay.set_limits, rows.set_limits(), ("scope",), findings)
     _compare("device", replay.devices, rows.all_devices(), ("device",), findings)
     return VerifyReport(
         entries=entries,
@@ -185,6 +197,7 @@ class Replay:
         self.prices: dict[Any, Row] = {}
         self.price_members: dict[Any, Row] = {}
         self.devices: dict[Any, Row] = {}
+        self.set_limits: dict[Any, Row] = {}
         self.dual_updates = 0
         self._shares: dict[str, list[str]] = {}
         self._findings = findings
@@ -205,6 +218,7 @@ class Replay:
             "purge": self._purge,
             "leave": self._leave,
             "device": self._device,
+            "set_limits": self._set_limits,
         }
 
     def apply(self, entry: JournalEntry) -> None:
@@ -225,6 +239,18 @@ class Replay:
         self._require(data["limits"] == expected, f"limits {data['limits']} where {expected} follow")
         row["asked"], row["limits"] = data["asked"], data["limits"]
         self._floors(row, data)
+
+    def _set_limits(self, data: Row) -> None:
+        follows = 1 + max((row["version"] for row in self.set_limits.values()), default=0)
+        self._require(data["version"] == follows, f"version {data['version']} where {follows} follows")
+        self.set_limits[data["scope"]] = dict(data)
+
+    def _check_asked(self, row: Row) -> None:
+        """A hold follows what was set at run time, whatever the configuration of the replica that took it."""
+        changes = dict(self.set_limits.get(row["key"].split("@")[0].split("[")[0], {}).get("changes", ()))
+        for place, name in enumerate(("calls_limit", "tokens_limit", "spend_limit_uusd")):
+            holds = name not in changes or row["asked"][place] == changes[name]
+            self._require(holds, f"budget {row['key']} is held to {row['asked'][place]} where {name} was set otherwise")
 
     def _floors(self, row: Row, data: Row) -> None:
         """What each member of a budget that is shared fairly can rely on, told by a change of its terms."""
@@ -266,6 +292,8 @@ class Replay:
         fresh = {"number": number, "state": "dispatched", "charged": [0, 0, 0]}
         self.attempts[*call_id, number] = {**{name: data[name] for name in names}, **fresh}
         self._move(data["device"], data["budgets"], data["hold"], [0, 0, 0])
+        for key in data["budgets"]:
+            self._check_asked(self.budgets[key])
         self._touch_task(data, [0, 0, 0])
 
     def _move(self, device: str, keys: list[str], reserved: Units, committed: Units) -> None:
@@ -425,7 +453,7 @@ def _compare(kind: str, expected: dict[Any, Row], rows: Iterable[Any], names: tu
     """Table rows against replayed ones, field by field."""
     seen = set()
     for row in _readable(kind, rows, findings):
-        found = _plain(row) if dataclasses.is_dataclass(row) else row
+        found = _plain(row) if isinstance(row, Struct) else row
         key = found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)
         seen.add(key)
         if key not in expected:
@@ -460,8 +488,8 @@ def _plain(value: Any) -> Any:
     """Rows as dictionaries, amounts and limits as [calls, tokens, uusd], reals as hex."""
     if isinstance(value, Amount | Limits):
         return [value.calls, value.tokens, value.uusd]
-    if dataclasses.is_dataclass(value):
-        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, float):

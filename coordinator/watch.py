@@ -1,7 +1,8 @@
 """Who watches which budget. Knows watchers and when to wake them; knows nothing of gRPC or of what a budget is made of.
 
-A change rings for the device and task it concerns, whichever replica wrote it; what other devices spend of a shared budget is seen at the
-next heartbeat at the latest. A watcher that is slow is rung once for many changes, and then reads the newest version only.
+A change rings for the device and task it concerns, whichever replica wrote it. What concerns many devices, such as what others spend of
+a shared budget, rings for them at once too, but then for what follows within a second only once, at its end. A watcher that is slow is
+rung once for many changes, and then reads the newest version only.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.stores.changes import EVERYTHING, DeviceTask
+from coordinator.stores.changes import DeviceTask
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
+SHARED_PAUSE_S = 1.0
+Heard = Callable[[str], Awaitable[None]]
+
 
 class BudgetBell:
-    """Rings for watchers. Belongs to one event loop."""
+    """Rings for watchers, for all devices together at most every `shared_pause_s`. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_pause_s: float = SHARED_PAUSE_S) -> None:
         self._listeners: dict[str, dict[asyncio.Event, str]] = defaultdict(dict)
+        self._shared_pause_s = shared_pause_s
+        self._shared: set[str] = set()
+        self._pause: asyncio.TimerHandle | None = None
         self.stopped = False
 
     @property
@@ -46,6 +53,20 @@ class BudgetBell:
             for rung, watched in self._listeners[device].items():
                 if task in ("", watched):
                     rung.set()
+
+    def ring_shared(self, task: str = "") -> None:
+        """Something changed for all devices of a task ("": of any task): at once, or together with the rest when the pause is over."""
+        self._shared.add(task)
+        if self._pause is None:
+            self._ring_shared()
+
+    def _ring_shared(self) -> None:
+        tasks, self._shared, self._pause = self._shared, set(), None
+        if tasks:
+            for device in tuple(self._listeners):
+                for task in tasks:
+                    self.ring(device, task)
+            self._pause = asyncio.get_running_loop().call_later(self._shared_pause_s, self._ring_shared)
 
     def ring_all(self) -> None:
         """Something changed for everybody."""
@@ -84,10 +105,15 @@ async def _rings_within(rung: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-async def ring_changes(bell: BudgetBell, changes: AsyncIterator[DeviceTask]) -> None:
-    """Ring for each (device, task) that a store says has a new version, whichever replica wrote it, until the store is closed."""
+async def ring_changes(bell: BudgetBell, changes: AsyncIterator[DeviceTask], heard: Heard | None = None) -> None:
+    """Ring for what a store says has changed, whichever replica wrote it, until the store is closed.
+
+    `heard` is told of a device that was disabled or enabled, before its watchers are rung.
+    """
     async for device, task in changes:
-        if (device, task) == EVERYTHING:
-            bell.ring_all()
-        else:
-            bell.ring(device, task)
+        if not device:
+            bell.ring_shared(task)
+            continue
+        if not task and heard is not None:
+            await heard(device)
+        bell.ring(device, task)

@@ -22,11 +22,12 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
 from coordinator.journal import JournalEntry
-from coordinator.stores.changes import EVERYTHING, moves_others
+from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in, told_to_others
 from coordinator.stores.sqlite_tables import SqliteTables
 from edge.core.errors import CoordinatorError
 
@@ -102,6 +103,10 @@ def _always(row: object) -> bool:
     return True
 
 
+def _never(row: object) -> bool:
+    return False
+
+
 def _while_open(row: CallRow | AttemptRow | None) -> bool:
     """A call is asked for again when it ends; after that it would only fill memory."""
     return row is not None and row.state is CallState.DISPATCHED
@@ -120,6 +125,7 @@ class BufferedTables:
         self._prices: Rows[PriceRow] = Rows(file.price, lambda row: (row.key,), _always)
         self._members: Rows[PriceMember] = Rows(file.price_member, lambda row: (row.price, row.device), _always)
         self._devices: Rows[DeviceRow] = Rows(file.device, lambda row: (row.device,), _always)
+        self._limits: Rows[SetLimits] = Rows(lambda scope: None, lambda row: (row.scope,), _never)
         self._tables: dict[str, Rows[Any]] = {
             "budget": self._budgets,
             "call": self._calls,
@@ -129,7 +135,9 @@ class BufferedTables:
             "price": self._prices,
             "price_member": self._members,
             "device": self._devices,
+            "set_limits": self._limits,
         }
+        self._stored_limits: dict[tuple[Any, ...], SetLimits] | None = None
         self._head = file.journal_head()
         self._waiting_entries: list[JournalEntry] = []
         self._tried_entries: list[JournalEntry] = []
@@ -165,6 +173,8 @@ class BufferedTables:
 
     def write(self) -> set[tuple[str, str]]:
         """Write what was kept, inside the caller's transaction; the (device, task) pairs that have a new version. Raises sqlite3.Error."""
+        if not self._limits.is_written:
+            self._stored_limits = None
         for table, rows in self._tables.items():
             self.file.put_all(table, rows.take())
         self.file.append_all(self._waiting_entries)
@@ -235,6 +245,7 @@ class BufferedTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
+        self._tried_changes.update(told_to_others(row))
         self._budgets.put(row)
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
@@ -243,14 +254,14 @@ class BufferedTables:
         held = None if row is None else _consistent(row.held, amount, from_aside)
         if held is None or held.limits.units_exceeded(held.used.plus(held.set_aside)):
             return False
-        self._budgets.put(held)
+        self.put_budget(held)
         return True
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
         row = self._budgets.get(key)
         if row is not None:
-            self._budgets.put(_consistent(row.resolved, hold, charge, to_aside))
+            self.put_budget(_consistent(row.resolved, hold, charge, to_aside))
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
@@ -298,7 +309,21 @@ class BufferedTables:
 
     def put_device(self, row: DeviceRow) -> None:
         """Write a device."""
+        if shuts_or_lets_in(self._devices.get(row.device), row):
+            self._tried_changes.add((row.device, ""))
         self._devices.put(row)
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time; a few rows that every hold asks for."""
+        if self._stored_limits is None:
+            self._stored_limits = {(row.scope,): row for row in self.file.set_limits()}
+        rows = self._stored_limits | self._limits.unwritten()
+        return [rows[key] for key in sorted(rows)]
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        self._tried_changes.add(EVERYTHING)
+        self._limits.put(row)
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""

@@ -10,18 +10,36 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from coordinator.accounts import Limits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.accounts import PriceRow
+    from coordinator.accounts import BudgetRow, DeviceRow, PriceRow
 
 DeviceTask = tuple[str, str]
 EVERYTHING: DeviceTask = ("", "")
+_SHARED, _OF_TASK = "fleet", "fleet_task[task:"
+_NO_LIMITS = Limits()
 
 
 def moves_others(known: PriceRow | None, row: PriceRow) -> bool:
     """Whether a shared λ that is written gives tasks a new version that are not written themselves."""
     return known is not None and known.updates != row.updates
+
+
+def told_to_others(row: BudgetRow) -> Iterable[DeviceTask]:
+    """Whom the use of a budget concerns besides the device that used it, as a pair without a device: all devices of the task it is for, or
+    all devices (EVERYTHING). Nobody where it is one device's, or limits nothing."""
+    if not row.key.startswith(_SHARED) or row.limits == _NO_LIMITS:
+        return ()
+    task = row.key[len(_OF_TASK) : row.key.rindex("]")] if row.key.startswith(_OF_TASK) else ""
+    return (("", task),)
+
+
+def shuts_or_lets_in(known: DeviceRow | None, row: DeviceRow) -> bool:
+    """Whether a device that is written is disabled from now on, or no longer; told as a pair without a task."""
+    return (known is not None and known.disabled) != row.disabled
 
 
 class _Subscriber:

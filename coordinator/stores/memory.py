@@ -18,12 +18,13 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
 from coordinator.journal import GENESIS, JournalEntry
 from coordinator.ledger import Ledger
-from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others
+from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others, shuts_or_lets_in, told_to_others
 from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.transactions import TransactingStore
 from edge.core.errors import CoordinatorUnavailable
@@ -44,6 +45,7 @@ class MemoryTables:
         self.prices: dict[str, PriceRow] = {}
         self.price_members: dict[tuple[str, str], PriceMember] = {}
         self.devices: dict[str, DeviceRow] = {}
+        self.limits: dict[str, SetLimits] = {}
         self.journal: list[JournalEntry] = []
         self._by_cache_key: dict[str, dict[CallId, None]] = defaultdict(dict)
         self._by_step: dict[tuple[str, str, int], dict[CallId, None]] = defaultdict(dict)
@@ -126,6 +128,7 @@ class MemoryTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
+        self.changed.update(told_to_others(row))
         self._set(self.budgets, row.key, row)
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
@@ -134,12 +137,12 @@ class MemoryTables:
         held = row.held(amount, from_aside)
         if held.limits.units_exceeded(held.used.plus(held.set_aside)):
             return False
-        self._set(self.budgets, key, held)
+        self.put_budget(held)
         return True
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
-        self._set(self.budgets, key, self.budgets[key].resolved(hold, charge, to_aside))
+        self.put_budget(self.budgets[key].resolved(hold, charge, to_aside))
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
@@ -186,7 +189,18 @@ class MemoryTables:
 
     def put_device(self, row: DeviceRow) -> None:
         """Write a device."""
+        if shuts_or_lets_in(self.devices.get(row.device), row):
+            self.changed.add((row.device, ""))
         self._set(self.devices, row.device, row)
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time."""
+        return _sorted_rows(self.limits)
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
+        self.changed.add(EVERYTHING)
+        self._set(self.limits, row.scope, row)
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""

@@ -104,6 +104,7 @@ class PostgresLedgerStore(TransactingStore):
         self.feed = ChangeFeed()
         self.commits = 0
         self.operations = 0
+        self.conflicts = 0
         self._dsn = dsn
         self._settings = settings
         self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
@@ -239,6 +240,7 @@ class PostgresLedgerStore(TransactingStore):
         try:
             await self._run(connection, jobs)
         except HeadMoved:
+            self.conflicts += 1
             async with _holding_the_head(connection):
                 await self._run(connection, jobs)
 

@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coordinator.accounts import AttemptRow, BudgetRow, CallRow, DeviceRow, PriceMember, PriceRow, StepRow, TaskRow
+from coordinator.accounts import AttemptRow, BudgetRow, CallRow, DeviceRow, PriceMember, PriceRow, SetLimits, StepRow, TaskRow
 from coordinator.journal import JournalEntry
 from coordinator.stores import postgres
 from coordinator.stores.migrations import LEDGER
 from coordinator.stores.postgres_tables import attempt_of, told
-from coordinator.stores.rows import budget_of, call_of, device_of, price_of, step_of, task_of
+from coordinator.stores.rows import budget_of, call_of, device_of, price_of, set_limits_of, step_of, task_of
 from edge.core.errors import StateError
 
 if TYPE_CHECKING:
@@ -93,6 +93,10 @@ class PostgresRows:
     def all_devices(self) -> Iterable[DeviceRow]:
         """All devices."""
         return self._rows("SELECT * FROM device ORDER BY device", device_of)
+
+    def set_limits(self) -> Iterable[SetLimits]:
+        """What was set at run time."""
+        return self._rows("SELECT * FROM set_limits ORDER BY scope", set_limits_of)
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
         """Entries in order."""

@@ -23,6 +23,7 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -41,6 +42,8 @@ from coordinator.stores.rows import (
     member_values,
     price_of,
     price_values,
+    set_limits_of,
+    set_limits_values,
     step_of,
     step_values,
     task_of,
@@ -75,6 +78,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "price": ("key", "dual", "updates", "units"),
     "price_member": ("price", "device", "units", "seen_ms"),
     "device": ("device", "agent_version", "tasks", "first_seen_ms", "last_seen_ms", "disabled"),
+    "set_limits": ("scope", "changes", "version"),
     "journal": ("seq", "at_ms", "kind", "body", "previous", "hash"),
 }
 _KEYS = {  # so many of the first columns are the primary key
@@ -86,6 +90,7 @@ _KEYS = {  # so many of the first columns are the primary key
     "price": 1,
     "price_member": 2,
     "device": 1,
+    "set_limits": 1,
 }
 _ANSWERED = "c.state = 'completed' AND c.result IS NOT NULL AND c.source_key = ''"
 _OPEN = "a.state = 'dispatched'"
@@ -163,6 +168,7 @@ _QUESTIONS: Mapping[Kind, dict[str, str]] = {
     ),
     Kind.IDLE_PRICE_MEMBERS: _with_price("price_member", _IDLE),
     Kind.DEVICE: _matching("device", ("device",), ("text",)),
+    Kind.SET_LIMITS: {"set_limits": "SELECT * FROM set_limits"},
     Kind.OLD_RESULTS: {
         "call": "SELECT c.* FROM call c WHERE c.result IS NOT NULL AND c.updated_ms < (SELECT max(w) FROM unnest($1::bigint[]) w)"
     },
@@ -283,6 +289,8 @@ class PostgresTables(MemoryTables):
             self._known.add((Kind.PRICE, member.price))
         for row in rows.get("device", ()):
             self.put_device(device_of(row))
+        for row in rows.get("set_limits", ()):
+            self.put_set_limits(set_limits_of(row))
 
     def _know_all_of(self, attempt: AttemptRow) -> None:
         self._known.add((Kind.ATTEMPT, attempt.device, attempt.key, attempt.number))
@@ -295,7 +303,7 @@ class PostgresTables(MemoryTables):
     def _by_table(self) -> dict[str, dict[Any, Any]]:
         tables: dict[str, dict[Any, Any]] = {"budget": self.budgets, "call": self.calls, "attempt": self.attempts}
         fleet: dict[str, dict[Any, Any]] = {"price": self.prices, "price_member": self.price_members, "device": self.devices}
-        return {**tables, "step": self.steps, "task_state": self.tasks, **fleet}
+        return {**tables, "step": self.steps, "task_state": self.tasks, **fleet, "set_limits": self.limits}
 
     def changes(self) -> dict[str, list[tuple[Any, ...]]]:
         """Rows to be written, by table, as values in the order of COLUMNS."""
@@ -410,6 +418,11 @@ class PostgresTables(MemoryTables):
         if found is None:
             self._need(Kind.DEVICE, device)
         return found
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time."""
+        self._need(Kind.SET_LIMITS)
+        return super().set_limits()
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""
@@ -551,4 +564,5 @@ _VALUES: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
     "price": price_values,
     "price_member": member_values,
     "device": device_values,
+    "set_limits": set_limits_values,
 }

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     PRICE_MEMBER = "price_member"
     IDLE_PRICE_MEMBERS = "idle_price_members"
     DEVICE = "device"
+    SET_LIMITS = "set_limits"
     OLD_RESULTS = "old_results"
     ALL_BUDGETS = "all_budgets"
     ALL_TASKS = "all_tasks"
@@ -57,13 +58,15 @@ class Kind(StrEnum):
 Want = tuple[Any, ...]  # (Kind, *the getter's arguments)
 Reach = frozenset[Want]
 NOTHING: Reach = frozenset()
+SET_LIMITS: Reach = frozenset({(Kind.SET_LIMITS,)})
 
 
 def reserve_reach(request: ReserveRequest) -> Reach:
-    """T1: the call, what could answer it, its device, its step, its task, and all its budgets with the device's shares of them."""
+    """T1: the call, what could answer it, its device, its step, its task, all its budgets with the device's shares of them, and what
+    was set over their limits."""
     device, task, step = request.device, request.task, request.step
     wants: set[Want] = {(Kind.CALL, device, request.key), (Kind.TASK, device, task), (Kind.DEVICE, device)}
-    wants |= budgets_reach(request.budgets)
+    wants |= budgets_reach(request.budgets) | SET_LIMITS
     wants |= {(Kind.BUDGET, share_key(terms.key, device)) for terms in request.budgets if terms.floor_ppm > 0}
     if request.cache_key:
         wants.add((Kind.CACHED, request.cache_key))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from coordinator.accounts import (
@@ -19,6 +20,7 @@ from coordinator.accounts import (
     Limits,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -56,10 +58,15 @@ def attempt_of(row: Sequence[Any]) -> AttemptRow:
     return AttemptRow(*values)
 
 
+@lru_cache(maxsize=4096)
+def _list_text(texts: tuple[str, ...]) -> str:
+    return json.dumps(texts)
+
+
 def attempt_values(row: AttemptRow) -> tuple[Any, ...]:
     """An attempt's columns."""
     amounts = (*row.hold.units, *row.charged.units)
-    return (row.device, row.key, row.number, str(row.state), *amounts, json.dumps(row.budgets), row.epoch, row.lease_ms)
+    return (row.device, row.key, row.number, str(row.state), *amounts, _list_text(row.budgets), row.epoch, row.lease_ms)
 
 
 def step_of(row: Sequence[Any]) -> StepRow:
@@ -127,3 +134,13 @@ def device_values(row: DeviceRow) -> tuple[Any, ...]:
     """A device's columns."""
     times = (row.first_seen_ms, row.last_seen_ms)
     return (row.device, row.agent_version, json.dumps(row.tasks), *times, int(row.disabled))
+
+
+def set_limits_of(row: Sequence[Any]) -> SetLimits:
+    """What was set for a scope, from its columns."""
+    return SetLimits(row[0], tuple((name, value) for name, value in json.loads(row[1])), row[2])
+
+
+def set_limits_values(row: SetLimits) -> tuple[Any, ...]:
+    """The columns of what was set for a scope."""
+    return (row.scope, json.dumps(row.changes), row.version)

@@ -19,6 +19,7 @@ from coordinator.accounts import (
     DeviceRow,
     PriceMember,
     PriceRow,
+    SetLimits,
     StepRow,
     TaskRow,
 )
@@ -35,6 +36,8 @@ from coordinator.stores.rows import (
     member_values,
     price_of,
     price_values,
+    set_limits_of,
+    set_limits_values,
     step_of,
     step_values,
     task_of,
@@ -132,7 +135,10 @@ _SCHEMA_3 = """
 DROP INDEX call_by_step;
 CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
+_SCHEMA_4 = """
+CREATE TABLE set_limits (scope TEXT PRIMARY KEY, changes TEXT NOT NULL, version INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4
 
 _BUDGETS_AFTER = """
 SELECT * FROM budget WHERE key > ?1 AND (?2 OR substr(key, 1, length(?3)) <> ?3) ORDER BY key LIMIT ?4
@@ -230,6 +236,10 @@ class SqliteTables:
         """A registered device."""
         row = self._one("SELECT * FROM device WHERE device = ?", device)
         return None if row is None else device_of(row)
+
+    def set_limits(self) -> Sequence[SetLimits]:
+        """What was set at run time."""
+        return [set_limits_of(row) for row in self._all("SELECT * FROM set_limits ORDER BY scope")]
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""
@@ -335,6 +345,7 @@ _VALUES: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
     "price": price_values,
     "price_member": member_values,
     "device": device_values,
+    "set_limits": set_limits_values,
 }
 
 

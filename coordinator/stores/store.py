@@ -29,6 +29,7 @@ from coordinator.accounts import (
     ReserveOutcome,
     ReserveRequest,
     Resolution,
+    SetLimits,
     Settlement,
     StepRow,
     TaskRow,
@@ -135,6 +136,17 @@ class LedgerStore(Protocol):
         """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
         ...
 
+    async def list_set_limits(self) -> tuple[SetLimits, ...]:
+        """What was set at run time over the configured limits, sorted by scope."""
+        ...
+
+    async def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
+        """Set limits of a scope over the configured ones, for every process that shares the store; AS_CONFIGURED takes one back.
+
+        Holds taken from now on follow them: one that follows others is answered Outdated. Returns what was set, of all scopes.
+        """
+        ...
+
     async def purge_results(self, before: float, now: float) -> int:
         """Forget the answer texts of calls last changed before this time; returns how many. Charges and digests stay."""
         ...
@@ -144,7 +156,9 @@ class LedgerStore(Protocol):
         ...
 
     def changes(self) -> AsyncIterator[DeviceTask]:
-        """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed.
+        """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
+        as after `set_limits`; (device, "") for a device that was disabled or enabled; ("", task) and ("", "") also when a
+        limited budget of all devices for a task, or for all tasks, was used.
 
         Starts with the first `__anext__`; ends when the store is closed. A pair that changes again before it was told is told once; one
         may be told that did not change.

@@ -20,6 +20,7 @@ from coordinator.accounts import (
     ReserveOutcome,
     ReserveRequest,
     Resolution,
+    SetLimits,
     Settlement,
     StepRow,
     TaskRow,
@@ -29,6 +30,7 @@ from coordinator.ledger import Ledger, milliseconds
 from coordinator.stores.changes import ChangeFeed, DeviceTask
 from coordinator.stores.reach import (
     NOTHING,
+    SET_LIMITS,
     Kind,
     Reach,
     attempt_reach,
@@ -63,7 +65,8 @@ class TransactingStore:
     async def settle(self, settlement: Settlement) -> Resolution:
         """T2; see LedgerStore."""
         attempt = attempt_reach(settlement.device, settlement.key, settlement.attempt)
-        return await self.transact(lambda ledger: ledger.settle(settlement), attempt | budgets_reach(settlement.budgets))
+        budgets = budgets_reach(settlement.budgets)
+        return await self.transact(lambda ledger: ledger.settle(settlement), attempt | budgets | SET_LIMITS)
 
     async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
         """T2; see LedgerStore."""
@@ -160,8 +163,16 @@ class TransactingStore:
         """A task and these budgets."""
         return await self.transact(
             lambda ledger: ledger.get_budget(device, task, budgets),
-            frozenset({(Kind.TASK, device, task)}) | budgets_reach(budgets),
+            frozenset({(Kind.TASK, device, task)}) | budgets_reach(budgets) | SET_LIMITS,
         )
+
+    async def list_set_limits(self) -> tuple[SetLimits, ...]:
+        """What was set at run time over the configured limits."""
+        return await self.transact(lambda ledger: tuple(ledger.tables.set_limits()), SET_LIMITS)
+
+    async def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
+        """Set limits of a scope; see LedgerStore."""
+        return await self.transact(lambda ledger: ledger.set_limits(scope, changes, now), SET_LIMITS)
 
     async def purge_results(self, before: float, now: float) -> int:
         """Forget old answer texts; returns how many."""

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, Self
 
 from edge import __version__
 from edge.agent.answer import Answerer, AnswerRecord, AnswerSettings
+from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
 from edge.agent.curriculum import Curriculum, HeldOut
@@ -25,7 +26,7 @@ from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
 from edge.agent.line import Line
-from edge.agent.link import WatchedClient
+from edge.agent.link import WatchedClient, why_away
 from edge.agent.promotion import PromotionGate
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
@@ -35,6 +36,7 @@ from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, CoordinatorUnavailable, StateError, UsageError
 from edge.core.events import EventSink
+from edge.core.rng import stream
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
@@ -163,6 +165,8 @@ class Agent:
         self._trained = -1
         self._switching = asyncio.Lock()
         self._client = WatchedClient(parts.client, parts.sink, parts.clock)
+        jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
+        self._budget_watch = BudgetWatch(parts.client, jitter)
         self._gate = ServingGate()
         self._stop = asyncio.Event()
         self._learning = "idle"
@@ -186,9 +190,12 @@ class Agent:
             stack.push_async_callback(self._backend.aclose)
             self._settings = with_prompt_form(self._settings, self._backend.model)
             stack.push_async_callback(self._client.aclose)
+            stack.push_async_callback(self._budget_watch.aclose)
             if not self._may_wait_for_learning():
                 await self._reach_coordinator(stack)
             await self._resume()
+            if self._reached:
+                await self._budget_watch.follow(self._current_task())
             self.answerer = self._make_answerer()
             stack.callback(self._keep_dial)
             self._stack = stack.pop_all()
@@ -289,6 +296,10 @@ class Agent:
         """The budget at the coordinator. Raises CoordinatorError."""
         return await self._client.get_budget(task or self._current_task())
 
+    def followed_budget(self) -> BudgetSnapshot | None:
+        """The budget of the task at hand as the coordinator told it last of its own accord; None while it cannot be followed."""
+        return self._budget_watch.newest(self._budget_watch.task)
+
     def adapter(self) -> AdapterRef | None:
         """The adapter in use, None for the bare model."""
         checkpoint = self._checkpoints.at(self._backend.adapter_version)
@@ -333,7 +344,7 @@ class Agent:
                 await self._parts.coordinator.start()
             await self._register()
         except CoordinatorUnavailable as error:
-            self._client.lost(str(error))
+            self._client.lost(why_away(error))
 
     async def _register(self) -> None:
         registration = await self._client.register(__version__, self._parts.curriculum.tasks)
@@ -463,6 +474,7 @@ class Agent:
                 break
             await self._follow_line()
             self._tell_phase(plan)
+            await self._budget_watch.follow(plan.task)
             await self._unless_stopped(step.run(plan, self._trained), may_cancel=lambda: step.interruptible)
             self._trained = self._parts.state.position().steps_done
             made += 1

@@ -59,9 +59,12 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
         "model": embedded.model,
         "path": embedded.path,
         "base_url": embedded.base_url,
+        "api_key": embedded.api_key,
         "api_key_env": embedded.api_key_env,
         "price_in_uusd_per_mtok": embedded.price_in_uusd_per_mtok,
         "price_out_uusd_per_mtok": embedded.price_out_uusd_per_mtok,
+        "tokens_field": embedded.tokens_field,
+        "allow_plaintext": embedded.allow_plaintext,
         "deadline_s": config.coordinator.call_deadline_s,
         "threads": embedded.threads,
     }

@@ -30,6 +30,11 @@ LOST_REASONS = frozenset({"UNREACHABLE", "CONNECTION_LOST", "DRAINING"})
 """The coordinator itself is away; with any other reason it has answered, and what is behind it failed."""
 
 
+def why_away(error: CoordinatorUnavailable) -> str:
+    """One line: what is wrong, and what to do where that is known."""
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
 class WatchedClient:
     """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget."""
 
@@ -114,7 +119,7 @@ class WatchedClient:
             yield
         except CoordinatorUnavailable as error:
             if error.reason in LOST_REASONS:
-                self.lost(str(error))
+                self.lost(why_away(error))
             elif error.reason != "DEADLINE_EXCEEDED":
                 self._reached()
             raise

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
+_REACH_S = 2.0
 _TOLD_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
 _ENGINES = (
@@ -371,7 +372,7 @@ def check_coordinator(config: AgentConfig) -> Finding:
             return Finding("coordinator", "fail", "the coordinator package is missing", install_extra("coordinator"))
         return Finding("coordinator", "ok", "embedded, started with the agent")
     try:
-        reached = asyncio.run(_reach(address))
+        reached = asyncio.run(_reach(config, address))
     except EdgeError as error:
         return Finding("coordinator", "fail", f"{address}: {error}", error.hint)
     if not reached:
@@ -379,10 +380,16 @@ def check_coordinator(config: AgentConfig) -> Finding:
     return Finding("coordinator", "ok", f"{address} answers")
 
 
-async def _reach(address: str) -> bool:
-    from edge.rpc.health import is_serving
+async def _reach(config: AgentConfig, address: str) -> bool:
+    """Raises CoordinatorUnavailable when TLS is the reason that nothing answers."""
+    from edge.bootstrap import build_credentials
+    from edge.rpc.health import is_serving, require_handshake
 
-    return await is_serving(address)
+    credentials = build_credentials(config)
+    if await is_serving(address, credentials=credentials):
+        return True
+    await require_handshake(address, _REACH_S, credentials)
+    return False
 
 
 def _failed(findings: list[Finding]) -> bool:

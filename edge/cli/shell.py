@@ -14,6 +14,7 @@ from typing import Any
 
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
+from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
 EXTRAS = {
@@ -27,6 +28,7 @@ EXTRAS = {
 
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run the command line. With no `argv` it is the process's own, which may be started again with a tuned allocator."""
+    quiet_transport()
     if argv is None:
         return ending(_invoke_tuned)
     arguments = list(argv)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from edge.config.secret_refs import require_one_reference
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 
 
@@ -185,28 +186,41 @@ FIRST_PHASE_STEPS = 150
 
 
 class EmbeddedCoordinatorConfig(Section):
-    """The coordinator that the agent starts for itself. `api_key_env` names the variable that holds the key, never the key.
+    """The coordinator that the agent starts for itself, with one cloud LLM.
 
-    `path` is a GGUF file for upstream bundled in place of `model`. Prices are micro-USD per million tokens; an upstream other than the
-    bundled one is refused by the ledger without them. `step_credit_kappa` κ bounds a step's calls by ceil(κ·τ·prompts) (None: λ alone
+    `upstream`: `bundled` runs `model` (or the GGUF file at `path`) beside the agent; `openai_compatible` asks a server at `base_url`,
+    `anthropic` the Messages API (its own address when no `base_url` is given); `recorded` replays the cassette at `path`. `api_key` says
+    where the key lies, `env:NAME` or `file:/PATH`, and never holds it; `api_key_env: NAME` is short for the former. Prices are micro-USD
+    per million tokens; where neither they nor published ones are known, calls are refused as UNPRICED. `tokens_field` and `allow_plaintext`
+    are as in the coordinator's own configuration. `step_credit_kappa` κ bounds a step's calls by ceil(κ·τ·prompts) (None: λ alone
     steers, as in the paper, and the limits of `budget` stand behind it).
     """
 
-    upstream: Literal["bundled", "openai_compatible"] = "bundled"
+    upstream: Literal["bundled", "openai_compatible", "anthropic", "recorded"] = "bundled"
     model: str = "nano-cloud"
     base_url: str | None = None
+    api_key: str | None = None
     api_key_env: str | None = None
     path: str | None = None
     price_in_uusd_per_mtok: int | None = Field(None, ge=0)
     price_out_uusd_per_mtok: int | None = Field(None, ge=0)
+    tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    allow_plaintext: bool = False
     threads: int = Field(1, ge=1, le=MOST_THREADS)
     step_credit_kappa: NotNegative | None = None
     start_timeout_s: Positive = 30.0
 
     @model_validator(mode="after")
-    def _url_where_needed(self) -> EmbeddedCoordinatorConfig:
+    def _what_the_upstream_needs(self) -> EmbeddedCoordinatorConfig:
         if self.upstream == "openai_compatible" and not self.base_url:
             raise ValueError("upstream openai_compatible needs base_url")
+        if self.upstream == "anthropic" and not (self.base_url or self.api_key or self.api_key_env):
+            raise ValueError("upstream anthropic needs api_key or api_key_env")
+        if self.upstream == "anthropic" and self.model == type(self).model_fields["model"].default:
+            raise ValueError("upstream anthropic needs model, the name of one of its models")
+        if self.upstream == "recorded" and not self.path:
+            raise ValueError("upstream recorded needs path, the cassette")
+        require_one_reference(self.api_key, self.api_key_env)
         return self
 
 

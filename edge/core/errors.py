@@ -22,7 +22,7 @@ EdgeError                       one line for a person, `hint` says what to do ne
     ├── NotFound                unknown call, task or device
     ├── NotImplementedThere     the other side does not know this request, or not yet
     ├── Unauthenticated         bad credential
-    └── PermissionDenied        other device's or task's data
+    └── PermissionDenied        other device's or task's data, or a device that was disabled
 """
 
 from __future__ import annotations
@@ -177,6 +177,6 @@ class Unauthenticated(CoordinatorError):
 
 
 class PermissionDenied(CoordinatorError):
-    """Another device's or task's data."""
+    """Another device's or task's data; DEVICE_DISABLED: the operator has shut the device out."""
 
     reason = "PERMISSION_DENIED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 
@@ -13,3 +14,8 @@ def configure_logging(level: str = "warning") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def quiet_transport() -> None:
+    """Keep gRPC's own notes on failed handshakes off stderr, but not its errors. Call before grpc is imported; GRPC_VERBOSITY prevails."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -6,28 +6,20 @@ without a restart. The token's end is read without checking its signature: it on
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
-import re
-import ssl
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, Unauthenticated
-from edge.rpc.address import Address
 
 _NEVER_MODE = 0o037
 MAX_TOKEN_BYTES = 8192
 Stamp = tuple[tuple[int, int, int], ...]
-_EXPIRED = {10}
-_UNKNOWN_CA = {2, 18, 19, 20, 21}
-_WRONG_NAME = {62, 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,91 +109,6 @@ class ClientCredentials:
     tls: ClientTls | None = None
     token: TokenFile | None = None
     clock: Clock = field(default_factory=SystemClock)
-
-
-class _TurnedAway(Exception):
-    """The server ended the connection after the handshake: it does not take what this device showed, and told nothing."""
-
-
-async def why_no_handshake(address: Address, credentials: ClientCredentials, timeout_s: float) -> tuple[str, str] | None:
-    """Shake hands once by itself to learn why a connection fails: one line and what to do, or None when TLS is not the reason."""
-    tls = credentials.tls
-    if tls is None:
-        return None
-    try:
-        context = _ssl_context(tls)
-        async with asyncio.timeout(timeout_s):
-            await _shake_hands(address, tls, context)
-    except ssl.SSLCertVerificationError as error:
-        return _why_unverified(error, address, tls)
-    except ssl.SSLError as error:
-        return _why_refused(error, address, tls, credentials.clock.now())
-    except _TurnedAway:
-        return _why_turned_away(address, tls, credentials.clock.now())
-    except (OSError, TimeoutError):
-        return None
-    return None
-
-
-async def _shake_hands(address: Address, tls: ClientTls, context: ssl.SSLContext) -> None:
-    name = tls.server_name or address.host
-    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, server_hostname=name)
-    try:
-        if not await reader.read(1):  # the server's verdict on our certificate comes after the handshake
-            raise _TurnedAway
-    except ConnectionResetError as error:
-        raise _TurnedAway from error
-    finally:
-        writer.transport.abort()
-
-
-def _ssl_context(tls: ClientTls) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(tls.ca))
-    context.set_alpn_protocols(["h2"])
-    if tls.cert is not None:
-        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
-    return context
-
-
-def _why_unverified(error: ssl.SSLCertVerificationError, address: Address, tls: ClientTls) -> tuple[str, str]:
-    who = f"the coordinator at {address}"
-    if error.verify_code in _EXPIRED:
-        return f"the certificate of {who} has expired", "renew it there: edge-coordinator pki server"
-    if error.verify_code in _WRONG_NAME:
-        return f"the certificate of {who} is for another name", "set coordinator.tls.server_name, or issue it with --name"
-    if error.verify_code in _UNKNOWN_CA:
-        return f"the certificate of {who} comes from an authority that {tls.ca} does not hold", "take ca.crt from its operator"
-    return f"the certificate of {who} does not verify: {error.verify_message}", "take ca.crt from its operator"
-
-
-def _why_turned_away(address: Address, tls: ClientTls, now: float) -> tuple[str, str]:
-    who = f"the coordinator at {address}"
-    if tls.cert is None:
-        return f"{who} wants a certificate of this device", "set coordinator.tls.cert and coordinator.tls.key"
-    ends_at = _end_of_certificate(tls.cert)
-    if ends_at is not None and now >= ends_at:
-        return f"this device's certificate {tls.cert} has expired", "renew it: edge-coordinator pki device NAME"
-    return f"{who} does not accept this device's certificate {tls.cert}", "ask its operator: edge-coordinator pki device NAME"
-
-
-def _end_of_certificate(path: Path) -> float | None:
-    """Seconds since the epoch; None when it cannot be read. The two times of its validity stand side by side in every certificate."""
-    try:
-        der = ssl.PEM_cert_to_DER_cert(path.read_text())
-    except (OSError, ValueError):
-        return None
-    found = re.search(rb"\x17\x0d\d{12}Z\x17\x0d(\d{12})Z", der)
-    return datetime.strptime(f"20{found[1].decode()}", "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp() if found else None
-
-
-def _why_refused(error: ssl.SSLError, address: Address, tls: ClientTls, now: float) -> tuple[str, str]:
-    reason = (error.reason or "").upper()
-    who = f"the coordinator at {address}"
-    if "WRONG_VERSION" in reason or "HTTP_REQUEST" in reason or "RECORD_LAYER" in reason:
-        return f"{who} speaks no TLS", "remove coordinator.tls, or set tls there"
-    if "ALERT" in reason or "CERTIFICATE" in reason:
-        return _why_turned_away(address, tls, now)
-    return f"{who} and this device cannot agree on TLS ({reason or 'no reason told'})", "compare both tls sections"
 
 
 def _times_of(token: str, path: Path) -> tuple[float, float]:

@@ -59,6 +59,8 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("UNIMPLEMENTED", errors.NotImplementedThere, StatusCode.UNIMPLEMENTED),
     ErrorRow("UNAUTHENTICATED", errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
     ErrorRow("PERMISSION_DENIED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
+    ErrorRow("DEVICE_DISABLED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
+    ErrorRow("KEYS_NOT_SHARED", errors.CoordinatorError, StatusCode.FAILED_PRECONDITION),
     ErrorRow("INTERNAL", errors.CoordinatorError, StatusCode.INTERNAL),
 )
 BY_REASON = {row.reason: row for row in TABLE}

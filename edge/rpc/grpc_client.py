@@ -46,9 +46,10 @@ from edge.rpc.client import (
     StepClosed,
     StepOpened,
 )
-from edge.rpc.credentials import ClientCredentials, Stamp, why_no_handshake
+from edge.rpc.credentials import ClientCredentials, Stamp
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
 from edge.rpc.fingerprint import fingerprint
+from edge.rpc.handshake import why_no_handshake
 from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2, device_pb2_grpc, step_pb2
 
 log = logging.getLogger(__name__)

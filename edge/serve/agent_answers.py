@@ -63,7 +63,7 @@ class AgentAnswers:
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:
-            return asdict(await self._agent.budget())
+            return asdict(self._agent.followed_budget() or await self._agent.budget())
         except CoordinatorError:
             return None
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 
 import pytest
 
-from coordinator.accounts import Amount, BudgetRow, BudgetTerms, Limits, Replay, Reserved, price_key, share_key
+from coordinator.accounts import (
+    AS_CONFIGURED,
+    Amount,
+    BudgetRow,
+    BudgetTerms,
+    InProgress,
+    Limits,
+    Outdated,
+    Replay,
+    Reserved,
+    SetLimits,
+    price_key,
+    share_key,
+)
+from coordinator.stores.changes import EVERYTHING
 from coordinator.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, InvalidRequest, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
@@ -347,3 +362,80 @@ async def test_a_device_can_be_disabled_before_it_was_ever_seen(store: LedgerSto
         await store.reserve(reserve_request(device="stolen"))
     with pytest.raises(InvalidRequest):
         await store.set_device_disabled("", True, NOW)
+
+
+async def test_limits_that_are_set_outdate_what_follows_others_and_are_journalled(store: LedgerStore) -> None:
+    assert await store.list_set_limits() == ()
+    limits = await store.set_limits("fleet", {"calls_limit": 1, "window": "total"}, NOW)
+    assert limits == (SetLimits("fleet", (("calls_limit", 1), ("window", "total")), 1),)
+    assert await store.reserve(reserve_request("late")) == Outdated(limits)
+    assert (await store.get_budget("d1", "math", [])).limits == limits == await store.list_set_limits()
+    assert not (await store.list_budgets())
+    held = BudgetTerms("fleet", Limits(1, None, None))
+    assert isinstance(await store.reserve(reserve_request("k1", budgets=[held], limits_version=1)), Reserved)
+    with pytest.raises(BudgetExhausted):
+        await store.reserve(reserve_request("k2", budgets=[held], limits_version=1))
+    assert isinstance(await store.reserve(reserve_request("k1")), InProgress), "what holds nothing anew needs no limits"
+    kinds = [(entry.kind, entry.data()) for entry in await store.read_journal(0, 100) if entry.kind == "set_limits"]
+    assert kinds == [("set_limits", {"scope": "fleet", "changes": [["calls_limit", 1], ["window", "total"]], "version": 1})]
+
+
+async def test_limits_are_set_back_to_the_configuration_setting_by_setting(store: LedgerStore) -> None:
+    await store.set_limits("device", {"calls_limit": None, "tokens_limit": 5}, NOW)
+    again = await store.set_limits("device", {"tokens_limit": 5}, NOW)
+    assert again == (SetLimits("device", (("calls_limit", None), ("tokens_limit", 5)), 1),), (
+        "nothing changed, so nothing is outdated"
+    )
+    await store.set_limits("fleet", {"calls_limit": 3}, NOW)
+    back = await store.set_limits("device", {"calls_limit": AS_CONFIGURED, "tokens_limit": AS_CONFIGURED}, NOW)
+    assert back == (SetLimits("device", (), 3), SetLimits("fleet", (("calls_limit", 3),), 2))
+
+
+async def test_a_lowered_limit_stops_at_what_is_spent(store: LedgerStore) -> None:
+    await store.reserve(reserve_request("k1", budgets=[BudgetTerms("fleet", Limits(5))]))
+    await store.settle(settlement("k1"))
+    await store.set_limits("fleet", {"calls_limit": 0}, NOW)
+    with pytest.raises(BudgetExhausted):
+        await store.reserve(reserve_request("k2", budgets=[BudgetTerms("fleet", Limits(0))], limits_version=1))
+
+
+async def test_who_follows_the_changes_hears_that_limits_were_set_and_a_device_disabled(store: LedgerStore) -> None:
+    async with aclosing(store.changes()) as changes:
+        heard = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        await store.set_limits("fleet", {"calls_limit": 3}, NOW)
+        assert await asyncio.wait_for(heard, 5.0) == EVERYTHING
+        await store.set_device_disabled("d1", True, NOW)
+        async with asyncio.timeout(5.0):
+            while await anext(changes) != ("d1", ""):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (BudgetTerms("fleet@2026-10", Limits(5)), {EVERYTHING}),
+        (BudgetTerms("fleet_task[task:a]b]@2026-10", Limits(None, 900_000)), {("", "a]b")}),
+        (BudgetTerms("fleet", Limits()), set()),
+        (BudgetTerms("device[device:d1]", Limits(5)), set()),
+    ],
+    ids=lambda value: value.key if isinstance(value, BudgetTerms) else "",
+)
+async def test_the_use_of_a_limited_budget_is_told_to_all_whom_it_concerns(
+    store: LedgerStore, budget: BudgetTerms, told: set[tuple[str, str]]
+) -> None:
+    async with aclosing(store.changes()) as changes:
+        heard = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        for use in (store.reserve(reserve_request("k1", budgets=[budget])), store.settle(settlement("k1"))):
+            await use
+            found = {await asyncio.wait_for(heard, 5.0)}
+            heard = asyncio.ensure_future(anext(changes))
+            await asyncio.sleep(0.05)
+            while heard.done():
+                found.add(heard.result())
+                heard = asyncio.ensure_future(anext(changes))
+                await asyncio.sleep(0.05)
+            assert found == {("d1", "math")} | told
+        heard.cancel()
+        await asyncio.wait([heard])

@@ -407,14 +407,14 @@ async def test_the_version_of_a_budget_only_grows(store: LedgerStore) -> None:
 
 
 async def test_whoever_watches_is_told_which_budgets_have_a_new_version(store: LedgerStore) -> None:
-    changes = store.changes()
+    changes, own = store.changes(), (BudgetTerms("device", Limits(calls=100)),)  # nobody else's concern
     first = asyncio.create_task(anext(changes))
     await asyncio.sleep(0)
-    await store.reserve(reserve_request())
+    await store.reserve(reserve_request(budgets=own))
     assert await asyncio.wait_for(first, 10.0) == ("d1", "math")
     for number in range(5):
-        await store.reserve(reserve_request(f"k{number}", device="d2"))
-        await store.reserve(reserve_request(f"k{number}", device="d3"))
+        await store.reserve(reserve_request(f"k{number}", device="d2", budgets=own))
+        await store.reserve(reserve_request(f"k{number}", device="d3", budgets=own))
     seen: set[tuple[str, str]] = set()
     while not {("d2", "math"), ("d3", "math")} <= seen:
         seen.add(await asyncio.wait_for(anext(changes), 10.0))

@@ -10,14 +10,14 @@ import grpc
 import pytest
 
 from coordinator.bootstrap import admin_listen_of
-from coordinator.budgets import load_limits
 from coordinator.cli import main
-from coordinator.config import AuthConfig, BudgetsConfig, CoordinatorConfig
+from coordinator.config import AuthConfig, CoordinatorConfig
 from coordinator.journal import GENESIS, entry_hash
 from coordinator.security import token_terms
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.stores.sqlite import SqliteLedgerStore
 from coordinator.tokens import Tokens, TokenStore
+from coordinator.verify import verify
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
@@ -126,7 +126,8 @@ async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -
             await client.complete(call("k1", "one"), 5.0)
             with pytest.raises(BudgetExhausted):
                 await client.complete(call("k2", "two"), 5.0)
-    assert load_limits(tmp_path, BudgetsConfig()).device.calls_limit == 1
+    (row,) = await store.list_set_limits()
+    assert (row.scope, row.changes, row.version) == ("device", (("calls_limit", 1),), 1)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_coordinator(tmp_path, ProgrammedProvider(), store=store))
         async with administrator(tmp_path) as admin, connected(tmp_path) as client:
@@ -134,6 +135,7 @@ async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -
                 await client.complete(call("k3", "three"), 5.0)
             await admin.SetBudget(admin_pb2.SetBudgetRequest(scope="device", calls=admin_pb2.LimitChange(unlimited=True)))
             assert (await client.complete(call("k3", "three"), 5.0)).text == "THREE"
+    assert verify(store.tables).ok
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,7 @@ async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -
         {"scope": "", "calls": {"value": 1}},
         {"scope": "device", "calls": {}},
         {"scope": "device", "calls": {"unlimited": False}},
+        {"scope": "device", "calls": {"configured": False}},
         {"scope": "device", "calls": {"value": 2**63}},
         {"scope": "device", "window": "year"},
     ],
@@ -155,7 +158,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(tmp_path, c
             await admin.SetBudget(admin_pb2.SetBudgetRequest(**change))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await admin.ListBudgets(admin_pb2.ListBudgetsRequest()) == before
-    assert not (tmp_path / "limits.json").exists()
+        assert not any(scope.set for scope in before.scopes)
 
 
 async def test_the_journal_is_read_whole_and_followed_and_its_chain_holds(tmp_path, store) -> None:

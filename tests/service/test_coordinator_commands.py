@@ -9,11 +9,15 @@ import json
 import pytest
 
 from coordinator.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
-from coordinator.budgets import SCOPES, BudgetBook, limits_in_ledger, load_limits, save_limits, window_label
+from coordinator.bootstrap import build_upstreams
+from coordinator.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig, resolve_coordinator_config
-from coordinator.stores.sqlite import SqliteLedgerStore
-from edge.core.errors import ConfigError, StateError
+from coordinator.stores.sqlite import SqliteLedgerStore, exclusive_lock
+from coordinator.upstreams import UpstreamTable
+from edge.core.clock import SystemClock
+from edge.core.errors import ConfigError, StateError, Unpriced
+from tests.service.in_process import call
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
 
@@ -102,6 +106,28 @@ def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path
     assert code == 0 and "ok" in out and "big has no price" in out and err == ""
     code, out, _ = outcome(capsys, "config", "check", "--config", file, "--json")
     assert json.loads(out)["unpriced"] == ["big"]
+
+
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        ("", "none is configured, and none is published for its model at its host"),
+        ("from_day: 2990-01-01, ", "its first price holds from 2990-01-01 on"),
+        ("until_day: 2001-01-01, ", "its price ended on 2001-01-01"),
+    ],
+)
+def test_a_price_that_is_missing_or_to_come_or_over_is_named_by_the_check_and_refuses_calls(capsys, tmp_path, price, why) -> None:
+    prices = f"    prices: [{{{price}in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}}]\n" if price else ""
+    server = "provider: openai_compatible\n    base_url: http://127.0.0.1:1/v1\n    model: m\n"
+    file = tmp_path / "c.yaml"
+    file.write_text(f"upstreams:\n  big:\n    {server}{prices}")
+    code, out, err = outcome(capsys, "config", "check", "--config", file)
+    assert (code, err) == (0, "") and f"note: upstream big has no price, so its calls will be refused (UNPRICED): {why}\n" in out
+    told = json.loads(outcome(capsys, "config", "check", "--config", file, "--json")[1])
+    assert told["unpriced_because"] == {"big": why}
+    table = UpstreamTable(build_upstreams(resolve_coordinator_config(file).config))
+    with pytest.raises(Unpriced, match=f"model 'big' has no price: {why}"):
+        table.choose(call(model_alias="big"), "question", SystemClock().now())
 
 
 def test_without_a_configuration_there_is_a_priced_bundled_model_and_any_task() -> None:
@@ -205,24 +231,49 @@ def test_the_ledger_and_its_lock_are_private(state) -> None:
     assert {file.stat().st_mode & 0o777 for file in state.glob("ledger.sqlite3*")} == {0o600}
 
 
-def test_set_limits_add_up_and_override_the_file(capsys, tmp_path) -> None:
+def test_set_limits_add_up_and_override_the_file_until_they_are_set_back(capsys, tmp_path) -> None:
     outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
     code, out, _ = outcome(capsys, "budget", "set", "device", "--spend-uusd", "900", "--window", "day", "--state", tmp_path)
     assert (code, out) == (0, "device: 5 calls, 900 micro-USD (day)\n")
-    configured = BudgetsConfig.model_validate({"device": {"tokens_limit": 7}, "fleet": {"calls_limit": 3}})
-    limits = load_limits(tmp_path, configured)
-    assert limits.device.model_dump() == {"window": "day", "calls_limit": 5, "tokens_limit": 7, "spend_limit_uusd": 900}
-    assert limits.fleet == configured.fleet
-    code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "none", "--state", tmp_path, "--json")
+    file = tmp_path / "c.yaml"
+    file.write_text("budgets:\n  device: {tokens_limit: 7, calls_limit: 9}\n  fleet: {calls_limit: 3}\n")
+    here = ("--state", tmp_path, "--config", file)
+    _, out, _ = outcome(capsys, "budget", "show", *here)
+    assert "limit of device: 5 calls, 7 tokens, 900 micro-USD (day); by `budget set`: calls, spend, window\n" in out
+    assert "limit of fleet: 3 calls (total)\n" in out
+    code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "none", *here, "--json")
     assert json.loads(out)["device"]["calls_limit"] is None
+    code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "config", "--window", "config", *here)
+    assert (code, out) == (0, "device: 9 calls, 7 tokens, 900 micro-USD (total)\n")
+    told = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
+    assert told["set"] == {"device": ["spend_limit_uusd"]}
+    assert outcome(capsys, "ledger", "verify", *here)[0] == 0
+
+
+def test_limits_of_a_ledger_in_use_by_another_or_in_memory_are_not_set_in_passing(capsys, tmp_path) -> None:
+    with exclusive_lock(tmp_path / "ledger.sqlite3"):
+        code, _, err = outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
+    assert code == 1 and "in use by another process" in err and err.count("\n") == 1
+    file = tmp_path / "c.yaml"
+    file.write_text("storage: {backend: memory}\n")
+    code, _, err = outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path, "--config", file)
+    assert code == 1 and "in memory" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"device": 3}', '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
-def test_a_damaged_limits_file_is_a_state_error(tmp_path, text) -> None:
+def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, text) -> None:
     (tmp_path / "limits.json").write_text(text)
-    for use in (lambda: load_limits(tmp_path, BudgetsConfig()), lambda: save_limits(tmp_path, "device", {"calls_limit": 1})):
-        with pytest.raises(StateError, match=r"limits\.json"):
-            use()
+    with pytest.raises(StateError, match=r"limits\.json"):
+        limits_of_file(tmp_path)
+
+
+def test_a_limits_file_of_an_earlier_version_is_taken_into_the_ledger_once(capsys, tmp_path) -> None:
+    (tmp_path / "limits.json").write_text('{"device": {"calls_limit": 5, "window": "day"}, "fleet": {"calls_limit": null}}')
+    code, out, _ = outcome(capsys, "budget", "set", "device", "--tokens", "7", "--state", tmp_path)
+    assert (code, out) == (0, "device: 5 calls, 7 tokens (day)\n")
+    assert not (tmp_path / "limits.json").exists() and (tmp_path / "limits.json.taken").exists()
+    _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, "--json")
+    assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
 
 
 def test_budgets_have_a_key_for_each_window_and_owner() -> None:
@@ -256,14 +307,6 @@ def test_the_limits_in_a_ledger_tell_their_window(window) -> None:
     rows = [BudgetRow(each.key, each.limits, each.limits) for each in BudgetBook(limits).terms("d", "math", 1_700_000_000.0)]
     shares = [BudgetRow(share_key(rows[-1].key, "d"), Limits(), Limits())]
     assert limits_in_ledger(rows + shares) == limits
-
-
-def test_changes_of_limits_survive_together(tmp_path) -> None:
-    save_limits(tmp_path / "new", "fleet", {"calls_limit": 1})
-    save_limits(tmp_path / "new", "device", {"calls_limit": 2})
-    limits = load_limits(tmp_path / "new", BudgetsConfig())
-    assert (limits.fleet.calls_limit, limits.device.calls_limit) == (1, 2)
-    assert [file.name for file in (tmp_path / "new").iterdir()] == ["limits.json"]
 
 
 def test_an_unknown_set_key_is_a_config_error() -> None:

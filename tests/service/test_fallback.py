@@ -20,7 +20,7 @@ from coordinator.budgets import BudgetBook
 from coordinator.config import BudgetsConfig, CoordinatorConfig, TaskConfig
 from coordinator.controller import StepController
 from coordinator.flight import Progress
-from coordinator.pricing import DatedPrices, Price
+from coordinator.pricing import DatedPrice, DatedPrices, Price
 from coordinator.providers.provider import ProviderError
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Leg, Upstream, UpstreamTable
@@ -267,7 +267,7 @@ async def test_a_call_is_charged_at_the_price_of_the_day_it_was_reserved_on(tmp_
     clock, held = ManualClock(1_790_000_000.0), Held()  # 2026-09-21
     provider = ProgrammedProvider(held)
     prices = DatedPrices.of(
-        [(date.fromisoformat("2026-09-01"), PRICE), (date.fromisoformat("2026-09-22"), DEAR)],
+        [DatedPrice(date.fromisoformat("2026-09-01"), PRICE), DatedPrice(date.fromisoformat("2026-09-22"), DEAR)],
     )
     settings = CoordinatorConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
     upstream = Upstream("default", provider, "m", prices, Gate("default", 8, 0), 20.0, 1000)

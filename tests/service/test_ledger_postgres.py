@@ -16,6 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec import structs
 
 from coordinator.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
 from coordinator.ledger import Ledger
@@ -236,7 +237,7 @@ async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: Po
     over = BudgetRow(FLEET, Limits(calls=1), Limits(calls=1), Amount(), Amount(2, 0, 0))
     asked = [
         store.reserve(reserve_request("k1")),
-        store.transact(lambda ledger: ledger.tables.put_budget(replace(over, key="bad"))),
+        store.transact(lambda ledger: ledger.tables.put_budget(structs.replace(over, key="bad"))),
         store.reserve(reserve_request("k2")),
     ]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)

@@ -57,7 +57,8 @@ async def replicas(postgres_server: PostgresServer, tmp_path: Path, monkeypatch)
     monkeypatch.setenv("TEST_LEDGER_DSN", await postgres_server.ledger_database())
     storage = {"backend": "postgres", "dsn_env": "TEST_LEDGER_DSN", "replica_lease_s": 2.0}
     async with fake_upstream() as upstream, AsyncExitStack() as stack:
-        settings = settings_for(upstream, storage=storage, budgets={"fleet": {"calls_limit": LIMIT}})
+        auth = {"folder": str(tmp_path / "auth")}
+        settings = settings_for(upstream, storage=storage, auth=auth, budgets={"fleet": {"calls_limit": LIMIT}})
         folders = [tmp_path / name for name in ("first", "second")]
         for folder in folders:
             folder.mkdir()

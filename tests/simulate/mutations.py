@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from coordinator import broker, ledger
+from coordinator import broker, budgets, ledger
 from coordinator.accounts import FLEET_CACHE, Amount, Resolution
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
@@ -334,7 +335,13 @@ def _never_woken(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("a limit below what was spent is told as it was set", "I1")
 def _limit_below_spent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger.Limits, "at_least", lambda self, used: self)
+    real = budgets._tightest
+
+    def tightest(used: Any, limits: Any) -> Any:
+        spent, most = real(used, limits)
+        return spent, next((limit for own, limit in zip(used, limits, strict=True) if limit is not None and own == spent), most)
+
+    patch.setattr(budgets, "_tightest", tightest)
 
 
 @mutation("changed limits forget what was spent", "I1", "I2")
@@ -357,7 +364,29 @@ def _reload_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("limits of an administrator are not kept", "I9")
 def _set_limits_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tools.simulate.site.save_limits", lambda state_dir, scope, changes: None)
+    patch.setattr(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
+
+
+@mutation("what was set at run time is read again as configured", "I1")
+def _limits_not_laid_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.budgets.overlaid", lambda configured, rows: configured)
+
+
+@mutation("a disabled device is refused nothing", "I10")
+def _disabled_let_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_require_enabled", lambda self, device: None)
+    patch.setattr("coordinator.fleet.Fleet.admit", lambda self, device: None)
+
+
+@mutation("what a disabled device has open is left open", "I8", "I11")
+def _disabled_not_settled(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger._attempt_and_call
+
+    def enabled_only(self: Ledger, device: str, key: str, number: int) -> Any:
+        self._require_enabled(device)
+        return real(self, device, key, number)
+
+    patch.setattr(Ledger, "_attempt_and_call", enabled_only)
 
 
 @mutation("a ledger that cannot be written is taken for written", "I12")

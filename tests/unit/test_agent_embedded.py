@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coordinator.bootstrap import tariff_of
+from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.pricing import Price
 from edge.agent.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.agent.events import Notice
 from edge.config.agent import resolve_agent_config
+from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
-from edge.core.errors import CoordinatorUnavailable
+from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
 
 CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
@@ -76,8 +80,6 @@ def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, mon
 
 
 def test_the_childs_settings_fit_the_coordinators_own_schema() -> None:
-    from coordinator.config import CoordinatorConfig
-
     config = resolve_agent_config(sets=["budget.calls_limit=7", "learning.dual_lr=0.05", "learning.dual_init=0.25"]).config
     child = CoordinatorConfig.model_validate(embedded_settings(config))
     task = child.effective_tasks["*"]
@@ -95,3 +97,58 @@ def test_the_childs_settings_fit_the_coordinators_own_schema() -> None:
     ).config
     upstream = CoordinatorConfig.model_validate(embedded_settings(other)).effective_upstreams["default"]
     assert (upstream.provider, upstream.api_key_env, upstream.constant_price) == ("openai_compatible", "SOME_KEY", (1000, 2000))
+
+
+ANTHROPIC = ("upstream=anthropic", "model=claude-sonnet-4-5-20250929")
+
+
+def embedded(*settings: str) -> list[str]:
+    return [f"coordinator.embedded.{setting}" for setting in settings]
+
+
+def child_upstream(*settings: str) -> UpstreamConfig:
+    """What the child makes of an agent's settings for its cloud LLM."""
+    config = resolve_agent_config(sets=embedded(*settings)).config
+    return CoordinatorConfig.model_validate(embedded_settings(config)).effective_upstreams["default"]
+
+
+def test_an_anthropic_upstream_has_its_key_by_reference_and_its_published_price() -> None:
+    for reference, name in (("api_key_env=MY_KEY", "MY_KEY"), ("api_key=env:MY_KEY", "MY_KEY"), ("api_key=file:/k", "file:/k")):
+        upstream = child_upstream(*ANTHROPIC, reference)
+        assert (upstream.provider, upstream.key_name) == ("anthropic", name)
+        tariff = tariff_of(upstream)
+        assert tariff is not None and tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
+
+
+def test_a_cassette_and_a_server_in_the_own_network_can_be_the_cloud() -> None:
+    assert child_upstream("upstream=recorded", "path=/a.jsonl").path == "/a.jsonl"
+    server = (
+        "upstream=openai_compatible",
+        "base_url=http://10.0.0.2/v1",
+        "allow_plaintext=true",
+        "tokens_field=max_completion_tokens",
+    )
+    upstream = child_upstream(*server)
+    assert (upstream.allow_plaintext, upstream.tokens_field) == (True, "max_completion_tokens")
+
+
+def test_every_setting_of_the_child_s_cloud_has_the_name_that_the_coordinator_gives_it() -> None:
+    own = set(EmbeddedCoordinatorConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
+    assert own <= set(UpstreamConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("upstream=anthropic", "api_key_env=K"), "needs model"),
+        (ANTHROPIC, "needs api_key or api_key_env"),
+        ((*ANTHROPIC, "api_key=sk-ant-abcdefghijklmnop"), "api_key is no reference to a secret; write env:NAME"),
+        ((*ANTHROPIC, "api_key=env:A", "api_key_env=A"), "takes api_key or api_key_env, not both"),
+        (("upstream=recorded",), "needs path"),
+        (("upstream=azure",), "upstream"),
+    ],
+)
+def test_a_cloud_that_cannot_work_is_refused_in_one_line_without_its_secret(settings: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        resolve_agent_config(sets=embedded(*settings))
+    assert "\n" not in str(refused.value) and "abcdefghijklmnop" not in str(refused.value)

@@ -6,12 +6,12 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
 from coordinator.ledger import Ledger, Tables

@@ -172,6 +172,24 @@ async def test_only_the_watchers_of_the_device_and_task_are_woken() -> None:
         assert foreign.is_set()
 
 
+async def test_what_concerns_many_rings_at_once_and_then_once_for_all_that_follows_within_the_pause() -> None:
+    bell = BudgetBell(shared_pause_s=0.05)
+    with bell.listening("d", "math") as mine, bell.listening("e", "code") as other:
+        bell.ring_shared("math")
+        assert mine.is_set() and not other.is_set()
+        mine.clear()
+        for _ in range(100):
+            bell.ring_shared("math")
+            bell.ring_shared()
+        assert not mine.is_set() and not other.is_set()
+        await asyncio.wait_for(other.wait(), 5.0)
+        assert mine.is_set()
+        mine.clear()
+        bell.ring_shared()
+        assert not mine.is_set(), "the pause begins anew with each ring"
+        await asyncio.wait_for(mine.wait(), 5.0)
+
+
 async def test_a_watch_ends_with_draining_at_the_stop() -> None:
     ledger = Ledger(BudgetBell())
     seen = versions(ledger.bell, "d", "math", ledger.read, 60.0)

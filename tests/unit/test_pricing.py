@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.pricing import DatedPrices, Price, published_prices
+from coordinator.pricing import NEVER_PRICED, DatedPrice, DatedPrices, Price, published_prices, read_price_file, why_unpriced
+from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 
 TOKENS = st.integers(0, 10**9)
@@ -37,7 +38,7 @@ def seconds(year: int, month: int, day: int, hour: int = 0) -> float:
 
 def test_a_price_holds_from_its_day_in_utc_until_the_next_one() -> None:
     old, new = Price(2, 3), Price(5, 7)
-    prices = DatedPrices.of([(date(2026, 10, 1), new), (date(2026, 1, 1), old)])
+    prices = DatedPrices.of([DatedPrice(date(2026, 10, 1), new), DatedPrice(date(2026, 1, 1), old)])
     assert prices.at(seconds(2025, 12, 31, 23)) is None
     assert [prices.at(seconds(2026, 1, 1)), prices.at(seconds(2026, 9, 30, 23))] == [old, old]
     assert [prices.at(seconds(2026, 10, 1)), prices.at(seconds(2040, 1, 1))] == [new, new]
@@ -45,7 +46,7 @@ def test_a_price_holds_from_its_day_in_utc_until_the_next_one() -> None:
 
 def test_two_prices_from_the_same_day_are_refused() -> None:
     with pytest.raises(ValueError, match="day of its own"):
-        DatedPrices.of([(date(2026, 1, 1), Price(1, 1)), (date(2026, 1, 1), Price(2, 2))])
+        DatedPrices.of([DatedPrice(date(2026, 1, 1), Price(1, 1)), DatedPrice(date(2026, 1, 1), Price(2, 2))])
 
 
 def test_the_price_file_names_its_day_and_source_and_only_whole_sensible_prices() -> None:
@@ -53,9 +54,9 @@ def test_the_price_file_names_its_day_and_source_and_only_whole_sensible_prices(
     assert date(2024, 1, 1) < book.as_of and len(book.source) > 20
     for (host, model), prices in book.tariffs.items():
         assert "." in host and model and prices.entries
-        for day, price in prices.entries:
-            assert day <= book.as_of
-            assert 10_000 <= price.in_uusd_per_mtok < price.out_uusd_per_mtok <= 1_000_000_000
+        for entry in prices.entries:
+            assert entry.from_day <= book.as_of
+            assert 10_000 <= entry.price.in_uusd_per_mtok < entry.price.out_uusd_per_mtok <= 1_000_000_000
 
 
 def test_a_published_price_is_found_only_for_the_very_model_at_the_very_host() -> None:
@@ -64,3 +65,61 @@ def test_a_published_price_is_found_only_for_the_very_model_at_the_very_host() -
     assert found is not None and found.at(seconds(2026, 1, 1)) == Price(150_000, 600_000)
     assert book.find("api.openai.com", "gpt-4o-mini-x") is None
     assert book.find("my-gateway.example", "gpt-4o-mini") is None
+
+
+def test_a_price_that_has_ended_or_has_not_begun_is_none_and_says_so() -> None:
+    summer = DatedPrice(date(2026, 6, 1), Price(1, 2), until_day=date(2026, 8, 31))
+    prices = DatedPrices.of([summer, DatedPrice(date(2026, 10, 1), Price(3, 4))])
+    assert prices.at(seconds(2026, 8, 31, 23)) == Price(1, 2) and prices.why_none(seconds(2026, 8, 31, 23)) == ""
+    assert prices.at(seconds(2026, 9, 1)) is None and prices.why_none(seconds(2026, 9, 1)) == "its price ended on 2026-08-31"
+    assert prices.at(seconds(2026, 5, 31)) is None
+    assert prices.why_none(seconds(2026, 5, 31)) == "its first price holds from 2026-06-01 on"
+    assert prices.at(seconds(2026, 10, 1)) == Price(3, 4)
+    assert why_unpriced(None, 0.0) == NEVER_PRICED and why_unpriced(Price(1, 2), 0.0) == ""
+
+
+def test_prices_whose_days_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="ends before"):
+        DatedPrice(date(2026, 2, 1), Price(1, 1), until_day=date(2026, 1, 1))
+    with pytest.raises(ValueError, match="has begun"):
+        DatedPrices.of([DatedPrice(date(2026, 1, 1), Price(1, 1), date(2026, 3, 1)), DatedPrice(date(2026, 2, 1), Price(2, 2))])
+
+
+GOOD = "{from_day: 2026-01-01, in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (GOOD.replace("2026-01-01", "soon"), "'soon' is no day"),
+        (GOOD.replace("from_day: 2026-01-01, ", ""), "None is no day"),
+        (GOOD.replace("2026-01-01", "2026-01-01 10:00:00"), "is no day"),
+        (GOOD.replace(": 1,", ": 1.5,"), "in_uusd_per_mtok must be a whole number of micro-USD, not 1.5"),
+        (GOOD.replace(": 1,", ": '1',"), "not '1'"),
+        (GOOD.replace(": 1,", ": -1,"), "not -1"),
+        (GOOD.replace(": 1,", ": yes,"), "not True"),
+        (GOOD.replace("}", ", cached: 1}"), "cached is no part of a price"),
+        (GOOD.replace("}", ", until_day: 2025-01-01}"), "ends before"),
+        (f"{GOOD}, {GOOD}", "day of its own"),
+        ("", "has no list of prices"),
+        ("5", "5 is no price"),
+    ],
+)
+def test_a_damaged_price_is_named_with_its_host_and_model(rows: str, told: str) -> None:
+    def file(rows: str) -> str:
+        return f"as_of: 2026-02-01\nsource: somewhere\nhosts: {{api.example: {{big: [{rows}]}}}}\n"
+
+    assert read_price_file(file(GOOD)).find("api.example", "big") is not None
+    with pytest.raises(ConfigError, match=r"prices\.yaml is damaged") as damaged:
+        read_price_file(file(rows))
+    assert told in str(damaged.value) and "\n" not in str(damaged.value)
+    assert "api.example big" in str(damaged.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "", "hosts: {}", "as_of: 1\nsource: x\nhosts: {}", "as_of: 2026-01-01\nsource: x\nhosts: 7"]
+)
+def test_a_price_file_that_is_none_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"prices\.yaml is damaged") as damaged:
+        read_price_file(text)
+    assert "\n" not in str(damaged.value)

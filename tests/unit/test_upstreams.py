@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.admission import Gate
 from coordinator.breaker import Outcome
-from coordinator.pricing import DatedPrices, Price
+from coordinator.pricing import DatedPrice, DatedPrices, Price
 from coordinator.providers.provider import ProviderError
 from coordinator.providers.scripted import ScriptedProvider
 from coordinator.upstreams import Leg, Upstream, UpstreamTable, may_go_elsewhere
@@ -69,7 +69,7 @@ def test_only_upstreams_that_can_take_the_call_are_asked() -> None:
 
 
 def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
-    tomorrow = DatedPrices.of([(date(2026, 9, 22), PRICE)])
+    tomorrow = DatedPrices.of([DatedPrice(date(2026, 9, 22), PRICE)])
     upstreams = table(Leg("a"), Leg("b"), Leg("c"), a=upstream("a", None), b=upstream("b", tomorrow))
     assert names(upstreams.choose(call(model_alias="smart"), "q", NOW)) == ["c"]
     with pytest.raises(Unpriced):
@@ -78,7 +78,10 @@ def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
 
 
 def test_a_quote_is_of_the_day_it_was_asked_and_covers_every_bound() -> None:
-    dated = upstream("a", DatedPrices.of([(date(2026, 1, 1), Price(1_000_000, 0)), (date(2026, 9, 22), Price(9_000_000, 0))]))
+    dated = upstream(
+        "a",
+        DatedPrices.of([DatedPrice(date(2026, 1, 1), Price(1_000_000, 0)), DatedPrice(date(2026, 9, 22), Price(9_000_000, 0))]),
+    )
     today, tomorrow = dated.quote(call(), NOW), dated.quote(call(), NOW + 86_400)
     assert tomorrow.hold.uusd == 9 * today.hold.uusd
     assert today.price == Price(1_000_000, 0)

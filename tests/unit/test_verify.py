@@ -6,11 +6,11 @@ import asyncio
 import io
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.accounts import Amount, BudgetTerms, Limits
 from coordinator.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
@@ -291,25 +291,28 @@ async def test_a_hold_of_a_disabled_device_is_found(memory: MemoryLedgerStore) -
     assert any("disabled" in line for line in verify(memory.tables).differences)
 
 
-def version_1(path: Path) -> Path:
-    """A ledger as the first version wrote it."""
+def old_ledger(path: Path, version: int) -> Path:
+    """A ledger as that version wrote it."""
     connection = sqlite3.connect(path)
-    connection.executescript((Path(__file__).parents[1] / "golden" / "ledger_version_1.sql").read_text())
+    connection.executescript((Path(__file__).parents[1] / "golden" / f"ledger_version_{version}.sql").read_text())
     connection.close()
     return path
 
 
-def test_a_ledger_of_version_1_verifies_and_is_left_as_it_is(tmp_path: Path) -> None:
-    path = version_1(tmp_path / "old.sqlite3")
+@pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3)])
+def test_a_ledger_of_an_older_version_verifies_and_is_left_as_it_is(
+    tmp_path: Path, version: int, entries: int, updates: int
+) -> None:
+    path = old_ledger(tmp_path / "old.sqlite3", version)
     before = path.read_bytes()
     report = verify_file(path)
     assert report.ok, report.differences
-    assert (report.entries, report.dual_updates) == (24, 1)
+    assert (report.entries, report.dual_updates) == (entries, updates)
     assert path.read_bytes() == before
 
 
 async def test_a_ledger_of_version_1_is_brought_up_to_date_and_goes_on(tmp_path: Path) -> None:
-    path = version_1(tmp_path / "old.sqlite3")
+    path = old_ledger(tmp_path / "old.sqlite3", 1)
     store = await SqliteLedgerStore.open(path, NOW + 500.0)
     await store.close_step(close_request(1))
     await write_fleet_history(store)
@@ -318,12 +321,34 @@ async def test_a_ledger_of_version_1_is_brought_up_to_date_and_goes_on(tmp_path:
     assert report.ok, report.differences
 
 
-def test_a_change_in_a_ledger_of_version_1_is_found(tmp_path: Path) -> None:
-    path = version_1(tmp_path / "old.sqlite3")
+async def test_a_ledger_of_version_2_is_brought_up_to_date_and_takes_limits(tmp_path: Path) -> None:
+    path = old_ledger(tmp_path / "old.sqlite3", 2)
+    store = await SqliteLedgerStore.open(path, NOW + 500.0)
+    await store.close_step(close_request(1))
+    await store.set_limits("fleet", {"calls_limit": 700}, NOW)
+    await store.reserve(reserve_request("new", budgets=[BudgetTerms("fleet", Limits(700))], limits_version=1))
+    await store.aclose()
+    report = verify_file(path)
+    assert report.ok, report.differences
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_change_in_a_ledger_of_an_older_version_is_found(tmp_path: Path, version: int) -> None:
+    path = old_ledger(tmp_path / "old.sqlite3", version)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE task_state SET dual = ? WHERE device = 'd1'", ((0.25).hex(),))
     connection.close()
     assert not verify_file(path).ok
+
+
+async def test_a_hold_under_other_limits_than_those_set_is_found() -> None:
+    store = MemoryLedgerStore(NOW)
+    await store.set_limits("fleet", {"calls_limit": 2}, NOW)
+    for key, limit, fits in (("k1", 2, True), ("k2", 9, False)):
+        await store.reserve(reserve_request(key, budgets=[BudgetTerms("fleet", Limits(limit))], limits_version=1))
+        report = verify(store.tables)
+        assert report.ok is fits
+    assert any("calls_limit was set otherwise" in line for line in report.differences)
 
 
 async def test_entries_in_another_order_are_found(memory: MemoryLedgerStore) -> None:

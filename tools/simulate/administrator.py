@@ -16,21 +16,31 @@ from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from tools.simulate.device import DeviceEvent
 from tools.simulate.network import SimulatedChannel
-from tools.simulate.terms import SCOPES
+from tools.simulate.terms import LIMIT_FIELDS, SCOPES, WINDOWS
 
 NAME = "admin"
 TIMEOUT_S = 5.0
-ACTS = ("set_budget", "set_budget", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger")
+ACTS = (
+    *(("set_budget",) * 3),
+    *(("shut_out",) * 2),
+    "list_budgets",
+    "list_tasks",
+    "list_calls",
+    "read_journal",
+    "verify_ledger",
+)
 UNIT_FIELDS = ("calls", "tokens", "uusd")
+SETTINGS = dict(zip(UNIT_FIELDS, LIMIT_FIELDS, strict=True))
 
 
 class SimulatedAdministrator:
     """Works until it is stopped."""
 
-    def __init__(self, channel: SimulatedChannel, log: list[DeviceEvent], rng: random.Random) -> None:
+    def __init__(self, channel: SimulatedChannel, log: list[DeviceEvent], rng: random.Random, devices: tuple[str, ...]) -> None:
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
         self._log = log
         self._rng = rng
+        self._devices = devices
 
     async def work(self, times: int) -> None:
         """Ask one thing after the other."""
@@ -50,13 +60,37 @@ class SimulatedAdministrator:
     async def set_budget(self) -> None:
         """Raise or lower what a scope may spend, also below what it has spent."""
         scope, unit = self._rng.choice(SCOPES), self._rng.choice(UNIT_FIELDS)
-        most = {"calls": 12, "tokens": 700, "uusd": 900}[unit]
-        change = admin_pb2.LimitChange(unlimited=True)
-        if self._rng.random() < 0.8:
-            change = admin_pb2.LimitChange(value=self._rng.randint(0, most))
+        asked: tuple[Any, ...] = (SETTINGS[unit], self._rng.randint(0, {"calls": 12, "tokens": 700, "uusd": 900}[unit]))
         request = admin_pb2.SetBudgetRequest(scope=scope)
-        getattr(request, unit).CopyFrom(change)
-        await self._ask("set_budget", scope, lambda: self._stub.SetBudget(request, timeout=TIMEOUT_S))
+        match self._rng.random():
+            case chance if chance < 0.7:
+                getattr(request, unit).value = asked[1]
+            case chance if chance < 0.8:
+                getattr(request, unit).unlimited = True
+                asked = (SETTINGS[unit], None)
+            case chance if chance < 0.9:
+                getattr(request, unit).configured = True
+                asked = (SETTINGS[unit],)
+            case _:
+                request.window = self._rng.choice(sorted(WINDOWS))
+                asked = ("window", request.window)
+        await self._ask("set_budget", scope, lambda: self._stub.SetBudget(request, timeout=TIMEOUT_S), asked)
+
+    async def shut_out(self) -> None:
+        """Disable a device, and let it in again after a while."""
+        device = self._rng.choice(self._devices)
+        await self._disable(device, True)
+        await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+        await self._disable(device, False)
+
+    async def let_all_in(self) -> None:
+        """Enable every device; there are no faults any more."""
+        for device in self._devices:
+            await self._disable(device, False)
+
+    async def _disable(self, device: str, disabled: bool) -> None:
+        what, request = "disable" if disabled else "enable", admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
+        await self._ask(what, device, lambda: self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
 
     async def list_budgets(self, what: str = "list_budgets") -> None:
         """Every budget, page by page, and the limits of the scopes."""
@@ -107,10 +141,10 @@ class SimulatedAdministrator:
             return self._note("verify_ledger", "", reply.reason)
         return self._note("verify_ledger", "", "ok", (reply.ok, *reply.differences))
 
-    async def _ask(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> None:
-        self._note(what, key, "asked")
+    async def _ask(self, what: str, key: str, ask: Callable[[], Awaitable[Any]], asked: tuple[Any, ...] = ()) -> None:
+        self._note(what, key, "asked", asked)
         reply = await self._try(ask)
-        self._note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok")
+        self._note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
 
     async def _try(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:

@@ -8,14 +8,15 @@ made is counted under its invariant; a violation says which one, where and why.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tools.simulate.device import DeviceEvent
 from tools.simulate.duals import Data
 from tools.simulate.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
-from tools.simulate.terms import SCOPES
+from tools.simulate.terms import SCOPES, History
 from tools.simulate.upstream import UpstreamEvent
 from tools.simulate.verdict import Verdict
 
@@ -47,6 +48,7 @@ def check(
     times = disk.durable_at if disk is not None else ()
     for place, entry in enumerate(journal):
         fold.take(entry, times[place] if place < len(times) else None)
+    rules = replace(rules, history=_history_with_limits(fold, rules, times))
     _every_call_is_terminal(fold, verdict)
     _upstream_matches(fold, upstream, rules, verdict)
     if disk is not None:
@@ -54,13 +56,20 @@ def check(
         _nothing_while_unwritable(fold, upstream, devices, disk, verdict)
         _floors_are_kept(fold, devices, rules, disk, verdict)
         _rates_are_kept(fold, rules, disk, verdict)
+        _shut_out_as_told(fold, devices, disk, verdict)
     _devices_match(fold, devices, verdict)
     _replies_are_the_same(devices, verdict)
     _watchers_match(fold, devices, verdict)
     _administrator_matches(fold, devices, rules, verdict)
-    _last_budgets(fold, devices, verdict)
+    _last_budgets(fold, devices, rules, verdict)
     _lowered_limits_were_met(fold, rules, verdict)
     return verdict
+
+
+def _history_with_limits(fold: Fold, rules: Rules, times: Sequence[float]) -> History:
+    """The terms over time with what the journal says was set."""
+    changes = [(times[seq - 1] if seq <= len(times) else math.inf, scope, settings) for seq, scope, settings in fold.set_limits]
+    return rules.history.overlaid(changes)
 
 
 def _every_call_is_terminal(fold: Fold, verdict: Verdict) -> None:
@@ -309,6 +318,13 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
         if event.outcome != "ok":
             continue
         match event.what:
+            case "set_budget":
+                _set_limit_is_kept(fold, event, verdict)
+            case "disable":
+                kept = bool(fold.shut_out[event.key])
+                verdict.check(
+                    "I9", kept, f"{event.key} was told to be disabled at {event.at:.3f}, the journal knows nothing of it"
+                )
             case "read_journal":
                 same = all(fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
                 verdict.check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
@@ -320,6 +336,26 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
                     verdict.check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
             case "list_budgets" | "final_limits":
                 _listed_budgets_match(fold, event, rules, verdict)
+
+
+def _set_limit_is_kept(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
+    """What an administrator was told is set is in the journal; taking back what was not set needs no entry."""
+    name, *value = event.told
+    mine = [settings for _, scope, settings in fold.set_limits if scope == event.key]
+    kept = (
+        any(settings.get(name, ()) == value[0] for settings in mine)
+        if value
+        else not mine or any(name not in each for each in mine)
+    )
+    verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {mine}")
+
+
+def _shut_out_as_told(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
+    """A device is told that it is disabled only after it was."""
+    for event in devices:
+        if event.outcome == "DEVICE_DISABLED":
+            since = [disk.durable_at[seq - 1] for seq in fold.shut_out[event.device]]
+            verdict.check("I10", any(at <= event.at for at in since), f"{event.device} was shut out at {event.at:.3f} and let in")
 
 
 def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict: Verdict) -> None:
@@ -336,8 +372,9 @@ def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict:
         verdict.check("I9", dict(scopes) == expected, f"limits at the end are {dict(scopes)}, set and configured were {expected}")
 
 
-def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
+def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
     """I2: what each device is told at the end is the journal's sum of one of its budgets, unit by unit."""
+    windows = {scope for scope, window in rules.history.ever[-1].windows.items() if window != "total"}
     for event in devices:
         if event.what != "final_budget" or event.outcome != "ok":
             continue
@@ -348,7 +385,7 @@ def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) 
             same = (version, dual) == (expected[0], expected[1].hex())
             verdict.check("I6", same, f"{task} is told version {version} with λ {dual}, the journal says {expected}")
         concerned = {name: budget for name, budget in fold.budgets.items() if _concerns(name, *task)}
-        named = {name.partition("@")[0] for name in concerned if "@" not in name}
+        named = {name for name in concerned if "@" not in name and scope_of(name) not in windows}
         unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is told as empty
         for unit, used, limit in zip(range(3), told[:3], told[3:], strict=True):
             sums = {budget.used[unit] for budget in concerned.values()}

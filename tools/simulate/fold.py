@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.simulate.duals import Data, Duals, moved
-from tools.simulate.terms import SCOPES, History, Terms
+from tools.simulate.terms import SCOPES, History, Settings, Terms
 from tools.simulate.verdict import Verdict
 
 Units = list[int]
@@ -134,17 +134,23 @@ class Fold:
         self.duals = Duals()
         self.epochs: dict[int, int] = {}
         self.hashes: list[str] = []
+        self.set_limits: list[tuple[int, str, Settings]] = []
+        self.disabled: set[str] = set()
+        self.shut_out: dict[str, list[int]] = defaultdict(list)
+        """The entries that disabled each device."""
         self._groups: dict[tuple[str, str, int, str], str] = {}
         self._rules = rules
         self._verdict = verdict
         self._seq = 0
         self._head = "0" * 64
         self._terms: tuple[Terms, ...] = ()
+        self._set: dict[str, Settings] = {}
 
     def take(self, entry: Data, at: float | None = None) -> None:
         """The next entry; `at` says when it was written, on the clock of the terms (None: nobody knows)."""
         history = self._rules.history
-        self._terms = history.ever if at is None else history.possible(at, at)
+        configured = history.ever if at is None else history.possible(at, at)
+        self._terms = tuple(terms.with_all_set(self._set) for terms in configured)
         self._chain(entry)
         getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
 
@@ -162,7 +168,7 @@ class Fold:
         self.hashes.append(self._head)
 
     def _other(self, entry: Data, body: Data) -> None:
-        """Entries that change nothing here: purge, device, and kinds of later versions."""
+        """Entries that change nothing here: purge, and kinds of later versions."""
 
     def _epoch(self, entry: Data, body: Data) -> None:
         self.epochs[body["epoch"]] = entry["seq"]
@@ -182,7 +188,26 @@ class Fold:
         self._verdict.check("I6", self._any_terms(fits), f"task {who} begins with λ {dual} of {price!r}, as nothing configured")
         self.duals.meet(who, dual, price)
 
+    def _device(self, entry: Data, body: Data) -> None:
+        self._verdict.meet("device let in again", body["device"] in self.disabled and not body["disabled"])
+        if body["disabled"]:
+            self.disabled.add(body["device"])
+            self.shut_out[body["device"]].append(entry["seq"])
+        else:
+            self.disabled.discard(body["device"])
+
+    def _is_let_in(self, entry: Data, body: Data) -> None:
+        story = f"entry {entry['seq']} is a {entry['kind']} of {body['device']}, which is disabled"
+        self._verdict.check("I10", body["device"] not in self.disabled, story)
+
     # budgets -------------------------------------------------------------------------------------------------------------------
+
+    def _set_limits(self, entry: Data, body: Data) -> None:
+        """What holds for a scope from here on, whatever is configured where."""
+        follows = len(self.set_limits) + 1
+        self._verdict.check("I9", body["version"] == follows, f"limits are set as version {body['version']}, {follows} follows")
+        self._set[body["scope"]] = dict(body["changes"])
+        self.set_limits.append((entry["seq"], body["scope"], self._set[body["scope"]]))
 
     def _limits(self, entry: Data, body: Data) -> None:
         name = body["budget"]
@@ -254,6 +279,7 @@ class Fold:
         before = self.calls.get(who)
         free = before is None or before.state == "refunded"
         self._verdict.check("I3", free, f"{key} was reserved while its call was {before and before.state}")
+        self._is_let_in(entry, body)
         prices = self._prices(key, body)
         attempt = Attempt(
             entry["seq"], entry["at_ms"], body["hold"], body["budgets"], body["lease_ms"], body["device"], body["epoch"], prices
@@ -365,6 +391,7 @@ class Fold:
             late_ms = entry["at_ms"] - attempt.lease_ms
             self._verdict.check("I8", late_ms <= self._rules.hold_slack_ms, f"{key} was held {late_ms} ms over its lease")
         self._verdict.meet(f"call {entry['kind']}")
+        self._verdict.meet("call of a disabled device settled", attempt.device in self.disabled)
         attempt.end, attempt.charge = entry["kind"], body["charge"]
         call.state, call.charged = entry["kind"], plus(call.charged, body["charge"])
         self._move(entry, attempt, minus(ZERO, attempt.hold), body["charge"])
@@ -375,6 +402,7 @@ class Fold:
     def _open_step(self, entry: Data, body: Data) -> None:
         step, task, price = step_of(body), (body["device"], body["task"]), body.get("price", "")
         self._verdict.check("I6", step not in self.steps, f"step {step} was opened twice")
+        self._is_let_in(entry, body)
         self._verdict.check("I6", self._opens_as_configured(entry, body), f"step {step} opened as nothing configured: {body}")
         follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
         self._verdict.check("I6", follows, f"step {step} opened before the one before it was closed")

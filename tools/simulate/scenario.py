@@ -128,6 +128,11 @@ FEATURES = SCENARIOS | {
     *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
     *(f"told {what}" for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")),
     *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
+    "told disable",
+    "told enable",
+    "told DEVICE_DISABLED",
+    "device let in again",
+    "call of a disabled device settled",
     "reload of a running coordinator",
 }
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.admin import AdminApi, AdminDesk, Administrator
 from coordinator.admission import Gate, Turnstile
 from coordinator.api import ApiTerms, Caller, DeviceApi
 from coordinator.binding import Boundary, bind
 from coordinator.broker import Broker, BrokerTerms
-from coordinator.budgets import BudgetBook, load_limits, save_limits
-from coordinator.config import BudgetsConfig, CoordinatorConfig
+from coordinator.budgets import BudgetBook
+from coordinator.config import CoordinatorConfig
 from coordinator.controller import StepController
 from coordinator.fleet import Fleet, identify
 from coordinator.guard import DEVICE_ID_KEY
@@ -29,6 +29,7 @@ from coordinator.upkeep import Upkeep
 from coordinator.upstreams import Upstream, UpstreamTable
 from coordinator.verify import VerifyReport, verify
 from coordinator.watch import BudgetBell, ring_changes
+from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.v1 import device_pb2
 from tools.simulate.clock import VirtualClock
 from tools.simulate.disk import Disk, DiskError, DiskStore
@@ -39,12 +40,12 @@ from tools.simulate.upstream import SimulatedUpstream
 MAX_OUTPUT_TOKENS = 64
 DRAIN_GRACE_S = 1.0
 RESTART_S = 0.5
+NOWHERE = Path("/nonexistent")
+T = TypeVar("T")
 
 
 class Site:
-    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, or None while it is down; `on_limits` is
-    told the moment at which an administrator's limits hold.
-    """
+    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, or None while it is down."""
 
     def __init__(
         self,
@@ -56,8 +57,6 @@ class Site:
         config: CoordinatorConfig,
         slots: int,
         max_queue: int,
-        state_dir: Path,
-        on_limits: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.endpoint: ServiceEndpoint | None = None
         self.admin_endpoint: ServiceEndpoint | None = None
@@ -72,8 +71,6 @@ class Site:
         self._clock = clock
         self._slots = slots
         self._max_queue = max_queue
-        self._state_dir = state_dir
-        self._on_limits = on_limits
         self._parts: Changeable | None = None
         self._host: Host | None = None
         self._api: DeviceApi | None = None
@@ -116,21 +113,22 @@ class Site:
         """As SIGHUP does: hold later calls and steps to this configuration. False when only the next process run will."""
         self.config = config
         if self._parts is not None:
-            apply_config(config, load_limits(self._state_dir, config.budgets), _tariffs(config), self._parts)
+            apply_config(config, _tariffs(config), self._parts)
         return self._parts is not None
 
-    def _desk(self, store: DiskStore, book: BudgetBook, bell: BudgetBell) -> AdminDesk:
-        def set_limits(scope: str, changes: dict[str, Any]) -> BudgetsConfig:
-            save_limits(self._state_dir, scope, changes)
-            book.replace_limits(load_limits(self._state_dir, self.config.budgets))
-            self._on_limits(scope, changes)
-            bell.ring_all()
-            return book.limits
+    def _desk(self, store: DiskStore, book: BudgetBook) -> AdminDesk:
+        async def limits() -> BudgetBook:
+            book.learn(await store.list_set_limits())
+            return book
+
+        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
+            book.learn(await store.set_limits(scope, changes, self._clock.now()))
+            return book
 
         async def verified() -> VerifyReport:
             return await store.transact(lambda ledger: verify(ledger.tables))  # type: ignore[arg-type]
 
-        return AdminDesk(lambda: book.limits, set_limits, verified, self._drain_and_restart)
+        return AdminDesk(limits, set_limits, verified, self._drain_and_restart)
 
     def _drain_and_restart(self, grace_s: float | None) -> None:
         """What an administrator's word does, with a service manager that starts the process again."""
@@ -147,7 +145,10 @@ class Site:
     async def _run(self, host: Host) -> None:
         bell = BudgetBell()
         store = await self._open()
-        host.spawn(ring_changes(bell, store.changes()), "budget bell")
+        fleet = Fleet(store, self._clock)
+        host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
+        await _insist(fleet.refresh)
+        set_before = await _insist(store.list_set_limits)
         config, service = self.config, self.config.service
         upstream = Upstream(
             alias="default",
@@ -158,17 +159,17 @@ class Site:
             deadline_s=config.effective_upstreams["default"].deadline_s,
             max_output_tokens=MAX_OUTPUT_TOKENS,
         )
-        book = BudgetBook(load_limits(self._state_dir, config.budgets), config.fleet.fairness_floor)
+        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+        book.learn(set_before)
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
         broker = Broker(store, table, controller, book, self._clock, terms, limiter)
-        fleet = Fleet(store, self._clock)
         heartbeat = ApiTerms(heartbeat_s=service.watch_heartbeat_s)
         api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell, terms=heartbeat)
-        tokens = Tokens(TokenStore(self._state_dir), TokenTerms(), self._clock)
-        admin = AdminApi(store, broker, fleet, table, self._desk(store, book, bell), tokens, self._clock)
-        upkeep = Upkeep(store, book, config, self._state_dir, self._clock, fleet)
+        tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
+        admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
         boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
@@ -191,6 +192,15 @@ class Site:
                 return await DiskStore.open(self._disk, self._clock.now())
             except DiskError:
                 await asyncio.sleep(0.5)
+
+
+async def _insist(read: Callable[[], Awaitable[T]]) -> T:
+    """What the ledger says, asked again and again while the disk does not let it."""
+    while True:
+        try:
+            return await read()
+        except CoordinatorUnavailable:
+            await asyncio.sleep(0.5)
 
 
 def _tariffs(config: CoordinatorConfig) -> dict[str, Price]:

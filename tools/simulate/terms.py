@@ -9,10 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 Caps = tuple[int | None, int | None, int | None]
 Rate = tuple[int, int]
 NO_CAPS: Caps = (None, None, None)
+LIMIT_FIELDS = ("calls_limit", "tokens_limit", "spend_limit_uusd")
+Settings = Mapping[str, Any]
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
 WINDOWS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 
@@ -85,10 +88,18 @@ class Terms:
         label = datetime.fromtimestamp(at_ms / 1000, UTC).strftime(WINDOWS[self.windows.get(scope, "total")])
         return scope + owners.get(scope, "") + (f"@{label}" if label else "")
 
-    def with_caps(self, scope: str, changes: Mapping[int, int | None]) -> Terms:
-        """Other caps in some units (0 calls, 1 tokens, 2 micro-USD) of a scope."""
-        calls, tokens, uusd = (changes.get(unit, cap) for unit, cap in enumerate(self.cap(scope)))
-        return replace(self, caps={**self.caps, scope: (calls, tokens, uusd)})
+    def with_set(self, scope: str, settings: Settings) -> Terms:
+        """With what was set for a scope at run time: some of its caps, and its window."""
+        calls, tokens, uusd = (settings.get(name, cap) for name, cap in zip(LIMIT_FIELDS, self.cap(scope), strict=True))
+        windows = {**self.windows, scope: settings["window"]} if "window" in settings else self.windows
+        return replace(self, caps={**self.caps, scope: (calls, tokens, uusd)}, windows=windows)
+
+    def with_all_set(self, settings: Mapping[str, Settings]) -> Terms:
+        """With what was set for each scope."""
+        terms = self
+        for scope, changes in settings.items():
+            terms = terms.with_set(scope, changes)
+        return terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,22 @@ class History:
             terms for (at, terms), end in zip(self.since, ends, strict=True) if at <= latest and end >= earliest - self.slack_s
         )
         return tuple(found)
+
+    def overlaid(self, changes: Sequence[tuple[float, str, Settings]]) -> History:
+        """With what was set for scopes at run time, and when, in this order; it wins over what is configured then and later."""
+        told: list[tuple[float, Terms]] = []
+        settings: dict[str, Settings] = {}
+        waiting = list(self.since)
+        terms = waiting.pop(0)[1]
+        told.append((self.since[0][0], terms))
+        for at, scope, change in [*changes, (math.inf, "", {})]:
+            while waiting and waiting[0][0] <= at:
+                read_at, terms = waiting.pop(0)
+                told.append((read_at, terms.with_all_set(settings)))
+            if scope:
+                settings[scope] = change
+                told.append((at, terms.with_all_set(settings)))
+        return replace(self, since=told)
 
     @property
     def ever(self) -> tuple[Terms, ...]:

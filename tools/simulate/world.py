@@ -8,13 +8,11 @@ import asyncio
 import hashlib
 import json
 import logging
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
@@ -51,7 +49,7 @@ from tools.simulate.loop import Deadlock, Host, SeededLoop
 from tools.simulate.network import LinkFaults, Network, SimulatedChannel
 from tools.simulate.scenario import Fault, Scenario, draw
 from tools.simulate.site import Site
-from tools.simulate.terms import SCOPES, Caps, History, Rate, TaskTerms, Terms
+from tools.simulate.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.verdict import Verdict
 
@@ -61,8 +59,6 @@ LEASE_MARGIN_S = 3.0
 SWEEP_S = 1.0
 LIMIT_S = 400.0
 HEARTBEAT_S = 4.0
-NOWHERE = Path("/nonexistent")
-LIMIT_FIELDS = ("calls_limit", "tokens_limit", "spend_limit_uusd")
 OUTAGES = ("full", "locked", "eio")
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
 
@@ -104,7 +100,7 @@ class _Device:
 class World:
     """The parts of one seed."""
 
-    def __init__(self, scenario: Scenario, state_dir: Path = NOWHERE) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.loop = SeededLoop(scenario.seed)
         self.clock = VirtualClock(self.loop, scenario.begins_s)
@@ -112,7 +108,7 @@ class World:
         self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
         mood = UpstreamMood(dict(scenario.upstream_acts), scenario.upstream_duplicate, scenario.slow_s)
         self.upstream = SimulatedUpstream(self.loop, stream(scenario.seed, "upstream"), mood)
-        self.terms = _Terms(scenario.terms)
+        self.terms = [(float("-inf"), scenario.terms)]
         self.site = Site(
             self.loop,
             self.disk,
@@ -122,8 +118,6 @@ class World:
             _config(scenario.terms),
             scenario.slots,
             scenario.max_queue,
-            state_dir,
-            self._limits_set,
         )
         names = tuple(f"d{number}" for number in range(scenario.devices))
         self.devices = tuple(_Device(name, Notebook(), self._link()) for name in names)
@@ -189,11 +183,8 @@ class World:
 
     def _new_administrator(self) -> SimulatedAdministrator:
         channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
-        return SimulatedAdministrator(channel, self.log, stream(self.scenario.seed, "administrator"))
-
-    def _limits_set(self, scope: str, changes: dict[str, Any]) -> None:
-        self._tell(f"limits of {scope}: {changes}")
-        self.terms.set_caps(self.loop.time(), scope, {LIMIT_FIELDS.index(name): value for name, value in changes.items()})
+        names = tuple(device.name for device in self.devices)
+        return SimulatedAdministrator(channel, self.log, stream(self.scenario.seed, "administrator"), names)
 
     def _client(self, device: _Device, seed: int, policy: ClientPolicy) -> SimulatedClient:
         channel = SimulatedChannel(self.network, lambda: self.site.endpoint, device.faults)
@@ -239,7 +230,7 @@ class World:
 
     def _reload(self, fault: Fault) -> None:
         assert fault.terms is not None
-        self.terms.read(self.loop.time(), fault.terms)
+        self.terms.append((self.loop.time(), fault.terms))
         if self.site.reload(_config(fault.terms)):
             self.met["reload of a running coordinator"] += 1
             self._tell("configuration read again")
@@ -305,12 +296,20 @@ class World:
             faults.drop = faults.duplicate = faults.late = 0.0
             faults.cut = False
         self._restart()
+        if self._administrator is not None:
+            await self._let_in()
         await self._until_done(self.loop.time() + HORIZON_S)
         for device in self.devices:
             if device.host is not None and not device.notebook.done:
                 self.leftovers.append(f"{device.name} did not come to the end of its steps")
         patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")
         await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
+
+    async def _let_in(self) -> None:
+        """Devices that are shut out could not come to an end."""
+        while self.site.admin_endpoint is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        await self._new_administrator().let_all_in()
 
     async def _end(self) -> None:
         for device in self.devices:
@@ -357,7 +356,7 @@ class World:
         faults = self.scenario.faults
         slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + sum(abs(fault.amount) + fault.for_s + 2.0 for fault in faults)
         stalled = any(fault.kind == "disk_stalled" for fault in faults)
-        history = History(self.terms.since, slack_s=8.0 if stalled else 1.0)
+        history = History(self.terms, slack_s=8.0 if stalled else 1.0)
         return Rules(history, round(1000 * slack_s), WISHED_RATE, (INPUT_BOUND, MAX_OUTPUT_TOKENS))
 
     def _digest(self) -> str:
@@ -384,36 +383,7 @@ class World:
 
 def run_seed(seed: int) -> Outcome:
     """The world of a seed, played and judged."""
-    scenario = draw(seed)
-    if not scenario.administered:
-        return World(scenario).run()
-    with tempfile.TemporaryDirectory() as state_dir:
-        return World(scenario, Path(state_dir)).run()
-
-
-class _Terms:
-    """The terms in force over time: those configured last, with the limits that an administrator has set."""
-
-    def __init__(self, terms: Terms) -> None:
-        self.since = [(float("-inf"), terms)]
-        self._read = terms
-        self._set: dict[str, dict[int, int | None]] = {}
-
-    def read(self, at: float, terms: Terms) -> None:
-        """The configuration was read again."""
-        self._read = terms
-        self._note(at)
-
-    def set_caps(self, at: float, scope: str, changes: dict[int, int | None]) -> None:
-        """Limits were set at run time."""
-        self._set[scope] = {**self._set.get(scope, {}), **changes}
-        self._note(at)
-
-    def _note(self, at: float) -> None:
-        terms = self._read
-        for scope, changes in self._set.items():
-            terms = terms.with_caps(scope, changes)
-        self.since.append((at, terms))
+    return World(draw(seed)).run()
 
 
 def _config(terms: Terms) -> CoordinatorConfig:

@@ -31,14 +31,16 @@ class UnitLimits(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., tokens: _Optional[int] = ..., uusd: _Optional[int] = ...) -> None: ...
 
 class ScopeLimits(_message.Message):
-    __slots__ = ("scope", "window", "limits")
+    __slots__ = ("scope", "window", "limits", "set")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
     scope: str
     window: str
     limits: UnitLimits
-    def __init__(self, scope: _Optional[str] = ..., window: _Optional[str] = ..., limits: _Optional[_Union[UnitLimits, _Mapping]] = ...) -> None: ...
+    set: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scope: _Optional[str] = ..., window: _Optional[str] = ..., limits: _Optional[_Union[UnitLimits, _Mapping]] = ..., set: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BudgetRecord(_message.Message):
     __slots__ = ("key", "committed", "reserved", "limits")
@@ -73,12 +75,14 @@ class ListBudgetsResponse(_message.Message):
     def __init__(self, budgets: _Optional[_Iterable[_Union[BudgetRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., scopes: _Optional[_Iterable[_Union[ScopeLimits, _Mapping]]] = ...) -> None: ...
 
 class LimitChange(_message.Message):
-    __slots__ = ("value", "unlimited")
+    __slots__ = ("value", "unlimited", "configured")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     UNLIMITED_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     value: int
     unlimited: bool
-    def __init__(self, value: _Optional[int] = ..., unlimited: _Optional[bool] = ...) -> None: ...
+    configured: bool
+    def __init__(self, value: _Optional[int] = ..., unlimited: _Optional[bool] = ..., configured: _Optional[bool] = ...) -> None: ...
 
 class SetBudgetRequest(_message.Message):
     __slots__ = ("scope", "calls", "tokens", "uusd", "window")
@@ -233,6 +237,20 @@ class ListDevicesResponse(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[DeviceRecord]
     next_page_token: str
     def __init__(self, devices: _Optional[_Iterable[_Union[DeviceRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class SetDeviceDisabledRequest(_message.Message):
+    __slots__ = ("device", "disabled")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    disabled: bool
+    def __init__(self, device: _Optional[str] = ..., disabled: _Optional[bool] = ...) -> None: ...
+
+class SetDeviceDisabledResponse(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: DeviceRecord
+    def __init__(self, device: _Optional[_Union[DeviceRecord, _Mapping]] = ...) -> None: ...
 
 class IssueTokenRequest(_message.Message):
     __slots__ = ("device", "lifetime", "tasks")

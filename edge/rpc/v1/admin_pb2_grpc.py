@@ -64,6 +64,11 @@ class AdminServiceStub:
                 request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesRequest.SerializeToString,
                 response_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesResponse.FromString,
                 _registered_method=True)
+        self.SetDeviceDisabled = channel.unary_unary(
+                '/edge.rpc.v1.AdminService/SetDeviceDisabled',
+                request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledRequest.SerializeToString,
+                response_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledResponse.FromString,
+                _registered_method=True)
         self.IssueToken = channel.unary_unary(
                 '/edge.rpc.v1.AdminService/IssueToken',
                 request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.IssueTokenRequest.SerializeToString,
@@ -136,6 +141,13 @@ class AdminServiceServicer:
 
     def ListDevices(self, request, context):
         """The devices that ever registered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDeviceDisabled(self, request, context):
+        """Shuts a device out at every replica, or lets it in again; what it has under way is settled. It may be unknown yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +227,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListDevices,
                     request_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesRequest.FromString,
                     response_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'SetDeviceDisabled': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDeviceDisabled,
+                    request_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledRequest.FromString,
+                    response_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledResponse.SerializeToString,
             ),
             'IssueToken': grpc.unary_unary_rpc_method_handler(
                     servicer.IssueToken,
@@ -409,6 +426,33 @@ class AdminService:
             '/edge.rpc.v1.AdminService/ListDevices',
             edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesRequest.SerializeToString,
             edge_dot_rpc_dot_v1_dot_admin__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDeviceDisabled(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edge.rpc.v1.AdminService/SetDeviceDisabled',
+            edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledRequest.SerializeToString,
+            edge_dot_rpc_dot_v1_dot_admin__pb2.SetDeviceDisabledResponse.FromString,
             options,
             channel_credentials,
             insecure,

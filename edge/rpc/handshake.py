@@ -1,0 +1,167 @@
+"""Why a connection to a coordinator fails: one line, and what to do. Knows TLS and what servers say when they refuse it; sends no request.
+
+gRPC tells of a failed handshake only that nothing answers, so one is made again by itself, with Python's own TLS. A device without TLS
+shakes hands as well: a server that answers it wants TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge.rpc.address import Address
+from edge.rpc.credentials import ClientCredentials, ClientTls
+
+_EXPIRED = {10}
+_UNKNOWN_CA = {2, 18, 19, 20, 21}
+_WRONG_NAME = {62, 64}
+_NO_TLS = ("WRONG_VERSION", "HTTP_REQUEST", "RECORD_LAYER")
+_VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z)")
+Why = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """How what is wrong is told: who calls, the section of the configuration it is mended in, and the command that makes certificates."""
+
+    name: str = "device"
+    section: str = "coordinator"
+    certificate_command: str = "edge-coordinator pki device NAME"
+
+
+DEVICE = Caller()
+ADMINISTRATOR = Caller("administrator", "admin", "edge-coordinator pki admin NAME")
+
+
+class _TurnedAway(Exception):
+    """The server ended the connection after the handshake: it does not take what this side showed, and told nothing."""
+
+
+async def why_no_handshake(
+    address: Address, credentials: ClientCredentials, timeout_s: float, caller: Caller = DEVICE
+) -> Why | None:
+    """Shake hands once to learn why a connection fails: one line and what to do, or None when TLS is not the reason."""
+    if address.path:
+        return None
+    if credentials.tls is None:
+        return _why_tls_is_wanted(address, caller) if await _speaks_tls(address, timeout_s) else None
+    story = _Story(address, credentials.tls, credentials.clock.now(), caller)
+    try:
+        context = _context_of(credentials.tls)
+        async with asyncio.timeout(timeout_s):
+            await _shake_hands(address, credentials.tls.server_name or address.host, context)
+    except ssl.SSLCertVerificationError as error:
+        return story.why_unverified(error)
+    except ssl.SSLError as error:
+        return story.why_refused(error)
+    except _TurnedAway:
+        return story.why_turned_away()
+    except (OSError, TimeoutError):
+        return None
+    return None
+
+
+async def _speaks_tls(address: Address, timeout_s: float) -> bool:
+    """Whether whoever listens there answers a TLS greeting, be it by refusing this side."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "").upper()
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
+
+
+async def _shake_hands(address: Address, name: str, context: ssl.SSLContext) -> None:
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, server_hostname=name)
+    try:
+        if not await reader.read(1):  # the server's verdict on our certificate comes after the handshake
+            raise _TurnedAway
+    except ConnectionResetError as error:
+        raise _TurnedAway from error
+    finally:
+        writer.transport.abort()
+
+
+def _context_of(tls: ClientTls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(tls.ca))
+    context.set_alpn_protocols(["h2"])
+    if tls.cert is not None:
+        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
+    return context
+
+
+def _why_tls_is_wanted(address: Address, caller: Caller) -> Why:
+    section = caller.section
+    shown = f"{section}.tls.cert and {section}.tls.key, or {section}.token_file"
+    return f"the coordinator at {address} wants TLS, and this {caller.name} has none", f"set {section}.tls.ca, and {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """A handshake that failed, at `now` (seconds since the epoch): what its errors mean for who called."""
+
+    address: Address
+    tls: ClientTls
+    now: float
+    caller: Caller
+
+    def why_unverified(self, error: ssl.SSLCertVerificationError) -> Why:
+        """The server's certificate was not believed."""
+        if error.verify_code in _EXPIRED:
+            return f"the certificate of {self._who} has expired", "renew it there: edge-coordinator pki server"
+        if error.verify_code in _WRONG_NAME:
+            hint = f"set {self.caller.section}.tls.server_name, or issue it with --name"
+            return f"the certificate of {self._who} is for another name", hint
+        if error.verify_code in _UNKNOWN_CA:
+            told = f"the certificate of {self._who} comes from an authority that {self.tls.ca} does not hold"
+            return told, "take ca.crt from its operator"
+        return f"the certificate of {self._who} does not verify: {error.verify_message}", "take ca.crt from its operator"
+
+    def why_refused(self, error: ssl.SSLError) -> Why:
+        """The handshake broke off."""
+        reason = (error.reason or "").upper()
+        if any(sign in reason for sign in _NO_TLS):
+            return f"{self._who} speaks no TLS", f"remove {self.caller.section}.tls, or set tls there"
+        if "ALERT" in reason or "CERTIFICATE" in reason:
+            return self.why_turned_away()
+        told = f"{self._who} and this {self.caller.name} cannot agree on TLS ({reason or 'no reason told'})"
+        return told, "compare both tls sections"
+
+    def why_turned_away(self) -> Why:
+        """The server did not take this side's certificate, or its having none."""
+        tls, caller = self.tls, self.caller
+        if tls.cert is None:
+            hint = f"set {caller.section}.tls.cert and {caller.section}.tls.key"
+            return f"{self._who} wants a certificate of this {caller.name}", hint
+        ends_at = _end_of_certificate(tls.cert)
+        if ends_at is not None and self.now >= ends_at:
+            return f"this {caller.name}'s certificate {tls.cert} has expired", f"renew it: {caller.certificate_command}"
+        told = f"{self._who} does not accept this {caller.name}'s certificate {tls.cert}"
+        return told, f"ask its operator: {caller.certificate_command}"
+
+    @property
+    def _who(self) -> str:
+        return f"the coordinator at {self.address}"
+
+
+def _end_of_certificate(path: Path) -> float | None:
+    """Seconds since the epoch; None when it cannot be read. The two times of its validity stand side by side in every certificate."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    except (OSError, ValueError):
+        return None
+    found = _VALIDITY.search(der)
+    if found is None:
+        return None
+    digits = (found[1] and b"20" + found[1]) or found[2]
+    return datetime.strptime(digits.decode(), "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()

@@ -1,0 +1,141 @@
+"""Commands that administer a coordinator on another machine: over mTLS with an administrator's certificate, or with a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import main
+from coordinator.pki import Written
+from coordinator.stores.sqlite import SqliteLedgerStore
+from coordinator.verify import read_export
+from edge.core.errors import BudgetExhausted, Unauthenticated
+from tests.service.in_process import call
+from tests.service.security import SecureFleet, device
+
+Run = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def fleet(tmp_path) -> SecureFleet:
+    return SecureFleet(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path, capsys) -> Run:
+    """Run a command that could read no ledger of its own; exit code, stdout, stderr."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path / "empty")])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@asynccontextmanager
+async def administered(fleet: SecureFleet, *, client_cert: bool = True) -> AsyncIterator[tuple[str, str]]:
+    """A coordinator over a file, whose administrators connect to a TLS port; the devices' address and theirs."""
+    store = await SqliteLedgerStore.open(fleet.folder / "ledger.sqlite3", 0.0)
+    async with fleet.running(client_cert=client_cert, store=store, admin_listen=("127.0.0.1:0",)) as (coordinator, address):
+        yield address, coordinator.serving.admin_addresses[0]
+
+
+def shown(fleet: SecureFleet, written: Written | None, **settings: str) -> list[str]:
+    """The options that name these files."""
+    files = {"tls.ca": str(fleet.ca), **settings}
+    if written is not None:
+        files |= {"tls.cert": str(written.certificate), "tls.key": str(written.key)}
+    return [part for name, path in files.items() for part in ("--set", f"admin.{name}={path}")]
+
+
+async def test_every_command_works_with_an_administrators_certificate(fleet, run, tmp_path) -> None:
+    async with administered(fleet) as (address, admins), device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
+        there = ["--coordinator", admins, *shown(fleet, fleet.client_certificate("eve", role="admin"))]
+        await lamp.register("9.1", ["math"])
+        await lamp.complete(call("k1"), 10.0)
+        listed = {name: json.loads((await run(name, "--json", *there))[1]) for name in ("devices", "calls", "upstreams")}
+        assert (listed["devices"]["device"], listed["calls"]["call_key"], listed["upstreams"]["alias"]) == (
+            "lamp",
+            "k1",
+            "default",
+        )
+        assert await run("budget", "set", "device", "--calls", "1", *there) == (0, "device: 1 calls (total)\n", "")
+        with pytest.raises(BudgetExhausted):
+            await lamp.complete(call("k2", "another"), 5.0)
+        budgets = json.loads((await run("budget", "show", "--json", *there))[1])["budgets"]
+        assert next(row for row in budgets if row["key"] == "device[device:lamp]")["calls"]["committed"] == 1
+        assert (await run("healthcheck", admins, *there[2:]))[:2] == (0, f"SERVING on {admins}\n")
+
+        code, verified, stderr = await run("ledger", "verify", *there)
+        assert (code, stderr) == (0, "") and "all equal, bit for bit" in verified and "1 calls" in verified
+        code, exported, _ = await run("ledger", "export", *there)
+        entries = list(read_export(exported.splitlines()))
+        assert code == 0 and [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+        assert len(list(read_export((await run("ledger", "export", "--after", "1", *there))[1].splitlines()))) == len(entries) - 1
+
+        code, token, _ = await run("token", "issue", "oven", *there)
+        assert code == 0 and fleet.tokens.check(token.strip()).name == "oven"
+        assert (await run("token", "revoke", "lamp", *there))[1].endswith("its epoch is 1\n")
+        with pytest.raises(Unauthenticated):
+            await lamp.get_budget("math")
+    assert not (tmp_path / "empty").exists()
+
+
+async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fleet, run) -> None:
+    async with administered(fleet, client_cert=False) as (_, admins):
+        for role, code in (("admin", 0), ("device", 1)):
+            fleet.token_file(fleet.tokens.issue(role, "eve"))
+            ended, _, stderr = await run(
+                "devices", "--coordinator", admins, *shown(fleet, None, token_file=f"{fleet.folder}/token")
+            )
+            assert ended == code and ("role device may not use AdminService" in stderr) == (code == 1)
+
+
+async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_path) -> None:
+    other = SecureFleet(tmp_path / "other")
+    eve = fleet.client_certificate("eve", role="admin")
+    cases = {
+        "wants TLS, and this administrator has none; set admin.tls.ca, and admin.tls.cert": [],
+        "wants a certificate of this administrator; set admin.tls.cert and admin.tls.key": shown(fleet, None),
+        "does not accept this administrator's certificate": shown(fleet, other.client_certificate("eve", role="admin")),
+        "comes from an authority that": shown(other, eve),
+        "role device may not use AdminService": shown(fleet, fleet.client_certificate("lamp")),
+    }
+    async with administered(fleet) as (_, admins):
+        for line, files in cases.items():
+            code, stdout, stderr = await run("devices", "--coordinator", admins, *files)
+            assert (code, stdout, stderr.count("\n")) == (1, "", 1) and line in stderr, (line, stderr)
+        late = fleet.client_certificate("eve", role="admin", days=1, at=fleet.clock.now() - 2 * 86400)
+        code, _, stderr = await run("devices", "--coordinator", admins, *shown(fleet, late))
+        assert code == 1 and "has expired; renew it: edge-coordinator pki admin NAME" in stderr
+    async with fleet.running(tls=None) as (_, plain):
+        assert "speaks no TLS; remove admin.tls" in (await run("devices", "--coordinator", plain, *shown(fleet, eve)))[2]
+
+
+async def test_an_address_that_was_given_must_answer_and_is_never_spoken_to_in_the_clear(fleet, run) -> None:
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        await _all_refused(run, f"127.0.0.1:{closed.getsockname()[1]}")
+    code, _, stderr = await run("devices", "--coordinator", "10.0.0.1:7444")
+    assert code == 2 and "refusing to administer 10.0.0.1:7444 unencrypted; set admin.tls.ca" in stderr
+
+
+async def _all_refused(run: Run, gone: str) -> None:
+    for command in (("budget", "show"), ("budget", "set", "device", "--calls", "1"), ("ledger", "verify"), ("devices",)):
+        code, stdout, stderr = await run(*command, "--coordinator", gone)
+        assert (code, stdout) == (1, "") and stderr.startswith(f"error: no coordinator answers at {gone}"), stderr
+
+
+async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run, tmp_path) -> None:
+    eve = fleet.client_certificate("eve", role="admin")
+    async with administered(fleet) as (_, admins):
+        tls = {"ca": str(fleet.ca), "cert": str(eve.certificate), "key": str(eve.key)}
+        file = Path(tmp_path / "admin.yaml")
+        file.write_text(json.dumps({"admin": {"address": admins, "tls": tls}}))
+        assert (await run("upstreams", "--config", str(file)))[1].startswith("default: m")

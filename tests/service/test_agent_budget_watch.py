@@ -1,0 +1,129 @@
+"""An agent that follows its budget: what it shows without asking, and that nothing changes for it where nobody can be followed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from edge.agent import budget_watch
+from edge.agent.budget_watch import BudgetWatch
+from edge.agent.events import Offline
+from edge.config.schema import PhaseConfig
+from edge.core.errors import CoordinatorUnavailable, NotImplementedThere, PermissionDenied
+from edge.rpc.client import BudgetSnapshot
+from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
+from edge.serve.agent_answers import AgentAnswers
+from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
+from tests.service.test_batches import raw_channel
+from tests.unit.agent_world import World
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_watch, "FIRST_PAUSE_S", 0.02)
+
+
+async def shown(watch: BudgetWatch, is_it: Callable[[BudgetSnapshot | None], bool], task: str = "math") -> BudgetSnapshot | None:
+    """What the watch has, once it is that."""
+    async with asyncio.timeout(30.0):
+        while not is_it(newest := watch.newest(task)):
+            await asyncio.sleep(0.005)
+    return newest
+
+
+async def test_limits_and_spending_are_followed_without_asking_and_over_a_restart(tmp_path) -> None:
+    async with connected(tmp_path, connect_timeout_s=0.2, max_retries=1) as client:
+        watch = BudgetWatch(client, random.Random(1))
+        async with running_coordinator(tmp_path, ProgrammedProvider()), raw_channel(tmp_path, "admin.sock") as admins:
+            await watch.follow("math")
+            assert (await shown(watch, lambda budget: budget is not None)).calls_limit is None
+            change = admin_pb2.SetBudgetRequest(scope="device", calls=admin_pb2.LimitChange(value=7))
+            await admin_pb2_grpc.AdminServiceStub(admins).SetBudget(change)
+            await shown(watch, lambda budget: budget is not None and budget.calls_limit == 7)
+            await client.complete(call(), 5.0)
+            await shown(watch, lambda budget: budget is not None and budget.calls == 1)
+            assert watch.newest("code") is None
+        await shown(watch, lambda budget: budget is None)
+        async with running_coordinator(tmp_path, ProgrammedProvider()):
+            await shown(watch, lambda budget: budget is not None and budget.calls == 0)
+        await watch.aclose()
+        await watch.aclose()
+        assert watch.newest("math") is None
+
+
+async def test_following_another_task_leaves_the_one_before() -> None:
+    client = ScriptedCoordinatorClient(lambda asked: "A")
+    watch = BudgetWatch(client, random.Random(1))
+    for task in ("math", "code"):
+        await watch.follow(task)
+        await shown(watch, lambda budget: budget is not None, task)
+    assert watch.newest("math") is None
+    await watch.aclose()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CoordinatorUnavailable("nobody there"), PermissionDenied("not your task"), CoordinatorUnavailable("x", reason="DRAINING")],
+)
+async def test_a_refusal_is_tried_again_until_the_budget_can_be_followed(error) -> None:
+    client = ScriptedCoordinatorClient(lambda asked: "A")
+    client.fail_next("watch_budget", error, times=3)
+    watch = BudgetWatch(client, random.Random(1))
+    await watch.follow("math")
+    await shown(watch, lambda budget: budget is not None)
+    await watch.aclose()
+
+
+async def test_a_coordinator_that_knows_no_watching_is_asked_once(monkeypatch) -> None:
+    client, asked = ScriptedCoordinatorClient(lambda asked: "A"), []
+
+    def refuse(task: str):
+        asked.append(task)
+        raise NotImplementedThere("unknown RPC")
+
+    monkeypatch.setattr(client, "watch_budget", refuse)
+    watch = BudgetWatch(client, random.Random(1))
+    await watch.follow("math")
+    await asyncio.sleep(0.2)
+    assert asked == ["math"] and watch.newest("math") is None
+    await watch.aclose()
+
+
+async def test_a_running_agent_shows_the_budget_it_follows_and_asks_only_while_it_cannot(tmp_path) -> None:
+    world = World(tmp_path)
+    async with world.agent() as agent:
+        async with asyncio.timeout(30.0):
+            while agent.followed_budget() is None:
+                await asyncio.sleep(0.005)
+        world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
+        assert (await AgentAnswers(agent).status())["budget"]["dual"] == world.terms.dual_init
+        await agent._budget_watch.aclose()
+        assert (await AgentAnswers(agent).status())["budget"] is None
+
+
+async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) -> None:
+    phases = (PhaseConfig(source="sums", task="first", steps=1), PhaseConfig(source="sums", task="second", steps=1))
+    world = World(tmp_path, phases=phases)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+        await agent.learn()
+        async with asyncio.timeout(30.0):
+            while (budget := agent.followed_budget()) is None:
+                await asyncio.sleep(0.005)
+    assert budget.dual == (await world.client.get_budget("second")).dual
+
+
+async def test_an_agent_whose_coordinator_is_away_says_no_more_and_learns_no_less_than_before(tmp_path) -> None:
+    world = World(tmp_path)
+    away = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
+    for method in ("register", "open_step", "close_step", "complete_batch", "get_budget", "watch_budget"):
+        world.client.fail_next(method, away, times=10_000)
+    async with world.agent() as agent:
+        finished = await agent.learn(max_steps=2)
+        await asyncio.sleep(0.1)
+        assert agent.followed_budget() is None and not agent.status().online
+    assert finished.steps_done == 2 and len(world.events(Offline)) == 1
