@@ -57,6 +57,7 @@ def check(
         _floors_are_kept(fold, devices, rules, disk, verdict)
         _rates_are_kept(fold, rules, disk, verdict)
         _shut_out_as_told(fold, devices, disk, verdict)
+        _set_limits_are_kept(fold, devices, disk, verdict)
     _devices_match(fold, devices, verdict)
     _replies_are_the_same(devices, verdict)
     _watchers_match(fold, devices, verdict)
@@ -318,8 +319,6 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
         if event.outcome != "ok":
             continue
         match event.what:
-            case "set_budget":
-                _set_limit_is_kept(fold, event, verdict)
             case "disable":
                 kept = bool(fold.shut_out[event.key])
                 verdict.check(
@@ -338,16 +337,15 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
                 _listed_budgets_match(fold, event, rules, verdict)
 
 
-def _set_limit_is_kept(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
-    """What an administrator was told is set is in the journal; taking back what was not set needs no entry."""
-    name, *value = event.told
-    mine = [settings for _, scope, settings in fold.set_limits if scope == event.key]
-    kept = (
-        any(settings.get(name, ()) == value[0] for settings in mine)
-        if value
-        else not mine or any(name not in each for each in mine)
-    )
-    verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {mine}")
+def _set_limits_are_kept(fold: Fold, events: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
+    """What an administrator was told is set was so at some time while it asked."""
+    for event, since in _ended(events, "set_budget", "ok"):
+        name, *value = event.told
+        mine = [(disk.durable_at[seq - 1], settings) for seq, scope, settings in fold.set_limits if scope == event.key]
+        before = [settings for at, settings in mine if at <= since][-1:] or [{}]
+        in_force = [*before, *(settings for at, settings in mine if since < at <= event.at)]
+        kept = any([settings[name]] == value if name in settings else not value for settings in in_force)
+        verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}")
 
 
 def _shut_out_as_told(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
