@@ -244,8 +244,6 @@ class Coordinator:
         tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
         apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
-        self._upkeep.replace_config(config)
-        self._bell.ring_all()
         changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
@@ -293,7 +291,7 @@ class Coordinator:
         from coordinator.watch import BudgetBell, ring_changes
 
         config, service = self.config, self.config.service
-        bell = self._bell = BudgetBell()
+        bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
@@ -312,7 +310,6 @@ class Coordinator:
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
-        self._changeable = Changeable(book, controller, limiter, table)
         self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
         api = DeviceApi(
             self._broker,
@@ -324,9 +321,10 @@ class Coordinator:
             terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
             items=watching.items,
         )
-        self._upkeep = Upkeep(store, book, config, self._clock, fleet)
-        upkeep = asyncio.create_task(self._upkeep.run(), name="upkeep")
-        self._resources.push_async_callback(_cancelled, upkeep)
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
+        self._changeable = Changeable(book, controller, limiter, table, upkeep, bell)
+        ticking = asyncio.create_task(upkeep.run(), name="upkeep")
+        self._resources.push_async_callback(_cancelled, ticking)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
         urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
