@@ -36,7 +36,7 @@ class Security:
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(token_store(config, state_dir, clock), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir), token_terms(config.auth), clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
         self._certificates: ServerCertificates | None = None
@@ -76,11 +76,10 @@ def token_terms(auth: AuthConfig) -> TokenTerms:
     return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
 
 
-def token_store(config: CoordinatorConfig, state_dir: Path, clock: Clock | None = None) -> TokenStore:
-    """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it. With a `clock`
-    for who asks at every call."""
+def token_store(config: CoordinatorConfig, state_dir: Path) -> TokenStore:
+    """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
     folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
-    return TokenStore(state_dir, folder, writable=keys_are_shared(config), clock=clock)
+    return TokenStore(state_dir, folder, writable=keys_are_shared(config))
 
 
 def keys_are_shared(config: CoordinatorConfig) -> bool:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 MAX_LIFE_S = 900
 MAX_SKEW_S = 60
 MAX_TOKEN_CHARS = 4096
-LOOK_EVERY_S = 0.05
-"""A revocation by another process is noticed after this at the latest."""
 MAX_REMEMBERED = 4096
 ALGORITHM = "EdDSA"
 ISSUER = "edge-coordinator"
@@ -88,14 +86,12 @@ class TokenTerms:
 class TokenStore:
     """Signing keys and epochs in a folder. Reading notices changes by other processes; writing holds a lock."""
 
-    def __init__(self, state_dir: Path, folder: Path | None = None, *, writable: bool = True, clock: Clock | None = None) -> None:
-        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there. With a
-        `clock` the files are looked at every LOOK_EVERY_S at most, for who asks at every call."""
+    def __init__(self, state_dir: Path, folder: Path | None = None, *, writable: bool = True) -> None:
+        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there."""
         self.folder = folder or state_dir / AUTH_FOLDER
         self._writable = writable
         self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
-        self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
 
     def signing_keys(self) -> tuple[SigningKey, ...]:
         """Newest first. Raises StateError when the file is damaged."""
@@ -125,7 +121,6 @@ class TokenStore:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._seen.clear()
                 yield
         except OSError as error:
             raise StateError(f"cannot write into {self.folder}: {error.strerror}") from error
@@ -140,7 +135,6 @@ class TokenStore:
         self._put("holders.json", [asdict(rows[key]) for key in sorted(rows)])
 
     def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
-        self._seen.pop(name, None)
         write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
         folder = os.open(self.folder, os.O_RDONLY)
         try:
@@ -149,34 +143,18 @@ class TokenStore:
             os.close(folder)
 
     def _cached(self, name: str, decode: Any) -> Any:
-        seen, now = self._seen.get(name), 0.0 if self._clock is None else self._clock.now()
-        if seen is not None and self._clock is not None and 0.0 <= now - seen.looked_at < LOOK_EVERY_S:
-            return seen.rows
         path = self._paths[name]
-        stamp = _stamp(path)
-        rows = seen.rows if seen is not None and seen.stamp == stamp else _decoded(Path(path), decode) if stamp else decode([])
-        self._seen[name] = _Seen(stamp, now, rows)
-        return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a file held when it was looked at."""
-
-    stamp: tuple[int, int, int] | None
-    looked_at: float
-    rows: Any
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    """Tells a file from its next version; None where there is none. Raises StateError."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - at every call
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}") from error
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        try:
+            found = os.stat(path)  # noqa: PTH116 - at every call
+        except FileNotFoundError:
+            return decode([])
+        except OSError as error:
+            raise StateError(f"{path} cannot be read: {error.strerror}") from error
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        known = self._seen.get(name)
+        if known is None or known[0] != stamp:
+            known = self._seen[name] = (stamp, _decoded(Path(path), decode))
+        return known[1]
 
 
 def _holders(data: list[dict[str, Any]]) -> dict[tuple[str, str], HolderRow]:
