@@ -61,7 +61,10 @@ class AdminClient:
         return VerifyReport(**{**told, "differences": tuple(reply.differences)})
 
     def drain(self, grace_s: float | None) -> int:
-        """Begin to stop the coordinator, running calls within seconds (None: as configured); the calls under way. Raises CoordinatorError."""
+        """Begin to stop the coordinator; running calls get so many seconds (None: as configured). Returns how many run or wait.
+
+        Raises CoordinatorError.
+        """
         request = admin_pb2.DrainRequest()
         if grace_s is not None:
             request.grace.FromNanoseconds(round(grace_s * 1e9))

@@ -1,11 +1,11 @@
 """The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
 
-Only UNAVAILABLE (and a call that still runs elsewhere, or comes too early for a rate limit) is asked again, with the same key, within the
-caller's deadline: the delay is the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is asked again once only: the
-coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice; so it is
-with the calls of a batch whose stream broke. A coordinator that does not know CompleteBatch is asked for each call by itself. A
-coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally. A token is
-renewed before it ends, by a task that lives from the first call to `aclose`.
+Only UNAVAILABLE (and a call that still runs elsewhere, or comes too early for a rate limit) is asked again, with the same key, within
+the caller's deadline: the delay is the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is
+asked again once only: the coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing
+is asked twice; so it is with the calls of a batch whose stream broke. A coordinator that does not know CompleteBatch is asked for each
+call by itself. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer
+locally. A token is renewed before it ends, by a task that lives from the first call to `aclose`.
 """
 
 from __future__ import annotations
