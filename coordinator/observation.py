@@ -142,6 +142,7 @@ class Observation:
             commits=getattr(observed.store, "commits", None),
             operations=getattr(observed.store, "operations", None),
             conflicts=getattr(observed.store, "conflicts", None),
+            tasks=len(asyncio.all_tasks()),
             tls_connections=None if observed.handshakes is None else observed.handshakes.counts(),
         )
 
