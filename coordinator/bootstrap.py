@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 ADMIN_SOCKET = "admin.sock"
+YOUNG_VALUES = 20_000
 ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
     "provider",
@@ -242,8 +244,6 @@ class Coordinator:
         tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
         apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
-        self._upkeep.replace_config(config)
-        self._bell.ring_all()
         changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
@@ -291,7 +291,7 @@ class Coordinator:
         from coordinator.watch import BudgetBell, ring_changes
 
         config, service = self.config, self.config.service
-        bell = self._bell = BudgetBell()
+        bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
         self._resources.push_async_callback(watching.aclose)
         security = Security(config, self.state_dir, self._clock)
@@ -311,7 +311,6 @@ class Coordinator:
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
-        self._changeable = Changeable(book, controller, limiter, table)
         self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
         api = DeviceApi(
             self._broker,
@@ -323,9 +322,10 @@ class Coordinator:
             terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
             items=watching.items,
         )
-        self._upkeep = Upkeep(store, book, config, self._clock, fleet)
-        upkeep = asyncio.create_task(self._upkeep.run(), name="upkeep")
-        self._resources.push_async_callback(_cancelled, upkeep)
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
+        self._changeable = Changeable(book, controller, limiter, table, upkeep, bell)
+        ticking = asyncio.create_task(upkeep.run(), name="upkeep")
+        self._resources.push_async_callback(_cancelled, ticking)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
         urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
@@ -461,6 +461,7 @@ async def serve(
     async with coordinator as serving:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
         signals = _stop_signals()
+        _collect_rarely()
         on_serving(serving)
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
@@ -471,6 +472,13 @@ async def serve(
         grace_s = coordinator.config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
         await _cancelled(hurrying)
+
+
+def _collect_rarely() -> None:
+    """What is there now stays: leave it out of garbage collections, and make those rarer; every call makes many short-lived values."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_VALUES, 20, 20)
 
 
 async def _told_to_stop(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:

@@ -47,20 +47,27 @@ class JournalEntry(Struct, frozen=True, gc=False):
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value without reals: sorted keys, no spaces, ASCII."""
+    """The one JSON text of a value: sorted keys, no spaces, ASCII. Raises ValueError on what is not a number."""
+    return _encode(value)
+
+
+def _quick_json(value: Any) -> str:
+    """The same text for a value without reals, in a tenth of the time."""
     try:
         quick = _encode_quickly(value)
     except UnicodeEncodeError:  # half a surrogate pair
         return _encode(value)
-    return quick.decode() if quick.isascii() and b"\x7f" not in quick else _encode(value)
+    plain = quick.isascii() and b"\x7f" not in quick and b"null" not in quick  # which NaN would become
+    return quick.decode() if plain else _encode(value)
 
 
 def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str:
     """sha256 over sequence number, time, kind, body and the previous hash, as hex."""
-    return hashlib.sha256(canonical_json([seq, at_ms, kind, body, previous]).encode("ascii")).hexdigest()
+    return hashlib.sha256(_quick_json([seq, at_ms, kind, body, previous]).encode("ascii")).hexdigest()
 
 
 def next_entry(last_seq: int, last_hash: str, at_ms: int, kind: str, data: dict[str, Any]) -> JournalEntry:
     """The entry that follows (last_seq, last_hash); the first one follows (0, GENESIS)."""
-    body = canonical_json(data)
+    has_reals = any(type(value) is float for value in data.values())
+    body = canonical_json(data) if has_reals else _quick_json(data)
     return JournalEntry(last_seq + 1, at_ms, kind, body, last_hash, entry_hash(last_seq + 1, at_ms, kind, body, last_hash))

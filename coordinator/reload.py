@@ -16,17 +16,21 @@ from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.controller import StepController
 from coordinator.pricing import Tariff
 from coordinator.ratelimit import RateLimiter
+from coordinator.upkeep import Upkeep
 from coordinator.upstreams import UpstreamTable
+from coordinator.watch import BudgetBell
 
 
 @dataclass(frozen=True, slots=True)
 class Changeable:
-    """The parts that take new terms."""
+    """The parts that take new terms, and the bell that tells watchers of them."""
 
     book: BudgetBook
     controller: StepController
     limiter: RateLimiter
     upstreams: UpstreamTable
+    upkeep: Upkeep
+    bell: BudgetBell
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ def apply_config(config: CoordinatorConfig, tariffs: Mapping[str, Tariff | None]
     parts.controller.replace_tasks(config.effective_tasks)
     parts.limiter.replace_rates(config.rates)
     parts.upstreams.replace_prices(tariffs)
+    parts.upkeep.replace_config(config)
+    parts.bell.ring_all()
 
 
 def same_upstreams(started: CoordinatorConfig, config: CoordinatorConfig) -> frozenset[str]:

@@ -21,9 +21,12 @@ from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
-from tools.simulate.checker import Rules, Verdict, check
+from tools.simulate.checker import check
 from tools.simulate.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
+from tools.simulate.fold import Rules
+from tools.simulate.terms import History, TaskTerms, Terms
 from tools.simulate.upstream import UpstreamEvent
+from tools.simulate.verdict import Verdict
 
 DUAL_LR = 0.05
 FLEET_CAPS = (5_000, 2_000_000, 3_000_000)
@@ -231,7 +234,8 @@ class Rig:
         assert code == 0, stdout + stderr
         code, stdout, stderr = await command("ledger", "export", *state)
         assert code == 0, stderr
-        rules = Rules(caps={"fleet": FLEET_CAPS, "device": DEVICE_CAPS}, dual_lr=DUAL_LR, hold_slack_ms=60_000)
+        terms = Terms(tasks={"math": TaskTerms(dual_lr=DUAL_LR)}, caps={"fleet": FLEET_CAPS, "device": DEVICE_CAPS})
+        rules = Rules(History(((float("-inf"), terms),)), hold_slack_ms=60_000)
         verdict = check([json.loads(line) for line in stdout.splitlines()], self.upstream.log, self.log, rules)
         verdict.check("I14", open_files < 100, f"{open_files} files are open at the end")
         self.injected.update({f"upstream {act}": count for act, count in self.upstream.acts.items() if act != "answer"})

@@ -55,6 +55,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "ReadJournal": {},
     "VerifyLedger": {},
     "Drain": {},
+    "SetDeviceDisabled": {"device": "nobody", "disabled": True},
 }
 SERVED = {
     **dict.fromkeys(GOOD, OK),
@@ -79,6 +80,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "RevokeDevice": ({"device": "no device"}, "INVALID_REQUEST"),
     "ListCalls": ({"state": 99}, "INVALID_REQUEST"),
     "Drain": ({"grace": "-1s"}, "INVALID_REQUEST"),
+    "SetDeviceDisabled": ({"device": ""}, "INVALID_REQUEST"),
 }
 CANNOT_BE_BAD = {
     "GetCall",
@@ -97,7 +99,6 @@ NEEDS_NO_LEDGER = {
     "ListUpstreams",
     "IssueToken",
     "RevokeDevice",
-    "SetBudget",
     "VerifyLedger",
     "Drain",
 }
@@ -151,7 +152,7 @@ async def _once(data: bytes):
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    details = dict(error.trailing_metadata()).get("grpc-status-details-bin")
+    details = dict(tuple(error.trailing_metadata())).get("grpc-status-details-bin")
     assert details is not None, f"{error.code()} came without details: {error.details()}"
     status = status_pb2.Status.FromString(details)
     assert (status.code, status.message) == (error.code().value[0], error.details())

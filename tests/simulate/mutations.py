@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator import broker, ledger
+from coordinator import broker, budgets, ledger
 from coordinator.accounts import FLEET_CACHE, Amount, Resolution
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
+from edge.core.errors import CoordinatorUnavailable
 from tools.simulate.disk import Disk, DiskTables
 
 
@@ -232,3 +233,187 @@ def _doubt_is_tried_again(patch: pytest.MonkeyPatch) -> None:
         return real(self, request)
 
     patch.setattr(Ledger, "reserve", reserve)
+
+
+@mutation("what is kept for others may be taken", "I1")
+def _floor_ignored(patch: pytest.MonkeyPatch) -> None:
+    def hold(self: DiskTables, key: str, amount: Amount, from_aside: Amount) -> bool:
+        row = self.budgets[key]
+        held = replace(row, reserved=row.reserved.plus(amount), set_aside=row.set_aside.minus(from_aside))
+        if held.limits.units_exceeded(held.used):
+            return False
+        self._set(self.budgets, key, held)
+        return True
+
+    patch.setattr(DiskTables, "hold", hold)
+
+
+@mutation("what is kept for a device is kept from it too", "I1")
+def _floor_withheld(patch: pytest.MonkeyPatch) -> None:
+    real = DiskTables.hold
+    patch.setattr(
+        DiskTables, "hold", lambda self, key, amount, aside: real(self, key, amount, Amount()) and _take(self, key, aside)
+    )
+
+
+def _take(tables: DiskTables, key: str, aside: Amount) -> bool:
+    row = tables.budgets[key]
+    tables._set(tables.budgets, key, replace(row, set_aside=row.set_aside.minus(aside)))
+    return True
+
+
+@mutation("a late joiner leaves the floors as they were", "I1")
+def _floors_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "highest_floor", lambda target, used, free: target)
+
+
+@mutation("a report that is sent again moves the shared λ again", "I6")
+def _shared_dual_on_retry(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger.close_step
+
+    def close_step(self: Ledger, request: Any) -> Any:
+        row = self.tables.step(request.device, request.task, request.step)
+        price = self.tables.price(row.price) if row is not None and row.closed and row.price else None
+        if row is not None and price is not None:
+            dual = ledger.dual_step(price.dual, row.assist_rate, row.target_rate, row.dual_lr)
+            self.tables.put_price(replace(price, dual=dual))
+        return real(self, request)
+
+    patch.setattr(Ledger, "close_step", close_step)
+
+
+@mutation("a report moves a fleet's λ with its whole weight", "I6")
+def _whole_weight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "shared_lr", lambda lr, units, round_units: lr)
+
+
+@mutation("a device that left a round still counts in it", "I6")
+def _leaves_its_weight(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger.leave_idle_prices
+
+    def leave(self: Ledger, seen_before: float, now: float) -> Any:
+        before = {row.key: row.units for row in self.tables.all_prices()}
+        left = real(self, seen_before, now)
+        for key in {member.price for member in left}:
+            price = self.tables.price(key)
+            assert price is not None
+            self.tables.put_price(replace(price, units=before[key]))
+        return left
+
+    patch.setattr(Ledger, "leave_idle_prices", leave)
+
+
+@mutation("a watcher is shown an older version now and then", "I9")
+def _version_goes_back(patch: pytest.MonkeyPatch) -> None:
+    real, last = Broker.budget, {}
+
+    async def budget(self: Broker, device: str, task: str) -> Any:
+        newest = await real(self, device, task)
+        older, last[device, task] = last.get((device, task), newest), newest
+        return older if newest.version % 3 == 0 else newest
+
+    patch.setattr(Broker, "budget", budget)
+
+
+@mutation("a watcher is never woken", "I11")
+def _never_woken(patch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    async def sleep(rung: Any, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return False
+
+    async def versions(bell: Any, device: str, task: str, read: Any, heartbeat_s: float) -> Any:
+        yield await read()
+        with bell.listening(device, task):
+            while not bell.stopped:
+                await sleep(None, heartbeat_s)
+                yield None
+
+    patch.setattr("coordinator.api.versions", versions)
+
+
+@mutation("a limit below what was spent is told as it was set", "I1")
+def _limit_below_spent(patch: pytest.MonkeyPatch) -> None:
+    real = budgets._tightest
+
+    def tightest(used: Any, limits: Any) -> Any:
+        spent, most = real(used, limits)
+        return spent, next((limit for own, limit in zip(used, limits, strict=True) if limit is not None and own == spent), most)
+
+    patch.setattr(budgets, "_tightest", tightest)
+
+
+@mutation("changed limits forget what was spent", "I1", "I2")
+def _limits_forget(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger._apply_terms
+
+    def apply(self: Ledger, terms: Any, device: str, now: float) -> Any:
+        row = self.tables.budget(terms.key)
+        if row is not None and row.asked != terms.limits:
+            self.tables.put_budget(replace(row, committed=Amount()))
+        return real(self, terms, device, now)
+
+    patch.setattr(Ledger, "_apply_terms", apply)
+
+
+@mutation("tasks that were read again are not taken", "I6")
+def _reload_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.controller.StepController.replace_tasks", lambda self, tasks: None)
+
+
+@mutation("limits of an administrator are not kept", "I9")
+def _set_limits_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
+
+
+@mutation("what was set at run time is read again as configured", "I1")
+def _limits_not_laid_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.budgets.overlaid", lambda configured, rows: configured)
+
+
+@mutation("a disabled device is refused nothing", "I10")
+def _disabled_let_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_require_enabled", lambda self, device: None)
+    patch.setattr("coordinator.fleet.Fleet.admit", lambda self, device: None)
+
+
+@mutation("what a disabled device has open is left open", "I8", "I11")
+def _disabled_not_settled(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger._attempt_and_call
+
+    def enabled_only(self: Ledger, device: str, key: str, number: int) -> Any:
+        self._require_enabled(device)
+        return real(self, device, key, number)
+
+    patch.setattr(Ledger, "_attempt_and_call", enabled_only)
+
+
+@mutation("a ledger that cannot be written is taken for written", "I12")
+def _fails_open(patch: pytest.MonkeyPatch) -> None:
+    real = Broker._reserved
+
+    async def reserved(self: Broker, job: Any, *rest: Any) -> Any:
+        try:
+            return await real(self, job, *rest)
+        except CoordinatorUnavailable as error:
+            if error.reason != "LEDGER_UNAVAILABLE":
+                raise
+            return ledger.Reserved(1, f"{job.device}|{job.call.call_key}|1")
+
+    patch.setattr(Broker, "_reserved", reserved)
+
+
+@mutation("calls are let through without looking at the rate", "I1")
+def _no_rate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.ratelimit.RateLimiter.take", lambda self, device: None)
+
+
+@mutation("the schedule of a target rate is not looked at", "I6")
+def _no_schedule(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.config.TaskConfig.scheduled_rate", lambda self, step, now: None)
+
+
+@mutation("a budget goes on in the next window", "I1")
+def _no_windows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")

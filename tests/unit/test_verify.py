@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.accounts import Amount, BudgetTerms, Limits
@@ -405,6 +408,23 @@ async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> 
     await store.reserve(reserve_request("later"))
     assert verify_file(path).entries == ENTRIES + 1
     await store.aclose()
+
+
+NESTED = st.none() | st.booleans() | st.integers() | st.text()
+VALUES = st.recursive(NESTED, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_the_body_of_an_entry_is_canonical_json_however_it_is_written(data: dict[str, object]) -> None:
+    entry = next_entry(0, GENESIS, 1, "kind", data)
+    assert entry.body == canonical_json(data)
+    chained = canonical_json([1, 1, "kind", entry.body, GENESIS])
+    assert entry.hash == hashlib.sha256(chained.encode()).hexdigest()
+
+
+def test_an_entry_with_what_is_not_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        next_entry(0, GENESIS, 1, "kind", {"dual": float("nan")})
 
 
 def test_canonical_json_refuses_what_is_not_a_number() -> None:

@@ -17,9 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--seeds", type=int, default=1000, help="how many")
     command.add_argument("--start", type=int, default=0, help="the first one")
     command.add_argument("--story", type=int, default=60, help="lines of the story of a violation", metavar="LINES")
+    command.add_argument("--brief", action="store_true", help="without the counts of each invariant, fault and feature")
     chosen = parser.parse_args(arguments)
     tally = explore(range(chosen.start, chosen.start + chosen.seeds), _progress)
     print(f"\r{tally.line()}")
+    if not chosen.brief:
+        print("\n".join(tally.table()))
     if tally.violating is not None:
         print(tally.violating.story(chosen.story))
         print(f"again: python -m tools.simulate explore --start {tally.violating.seed} --seeds 1")

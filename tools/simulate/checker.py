@@ -1,5 +1,5 @@
-"""The independent checker of the invariants I1 to I14. Knows the journal's format, the upstream's log and the devices' logs; shares no code
-with the ledger, reads none of its tables, and has its own arithmetic.
+"""The independent checker of the invariants I1 to I14. Knows the folded journal, the upstream's log and the devices' logs; shares no code
+with the ledger and reads none of its tables.
 
 The journal is given as the objects of `ledger export`, one an entry, so that the checker reads those of real processes as well. Each check
 made is counted under its invariant; a violation says which one, where and why.
@@ -8,280 +8,31 @@ made is counted under its invariant; a violation says which one, where and why.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from tools.simulate.device import DeviceEvent
+from tools.simulate.duals import Data
+from tools.simulate.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.terms import SCOPES, History
 from tools.simulate.upstream import UpstreamEvent
+from tools.simulate.verdict import Verdict
 
-Data = dict[str, Any]
-Units = list[int]
 UNITS = ("calls", "tokens", "uusd")
-RESOLUTIONS = ("completed", "refunded", "failed", "in_doubt")
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What the checker is told of the world: prices in micro-USD per token, the caps of a scope ever configured per unit (None: no cap),
-    τ, η, λ_0 and κ of the task, and how many milliseconds a hold may outlive its lease.
+class DiskLog:
+    """When the disk had each journal entry, when it could not be written at all, and the numbers of the entries whose writing failed
+    although they stayed. All times on the upstream's clock.
     """
 
-    price_in: int = 1
-    price_out: int = 2
-    caps: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
-    dual_init: float = 0.5
-    dual_lr: float = 0.01
-    credit_factor: float | None = 2.0
-    hold_slack_ms: int | None = None
-
-
-@dataclass(slots=True)
-class Verdict:
-    """How many checks were made of each invariant, and what they found."""
-
-    checks: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
-
-    def check(self, invariant: str, holds: bool, story: str) -> None:
-        """Count one check."""
-        self.checks[invariant] += 1
-        if not holds:
-            self.violations.append(f"{invariant}: {story}")
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.violations
-
-
-@dataclass(slots=True)
-class _Attempt:
-    seq: int
-    at_ms: int
-    hold: Units
-    budgets: list[str]
-    lease_ms: int
-    end: str = ""
-    charge: Units = field(default_factory=lambda: [0, 0, 0])
-
-
-@dataclass(slots=True)
-class _Call:
-    data: Data
-    state: str = "dispatched"
-    charged: Units = field(default_factory=lambda: [0, 0, 0])
-    digest: str = ""
-    tokens: tuple[int, int] = (0, 0)
-    copied: bool = False
-
-
-@dataclass(slots=True)
-class _Budget:
-    limits: list[int | None]
-    committed: Units = field(default_factory=lambda: [0, 0, 0])
-    reserved: Units = field(default_factory=lambda: [0, 0, 0])
-
-
-class Fold:
-    """The journal folded, checking what can be seen from it alone: I1, I3, I6, I7, I8, I13."""
-
-    def __init__(self, rules: Rules, verdict: Verdict) -> None:
-        self.calls: dict[tuple[str, str], _Call] = {}
-        self.attempts: dict[str, _Attempt] = {}
-        self.budgets: dict[str, _Budget] = {}
-        self.steps: dict[tuple[str, str, int], Data] = {}
-        self.closed: dict[tuple[str, str, int], Data] = {}
-        self.duals: dict[tuple[str, str], float] = {}
-        self.versions: Counter[tuple[str, str]] = Counter()
-        self._groups: dict[tuple[str, str, int, str], str] = {}
-        self._rules = rules
-        self._verdict = verdict
-        self._seq = 0
-        self._head = "0" * 64
-
-    def take(self, entry: Data) -> None:
-        """The next entry."""
-        self._chain(entry)
-        getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
-
-    def _chain(self, entry: Data) -> None:
-        self._seq += 1
-        body = _canonical(entry["body"])
-        text = _canonical([entry["seq"], entry["at_ms"], entry["kind"], body, self._head])
-        fits = (
-            entry["seq"] == self._seq
-            and entry["previous"] == self._head
-            and entry["hash"] == hashlib.sha256(text.encode()).hexdigest()
-        )
-        self._verdict.check("I13", fits, f"entry {entry['seq']} does not continue the chain")
-        self._head = entry["hash"]
-
-    def _other(self, entry: Data, body: Data) -> None:
-        """Entries that change nothing here: epoch, purge and kinds of later versions."""
-
-    def _task(self, entry: Data, body: Data) -> None:
-        self.duals[body["device"], body["task"]] = float.fromhex(body["dual"])
-
-    def _limits(self, entry: Data, body: Data) -> None:
-        budget = self.budgets.setdefault(body["budget"], _Budget(body["limits"]))
-        used = _plus(budget.committed, budget.reserved)
-        expected = [None if ask is None else max(ask, spent) for ask, spent in zip(body["asked"], used, strict=True)]
-        self._verdict.check("I1", body["limits"] == expected, f"limits of {body['budget']} are {body['limits']}, not {expected}")
-        if (caps := self._rules.caps.get(_scope(body["budget"]))) is not None:
-            fits = all(cap is None or (ask is not None and ask <= cap) for ask, cap in zip(body["asked"], caps, strict=True))
-            self._verdict.check("I1", fits, f"limits of {body['budget']} are {body['asked']}, configured are {list(caps)}")
-        budget.limits = body["limits"]
-
-    def _reserve(self, entry: Data, body: Data) -> None:
-        who, key = (body["device"], body["key"]), f"{body['device']}|{body['key']}|{body['attempt']}"
-        self._verdict.check("I3", key not in self.attempts, f"{key} was reserved twice")
-        before = self.calls.get(who)
-        free = before is None or before.state == "refunded"
-        self._verdict.check("I3", free, f"{key} was reserved while its call was {before and before.state}")
-        attempt = _Attempt(entry["seq"], entry["at_ms"], body["hold"], body["budgets"], body["lease_ms"])
-        self.attempts[key] = attempt
-        self.calls[who] = _Call(body, charged=before.charged if before else [0, 0, 0])
-        self._one_per_group(body)
-        if body["step"] >= 0:
-            open_now = (*_step_of(body),) in self.steps and _step_of(body) not in self.closed
-            self._verdict.check("I7", open_now, f"{key} was reserved in step {body['step']}, which is not open")
-            named = f"step[device:{body['device']}/task:{body['task']}]#{body['step']}"
-            self._verdict.check("I1", named in body["budgets"], f"{key} does not count against its step's credit")
-        for scope in self._rules.caps:
-            named_scope = any(_scope(name) == scope for name in body["budgets"])
-            self._verdict.check("I1", named_scope, f"{key} does not count against any budget of scope {scope}")
-        for name in body["budgets"]:
-            self.budgets[name].reserved = _plus(self.budgets[name].reserved, body["hold"])
-            self._within(name, entry)
-        self._version(body)
-
-    def _one_per_group(self, body: Data) -> None:
-        if body["step"] < 0:
-            return
-        group = (body["device"], body["task"], body["step"], body["prompt_id"])
-        first = self._groups.setdefault(group, body["key"])
-        if first != body["key"]:
-            free = self.calls[body["device"], first].state in ("refunded", "failed", "in_doubt")
-            self._verdict.check("I4", free, f"group {group} was billed under {first} and again under {body['key']}")
-            self._groups[group] = body["key"]
-
-    def _copy(self, entry: Data, body: Data) -> None:
-        device, _, key = body["source"].partition("|")
-        source = self.calls.get((device, key))
-        self._verdict.check("I10", device == body["device"], f"{body['key']} of {body['device']} got the answer of {device}")
-        same = source is not None and source.digest == body["result_sha256"]
-        self._verdict.check("I5", same, f"{body['key']} got an answer that its source {body['source']} does not have")
-        before = self.calls.get((body["device"], body["key"]))
-        charged = before.charged if before else [0, 0, 0]
-        tokens = (body["input_tokens"], body["output_tokens"])
-        copied = _Call(body, "completed", charged, body["result_sha256"], tokens, True)
-        self.calls[body["device"], body["key"]] = copied
-        self._version(body)
-
-    def _completed(self, entry: Data, body: Data) -> None:
-        self._resolve(entry, body)
-        call = self.calls[body["device"], body["key"]]
-        call.digest, call.tokens = body["result_sha256"], (body["input_tokens"], body["output_tokens"])
-
-    def _refunded(self, entry: Data, body: Data) -> None:
-        self._verdict.check("I4", body["charge"] == [0, 0, 0], f"{body['key']} was refunded and charged {body['charge']}")
-        self._resolve(entry, body)
-
-    def _failed(self, entry: Data, body: Data) -> None:
-        self._resolve(entry, body)
-
-    def _in_doubt(self, entry: Data, body: Data) -> None:
-        attempt = self.attempts.get(f"{body['device']}|{body['key']}|{body['attempt']}")
-        whole = attempt is not None and body["charge"] == attempt.hold
-        self._verdict.check("I4", whole, f"{body['key']} is in doubt but not charged at its hold")
-        self._resolve(entry, body)
-
-    def _resolve(self, entry: Data, body: Data) -> None:
-        key = f"{body['device']}|{body['key']}|{body['attempt']}"
-        attempt, call = self.attempts.get(key), self.calls.get((body["device"], body["key"]))
-        self._verdict.check("I3", attempt is not None, f"{key} was resolved without a hold")
-        if attempt is None or call is None:
-            return
-        self._verdict.check("I3", not attempt.end, f"{key} was {attempt.end} and then {entry['kind']}: resolved twice")
-        within = all(0 <= part <= most for part, most in zip(body["charge"], attempt.hold, strict=True))
-        self._verdict.check("I4", within, f"{key} was charged {body['charge']}, its hold is {attempt.hold}")
-        if self._rules.hold_slack_ms is not None:
-            late_ms = entry["at_ms"] - attempt.lease_ms
-            self._verdict.check("I8", late_ms <= self._rules.hold_slack_ms, f"{key} was held {late_ms} ms over its lease")
-        attempt.end, attempt.charge = entry["kind"], body["charge"]
-        call.state, call.charged = entry["kind"], _plus(call.charged, body["charge"])
-        for name in attempt.budgets:
-            budget = self.budgets[name]
-            budget.reserved = _minus(budget.reserved, attempt.hold)
-            budget.committed = _plus(budget.committed, body["charge"])
-            self._within(name, entry)
-        self._version({**call.data, **body})
-
-    def _within(self, name: str, entry: Data) -> None:
-        budget = self.budgets[name]
-        used = _plus(budget.committed, budget.reserved)
-        fits = all(most is None or part <= most for part, most in zip(used, budget.limits, strict=True))
-        self._verdict.check("I1", fits, f"budget {name} holds {used} of {budget.limits} at entry {entry['seq']}")
-        self._verdict.check("I1", min(budget.reserved) >= 0, f"budget {name} has a negative hold at entry {entry['seq']}")
-
-    def _open_step(self, entry: Data, body: Data) -> None:
-        step, task = _step_of(body), (body["device"], body["task"])
-        self._verdict.check("I6", step not in self.steps, f"step {step} was opened twice")
-        expected = self._rules.dual_init if body["step"] == 0 else self.duals[task]
-        same = float.fromhex(body["dual"]).hex() == expected.hex()
-        self._verdict.check("I6", same, f"step {step} opened at λ {body['dual']}, not {expected.hex()}")
-        follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
-        self._verdict.check("I6", follows, f"step {step} opened before the one before it was closed")
-        if self._rules.credit_factor is not None:
-            most = self._rules.credit_factor * float.fromhex(body["target_rate"]) * body["planned_prompts"]
-            credit = math.ceil(most - 1e-9)
-            self._verdict.check(
-                "I1", body["call_credit"] == credit, f"step {step} has credit {body['call_credit']}, not {credit}"
-            )
-        self.steps[step] = body
-        self.budgets[f"step[device:{step[0]}/task:{step[1]}]#{step[2]}"] = _Budget([body["call_credit"], None, None])
-        self._version(body)
-
-    def _close_step(self, entry: Data, body: Data) -> None:
-        step = _step_of(body)
-        self._verdict.check("I6", step not in self.closed, f"step {step} moved λ twice")
-        opened = self.steps.get(step)
-        self._verdict.check("I6", opened is not None, f"step {step} was closed and never opened")
-        if opened is None:
-            return
-        rate = body["help_units"] / body["total_units"]
-        moved = float.fromhex(opened["dual"]) + float.fromhex(opened["dual_lr"]) * (rate - float.fromhex(opened["target_rate"]))
-        dual = max(0.0, moved)
-        self._verdict.check("I6", body["dual_after"] == dual.hex(), f"step {step}: λ {body['dual_after']}, not {dual.hex()}")
-        self._verdict.check("I6", body["assist_rate"] == rate.hex(), f"step {step}: rate {body['assist_rate']}, not {rate.hex()}")
-        self._help_units(step, body)
-        self.closed[step] = body
-        self.duals[step[0], step[1]] = dual
-        self._version(body)
-
-    def _help_units(self, step: tuple[str, str, int], body: Data) -> None:
-        """Calls answered for more units than were reported must be told as a discrepancy, and nothing else may be."""
-        declared: dict[str, int] = defaultdict(int)
-        for call in self.calls.values():
-            if call.state == "completed" and _step_of(call.data) == step:
-                prompt = call.data["prompt_id"]
-                declared[prompt] = max(declared[prompt], call.data["help_units"])
-        told = any(text.startswith("calls answered for") for text in body["discrepancies"])
-        more = sum(declared.values()) > body["help_units"]
-        if not told or more:  # units that went without a call are not in the journal: they may only raise what is told
-            story = f"step {step} reported {body['help_units']} units, its calls {sum(declared.values())}, and that was not told"
-            self._verdict.check("I7", told == more, story)
-        self._verdict.check("I7", 0 <= body["help_units"] <= body["total_units"], f"step {step} has impossible units")
-
-    def _version(self, body: Data) -> None:
-        task = (body["device"], body["task"])
-        self.versions[task] += 1
-        self._verdict.check("I2", body["version"] == self.versions[task], f"{task} jumps to version {body['version']}")
+    durable_at: Sequence[float]
+    outages: Sequence[tuple[float, float]] = ()
+    unsure: frozenset[int] = field(default_factory=frozenset)
 
 
 def check(
@@ -289,24 +40,37 @@ def check(
     upstream: Sequence[UpstreamEvent],
     devices: Sequence[DeviceEvent],
     rules: Rules,
-    durable_at: Sequence[float] | None = None,
-    outages: Sequence[tuple[float, float]] = (),
+    disk: DiskLog | None = None,
 ) -> Verdict:
-    """Check all that the three logs can tell. `durable_at` says when the disk had each entry, and `outages` when the ledger could not be
-    written, both on the upstream's clock.
-    """
+    """Check all that the logs can tell."""
     verdict = Verdict()
     fold = Fold(rules, verdict)
-    for entry in journal:
-        fold.take(entry)
+    times = disk.durable_at if disk is not None else ()
+    for place, entry in enumerate(journal):
+        fold.take(entry, times[place] if place < len(times) else None)
+    rules = replace(rules, history=_history_with_limits(fold, rules, times))
     _every_call_is_terminal(fold, verdict)
     _upstream_matches(fold, upstream, rules, verdict)
-    if durable_at is not None:
-        _nothing_before_it_is_durable(fold, upstream, durable_at, outages, verdict)
+    if disk is not None:
+        _nothing_before_it_is_durable(fold, upstream, disk, verdict)
+        _nothing_while_unwritable(fold, upstream, devices, disk, verdict)
+        _floors_are_kept(fold, devices, rules, disk, verdict)
+        _rates_are_kept(fold, rules, disk, verdict)
+        _shut_out_as_told(fold, devices, disk, verdict)
+        _set_limits_are_kept(fold, devices, disk, verdict)
     _devices_match(fold, devices, verdict)
     _replies_are_the_same(devices, verdict)
-    _last_budgets(fold, devices, verdict)
+    _watchers_match(fold, devices, verdict)
+    _administrator_matches(fold, devices, rules, verdict)
+    _last_budgets(fold, devices, rules, verdict)
+    _lowered_limits_were_met(fold, rules, verdict)
     return verdict
+
+
+def _history_with_limits(fold: Fold, rules: Rules, times: Sequence[float]) -> History:
+    """The terms over time with what the journal says was set."""
+    changes = [(times[seq - 1] if seq <= len(times) else math.inf, scope, settings) for seq, scope, settings in fold.set_limits]
+    return rules.history.overlaid(changes)
 
 
 def _every_call_is_terminal(fold: Fold, verdict: Verdict) -> None:
@@ -319,58 +83,142 @@ def _upstream_matches(fold: Fold, upstream: Sequence[UpstreamEvent], rules: Rule
     by_key: dict[str, list[UpstreamEvent]] = defaultdict(list)
     for event in upstream:
         by_key[event.key].append(event)
-    spent = [0, 0, 0]
+    spent: dict[str, Units] = defaultdict(lambda: [0, 0, 0])
     for key, events in by_key.items():
         originals = sum(event.what == "received" and not event.copy for event in events)
         verdict.check("I3", originals <= 1, f"the upstream was asked {originals} times under {key}")
         attempt = fold.attempts.get(key)
         verdict.check("I3", attempt is not None, f"the upstream was asked under {key}, which no hold stands for")
-        executed = [event for event in events if event.what == "executed"]
-        for event in executed:
-            spent = _plus(spent, _billed(event, events, rules))
         if attempt is not None:
-            _charge_is_right(key, attempt, executed, events, rules, verdict)
+            executed = [event for event in events if event.what == "executed"]
+            for event in executed:
+                _add_to_budgets(spent, attempt, _billed(event, events, attempt.prices[0]))
+            _charge_is_right(key, attempt, executed, events, verdict)
     for key, attempt in fold.attempts.items():
         if attempt.end in ("completed", "failed"):
             verdict.check("I4", any(event.what == "executed" for event in by_key[key]), f"{key} was charged but never executed")
     _true_spend_is_capped(spent, rules, verdict)
 
 
+def _add_to_budgets(spent: dict[str, Units], attempt: Attempt, billed: Units) -> None:
+    for name in attempt.budgets:
+        if scope_of(name) in SCOPES:
+            spent[name] = plus(spent[name], billed)
+
+
 def _charge_is_right(
-    key: str, attempt: _Attempt, executed: list[UpstreamEvent], events: list[UpstreamEvent], rules: Rules, verdict: Verdict
+    key: str, attempt: Attempt, executed: list[UpstreamEvent], events: list[UpstreamEvent], verdict: Verdict
 ) -> None:
     if executed:
         verdict.check("I4", attempt.end != "refunded", f"{key} was executed and refunded")
     told = [event for event in events if event.what in ("told", "garbage")]
     if attempt.end in ("completed", "failed") and told:
-        charges = [_capped(_cost(event.usage, rules), attempt.hold) if event.usage else attempt.hold for event in told]
+        charges = [
+            _capped(cost(event.usage, price), attempt.hold) if event.usage else attempt.hold
+            for event in told
+            for price in attempt.prices
+        ]
         verdict.check("I4", attempt.charge in charges, f"{key} was charged {attempt.charge}, not what it cost: {charges}")
 
 
-def _true_spend_is_capped(spent: Units, rules: Rules, verdict: Verdict) -> None:
-    """What the upstream really did, never mind what anybody wrote down, is within the fleet's cap."""
-    for unit, used, cap in zip(UNITS, spent, rules.caps.get("fleet", (None, None, None)), strict=True):
-        if cap is not None:
-            verdict.check("I1", used <= cap, f"the upstream executed {used} {unit} where the fleet may spend {cap}")
+def _true_spend_is_capped(spent: dict[str, Units], rules: Rules, verdict: Verdict) -> None:
+    """What the upstream really did, never mind what anybody wrote down, is within the highest cap that each budget ever had."""
+    for name, used in spent.items():
+        ever = [terms.cap(scope_of(name)) for terms in rules.history.ever]
+        for unit, most in enumerate(zip(*ever, strict=True)):
+            capped = [cap for cap in most if cap is not None]
+            if len(capped) == len(most):
+                story = f"the upstream executed {used[unit]} {UNITS[unit]} where {name} may spend {max(capped)}"
+                verdict.check("I1", used[unit] <= max(capped), story)
 
 
-def _nothing_before_it_is_durable(
-    fold: Fold,
-    upstream: Sequence[UpstreamEvent],
-    durable_at: Sequence[float],
-    outages: Sequence[tuple[float, float]],
-    verdict: Verdict,
-) -> None:
+def _nothing_before_it_is_durable(fold: Fold, upstream: Sequence[UpstreamEvent], disk: DiskLog, verdict: Verdict) -> None:
     for event in upstream:
         attempt = fold.attempts.get(event.key)
         if event.what != "received" or attempt is None:
             continue
-        since = durable_at[attempt.seq - 1]
-        verdict.check(
-            "I3", since <= event.at, f"{event.key} reached the upstream {since - event.at:.4f} s before its hold was durable"
-        )
-        if any(start <= event.at <= end for start, end in outages):
+        since = disk.durable_at[attempt.seq - 1]
+        story = f"{event.key} reached the upstream {since - event.at:.4f} s before its hold was durable"
+        verdict.check("I3", since <= event.at, story)
+        if any(start <= event.at <= end for start, end in disk.outages):
             verdict.check("I12", since <= event.at, f"{event.key} reached the upstream while the ledger could not be written")
+            verdict.meet("request under way in an outage")
+
+
+def _nothing_while_unwritable(
+    fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict
+) -> None:
+    """I12 where it could go wrong: a hold whose writing failed, though it stayed, and a call that was told so."""
+    asked_upstream = {event.key for event in upstream if event.what == "received"}
+    for key, attempt in fold.attempts.items():
+        if attempt.seq in disk.unsure:
+            verdict.check("I12", key not in asked_upstream, f"{key} reached the upstream though writing its hold had failed")
+            verdict.meet("hold kept by a write that failed")
+    for event, since in _ended(devices, "complete", "LEDGER_UNAVAILABLE"):
+        call = f"{event.device}|{event.key}|"
+        sent = [
+            each for each in upstream if each.what == "received" and each.key.startswith(call) and since <= each.at <= event.at
+        ]
+        held = all(each.key in fold.attempts and disk.durable_at[fold.attempts[each.key].seq - 1] <= each.at for each in sent)
+        verdict.check(
+            "I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent"
+        )
+        verdict.meet("call refused by an unwritable ledger")
+
+
+def _ended(devices: Sequence[DeviceEvent], what: str, outcome: str) -> Iterable[tuple[DeviceEvent, float]]:
+    """What ended so, and when the first of the questions still open under its key was asked."""
+    open_since: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in devices:
+        if event.what != what:
+            continue
+        asked = open_since[event.device, event.key]
+        if event.outcome == "asked":
+            asked.append(event.at)
+        else:
+            if event.outcome == outcome:
+                yield event, asked[0] if asked else 0.0
+            if asked:
+                asked.pop()
+
+
+def _floors_are_kept(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, disk: DiskLog, verdict: Verdict) -> None:
+    """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
+    holds = [attempt.hold for attempt in fold.attempts.values()]
+    names = {moment.budget for moment in fold.moments}
+    if not holds:
+        return
+    most = [max(hold[unit] for hold in holds) for unit in range(3)]
+    for event, since in _ended(devices, "complete", "BUDGET_EXHAUSTED"):
+        if event.told[0] not in names:
+            continue
+        terms = rules.history.possible(since, event.at)
+        if len({(each.cap("fleet"), each.floor_ppm, each.prices) for each in terms}) > 1:
+            continue  # the call may have been refused under terms that came and went without a trace
+        mine = [(disk.durable_at[moment.seq - 1], moment) for moment in fold.moments if moment.budget == event.told[0]]
+        before = [moment for at, moment in mine if at <= since][-1:]
+        around = before + [moment for at, moment in mine if since < at <= event.at]
+        current = all((moment.asked, moment.floor_ppm) == (terms[0].cap("fleet"), terms[0].floor_ppm) for moment in around)
+        if before and current:
+            kept = not all(moment.must_fit(event.device, most) for moment in around)
+            verdict.check("I1", kept, f"{event.device} was refused {event.key} by {event.told[0]}, and was below its floor")
+            verdict.meet("refused by a budget that is shared fairly")
+
+
+def _rates_are_kept(fold: Fold, rules: Rules, disk: DiskLog, verdict: Verdict) -> None:
+    """In one run of a process no device, and not the fleet, begins more calls than its bucket held and gained."""
+    ever = rules.history.ever
+    device_rates, fleet_rates = [terms.device_rate for terms in ever], [terms.fleet_rate for terms in ever]
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for key, attempt in fold.attempts.items():
+        began = disk.durable_at[fold.epochs[attempt.epoch] - 1]
+        for who, rates in ((attempt.device, device_rates), ("", fleet_rates)):
+            known = [rate for rate in rates if rate is not None]
+            counts[attempt.epoch, who] += 1
+            if len(known) == len(rates):
+                passed_s = disk.durable_at[attempt.seq - 1] - began
+                most = max(at_once + per_min * passed_s / 60 for per_min, at_once in known)
+                verdict.check("I1", counts[attempt.epoch, who] <= most + 1e-6, f"{key} is one call more than the rate of {who!r}")
 
 
 def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
@@ -382,22 +230,16 @@ def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict)
         elif event.what == "reuse":
             refused = event.outcome not in SETTLED
             verdict.check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
+        elif event.what == "gap":
+            verdict.check(
+                "I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come"
+            )
         elif event.outcome == "completed":
             _told_answer_is_durable(fold, event, verdict)
         elif event.outcome == "OUTCOME_UNKNOWN":
             _told_doubt_is_durable(fold, event, verdict)
-        elif event.what == "close_step" and event.outcome == "ok":
-            closed = fold.closed.get(_told_step(fold, event))
-            same = closed is not None and closed["dual_after"] == event.told[1]
-            verdict.check(
-                "I9", same, f"{event.device} was told that step {event.key} moved λ to {event.told[1]}; the journal differs"
-            )
-        elif event.what == "open_step" and event.outcome == "ok":
-            opened = fold.steps.get(_told_step(fold, event))
-            same = opened is not None and opened["dual"] == event.told[0]
-            verdict.check(
-                "I9", same, f"{event.device} was told that step {event.key} opened at λ {event.told[0]}; the journal differs"
-            )
+        elif event.what in ("open_step", "close_step") and event.outcome == "ok":
+            _told_step_is_durable(fold, event, verdict)
         if event.what == "final_call" and event.outcome != "asked":
             verdict.check("I11", event.outcome != "IN_PROGRESS", f"{event.key} of {event.device} is still running at the end")
 
@@ -408,7 +250,8 @@ def _told_answer_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) ->
     digest = hashlib.sha256(text.encode()).hexdigest()
     kept = call is not None and call.state == "completed" and call.digest == digest
     verdict.check("I9", kept, f"{event.device} was given an answer to {event.key} that the journal does not have")
-    own = not text.startswith("answer ") or text.endswith(f" for {event.device}")
+    author = call.author if call is not None else event.device
+    own = not text.startswith("answer ") or text.endswith(f" for {author}")
     verdict.check("I10", own, f"{event.device} was given {text!r} for {event.key}")
     if kept and call is not None:
         same = (*call.tokens, call.charged[2], call.copied) == (input_tokens, output_tokens, uusd, cached)
@@ -421,9 +264,18 @@ def _told_doubt_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> 
     verdict.check("I9", same, f"{event.device} was told that {event.key} is {told}; the journal differs")
 
 
-def _told_step(fold: Fold, event: DeviceEvent) -> tuple[str, str, int]:
-    task = next((task for device, task, step in fold.steps if device == event.device), "")
-    return (event.device, task, int(event.key))
+def _told_step_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
+    task, _, number = event.key.rpartition("#")
+    step = (event.device, task, int(number))
+    opened, closed = fold.steps.get(step), fold.closed.get(step)
+    told: tuple[object, ...] | None = None
+    if event.what == "open_step" and opened is not None:
+        told = (opened["dual"], opened["target_rate"], opened["call_credit"])
+    elif event.what == "close_step" and opened is not None and closed is not None:
+        told = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
+    verdict.check(
+        "I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}"
+    )
 
 
 def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
@@ -441,62 +293,126 @@ def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> N
             )
 
 
-def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
+def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
+    """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
+    last: dict[tuple[str, str], DeviceEvent] = {}
+    watched = any(event.what == "watch" for event in devices)
+    for event in devices:
+        task = (event.device, event.key)
+        if event.what == "watch" and event.outcome == "ok":
+            version, dual = event.told[:2]
+            before = last.get(task, event).told[0]
+            verdict.check("I9", version >= before, f"{task} watches version {version} after version {before}")
+            known = version == 0 or dual in fold.duals.seen[task].get(version, ())
+            verdict.check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
+            verdict.meet("watched version")
+            last[task] = event
+        elif event.what == "final_budget" and event.outcome == "ok" and watched:
+            newest = last[task].told if task in last else None
+            verdict.check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
+            verdict.meet("watcher at the end")
+
+
+def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
+    """I1, I2, I6 and I9: what an administrator is told while calls are in flight is the journal's; limits that were set stay set."""
+    for event in events:
+        if event.outcome != "ok":
+            continue
+        match event.what:
+            case "disable":
+                kept = bool(fold.shut_out[event.key])
+                verdict.check(
+                    "I9", kept, f"{event.key} was told to be disabled at {event.at:.3f}, the journal knows nothing of it"
+                )
+            case "read_journal":
+                same = all(fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
+                verdict.check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
+            case "verify_ledger":
+                verdict.check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
+            case "list_tasks":
+                for device, task, version, dual in event.told:
+                    known = dual in fold.duals.seen[device, task].get(version, ())
+                    verdict.check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
+            case "list_budgets" | "final_limits":
+                _listed_budgets_match(fold, event, rules, verdict)
+
+
+def _set_limits_are_kept(fold: Fold, events: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
+    """What an administrator was told is set was so at some time while it asked."""
+    for event, since in _ended(events, "set_budget", "ok"):
+        name, *value = event.told
+        mine = [(disk.durable_at[seq - 1], settings) for seq, scope, settings in fold.set_limits if scope == event.key]
+        before = [settings for at, settings in mine if at <= since][-1:] or [{}]
+        in_force = [*before, *(settings for at, settings in mine if since < at <= event.at)]
+        kept = any([settings[name]] == value if name in settings else not value for settings in in_force)
+        verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}")
+
+
+def _shut_out_as_told(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
+    """A device is told that it is disabled only after it was."""
+    for event in devices:
+        if event.outcome == "DEVICE_DISABLED":
+            since = [disk.durable_at[seq - 1] for seq in fold.shut_out[event.device]]
+            verdict.check("I10", any(at <= event.at for at in since), f"{event.device} was shut out at {event.at:.3f} and let in")
+
+
+def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict: Verdict) -> None:
+    rows, scopes = event.told
+    for name, committed, reserved, limits in rows:
+        fits = all(most is None or a + b <= most for a, b, most in zip(committed, reserved, limits, strict=True))
+        verdict.check("I1", fits, f"{name} is listed with {committed} and {reserved} of {limits}")
+        if event.what == "final_limits":
+            budget = fold.budgets[name]
+            same = [*committed] == budget.committed and [*reserved] == budget.reserved
+            verdict.check("I2", same, f"{name} is listed with {committed} and {reserved}, not {budget}")
+    if event.what == "final_limits":
+        expected = {scope: rules.history.ever[-1].cap(scope) for scope in SCOPES}
+        verdict.check("I9", dict(scopes) == expected, f"limits at the end are {dict(scopes)}, set and configured were {expected}")
+
+
+def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
     """I2: what each device is told at the end is the journal's sum of one of its budgets, unit by unit."""
+    windows = {scope for scope, window in rules.history.ever[-1].windows.items() if window != "total"}
     for event in devices:
         if event.what != "final_budget" or event.outcome != "ok":
             continue
+        task = (event.device, event.key)
         version, dual, *told = event.told
-        verdict.check("I2", version == fold.versions[event.device, event.key], f"{event.device} is told version {version}")
-        if version:
-            expected = fold.duals[event.device, event.key].hex()
-            verdict.check("I6", dual == expected, f"{event.device} is told λ {dual}, the journal says {expected}")
-        concerned = [budget for name, budget in fold.budgets.items() if _concerns(name, event.device)]
-        unused = len(concerned) < 3  # a budget that nothing was held on yet has no entry, and is told as empty
+        if task in fold.duals.own:
+            expected = fold.duals.now(task)
+            same = (version, dual) == (expected[0], expected[1].hex())
+            verdict.check("I6", same, f"{task} is told version {version} with λ {dual}, the journal says {expected}")
+        concerned = {name: budget for name, budget in fold.budgets.items() if _concerns(name, *task)}
+        named = {name for name in concerned if "@" not in name and scope_of(name) not in windows}
+        unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is told as empty
         for unit, used, limit in zip(range(3), told[:3], told[3:], strict=True):
-            sums = {_plus(budget.committed, budget.reserved)[unit] for budget in concerned}
+            sums = {budget.used[unit] for budget in concerned.values()}
             story = f"{event.device} is told {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
             verdict.check("I2", used in sums or (unused and used == 0), story)
             verdict.check("I1", limit is None or used <= limit, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
 
 
-def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], rules: Rules) -> Units:
+def _lowered_limits_were_met(fold: Fold, rules: Rules, verdict: Verdict) -> None:
+    """Whether a limit was set below what had been spent already: no hold fits then, so that the journal does not tell it."""
+    for name, budget in fold.budgets.items():
+        caps = rules.history.ever[-1].cap(scope_of(name))
+        below = any(cap is not None and spent > cap for spent, cap in zip(budget.used, caps, strict=True))
+        verdict.meet("limit set below what was spent", scope_of(name) in SCOPES and below)
+
+
+def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], price: tuple[int, int]) -> Units:
     """What an execution cost; never more than the upstream said it did, for nobody can know of more than that."""
-    cost = _cost(executed.usage, rules)
+    billed = cost(executed.usage, price)
     for event in events:
         if event.what in ("told", "garbage") and event.usage is not None:
-            cost = _capped(cost, _cost(event.usage, rules))
-    return cost
+            billed = _capped(billed, cost(event.usage, price))
+    return billed
 
 
-def _concerns(name: str, device: str) -> bool:
-    return name.split("@")[0] == "fleet" or (f"[device:{device}" in name and not name.startswith("step"))
-
-
-def _cost(usage: tuple[int, int] | None, rules: Rules) -> Units:
-    tokens_in, tokens_out = usage or (0, 0)
-    return [1, tokens_in + tokens_out, tokens_in * rules.price_in + tokens_out * rules.price_out]
-
-
-def _step_of(body: Data) -> tuple[str, str, int]:
-    return (body["device"], body["task"], body["step"])
-
-
-def _scope(budget: str) -> str:
-    return budget.split("@")[0].split("[")[0]
-
-
-def _plus(left: Units, right: Units) -> Units:
-    return [a + b for a, b in zip(left, right, strict=True)]
-
-
-def _minus(left: Units, right: Units) -> Units:
-    return [a - b for a, b in zip(left, right, strict=True)]
+def _concerns(name: str, device: str, task: str) -> bool:
+    owner = name.partition("[")[2].partition("]")[0]
+    return scope_of(name) in SCOPES and owner in ("", f"device:{device}", f"task:{task}", f"device:{device}/task:{task}")
 
 
 def _capped(value: Units, cap: Units) -> Units:
     return [min(a, b) for a, b in zip(value, cap, strict=True)]
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -10,9 +10,9 @@ EPOCH = 1_700_000_000.0
 class VirtualClock:
     """Clock of one machine: calendar time is the loop's time from a fixed day on, plus what it was set forward or back by."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, offset_s: float = 0.0) -> None:
         self._loop = loop
-        self._offset_s = 0.0
+        self._offset_s = offset_s
 
     def now(self) -> float:
         """Seconds since the epoch, as this machine believes."""

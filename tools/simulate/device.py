@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
 from edge.core.types import Message
-from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tools.simulate.network import SimulatedChannel
 
-TASK = "math"
+TASKS = ("math",)
+WISHED_RATE = 0.5
 GROUP_SIZE = 4
+MAX_OUTPUT_TOKENS = 8
 POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=6.0, max_retries=4)
 WAYS = (
     "plain",
@@ -51,15 +54,25 @@ class DeviceEvent:
 
 
 @dataclass(slots=True)
-class Notebook:
-    """What a device keeps over a crash: its step, the calls made for it, and what it reported last."""
+class Page:
+    """Of one task: the step at hand, and what is to be reported of it."""
 
     step: int = 0
-    opened: bool = False
-    calls: dict[str, CloudCall] = field(default_factory=dict)
     report: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Notebook:
+    """What a device keeps over a crash: where it stands with each task, and the calls it made."""
+
+    pages: dict[str, Page] = field(default_factory=dict)
+    calls: dict[str, CloudCall] = field(default_factory=dict)
     done: bool = False
     lives: int = 0
+
+    def page(self, task: str) -> Page:
+        """Where it stands with a task."""
+        return self.pages.setdefault(task, Page())
 
 
 class SimulatedClient(GrpcCoordinatorClient):
@@ -87,6 +100,7 @@ class SimulatedDevice:
         steps: int,
         prompts: int,
         pace: float = 1.0,
+        tasks: tuple[str, ...] = TASKS,
     ) -> None:
         self._name = name
         self._others = others
@@ -94,50 +108,89 @@ class SimulatedDevice:
         self._log = log
         self._client = client
         self._rng = rng
-        self._steps = steps
+        self._tasks = tasks
+        self._ends = dict.fromkeys(tasks, steps)
         self._prompts = prompts
         self._pace = pace
 
     def finish(self) -> None:
-        """The step at hand is the last one."""
-        self._steps = min(self._steps, self._notebook.step + 1)
+        """The steps at hand are the last ones."""
+        self._ends = {task: min(end, self._notebook.page(task).step + 1) for task, end in self._ends.items()}
 
     async def live(self) -> None:
-        """All the steps, one after the other."""
-        await self._insist("register", "", lambda: self._client.register("1.0", [TASK]))
-        while self._notebook.step < self._steps:
-            await self._one_step()
+        """All the steps: one after the other of each task, the tasks beside each other."""
+        await self._insist("register", "", lambda: self._client.register("1.0", self._tasks))
+        await asyncio.gather(*(self._work(task) for task in self._tasks))
         self._notebook.done = True
 
-    async def _one_step(self) -> None:
-        note = self._notebook
-        if note.report is None:
-            opened = await self._insist(
-                "open_step", str(note.step), lambda: self._client.open_step(TASK, note.step, self._prompts, GROUP_SIZE, 0.5)
-            )
-            if opened is None:
-                return
-            await asyncio.gather(*(self._group(number) for number in range(self._prompts)))
-            note.report = (self._prompts * GROUP_SIZE, self._rng.randint(0, self._prompts * GROUP_SIZE))
-        total, help_units = note.report
-        closed = await self._insist(
-            "close_step", str(note.step), lambda: self._client.close_step(TASK, note.step, total, help_units)
-        )
-        if closed is not None and self._rng.random() < 0.3:  # a report whose answer was lost is sent again
-            await self._try("close_step", str(note.step), lambda: self._client.close_step(TASK, note.step, total, help_units))
-        note.step, note.report = note.step + 1, None
+    async def watch(self) -> None:
+        """Write down each version of its budgets that it is shown, for as long as it lives."""
+        await asyncio.gather(*(self._watch(task) for task in self._tasks))
 
-    async def _group(self, number: int) -> None:
+    async def _watch(self, task: str) -> None:
+        while True:
+            try:
+                async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
+                    async for budget in versions:
+                        self._note("watch", task, "ok", _told(budget))
+            except CoordinatorError as error:
+                self._note("watch", task, error.reason)
+            await self._pause(0.2, 1.0)
+
+    async def _work(self, task: str) -> None:
+        while self._notebook.page(task).step < self._ends[task]:
+            await self._one_step(task)
+
+    async def _one_step(self, task: str) -> None:
+        page = self._notebook.page(task)
+        number = page.step
+        if page.report is None:
+            if self._rng.random() < 0.1:
+                await self._skip_ahead(task, number)
+            if not await self._opened(task, number):
+                return
+            await self._ask_for(task, number)
+            page.report = (self._prompts * GROUP_SIZE, self._rng.randint(0, self._prompts * GROUP_SIZE))
+        total, help_units = page.report
+
+        async def report() -> StepClosed:
+            return await self._client.close_step(task, number, total, help_units)
+
+        closed = await self._insist("close_step", f"{task}#{number}", report)
+        if closed is not None and self._rng.random() < 0.3:  # a report whose answer was lost is sent again
+            await self._try("close_step", f"{task}#{number}", report)
+        page.step, page.report = page.step + 1, None
+
+    async def _opened(self, task: str, step: int) -> bool:
+        """Open a step; False where another one is expected."""
+
+        async def ask() -> StepOpened:
+            return await self._client.open_step(task, step, self._prompts, GROUP_SIZE, WISHED_RATE)
+
+        return await self._insist("open_step", f"{task}#{step}", ask) is not None
+
+    async def _skip_ahead(self, task: str, step: int) -> None:
+        """Open a step that is not the next one, and close one that was never opened."""
+        await self._try("gap", f"{task}#{step}", lambda: self._client.open_step(task, step + 1, 1, 1, WISHED_RATE))
+        await self._try("gap", f"{task}#{step}", lambda: self._client.close_step(task, step + 1, 1, 0))
+
+    async def _ask_for(self, task: str, step: int) -> None:
+        """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""
+        calls = [_call(task, step, number) for number in range(self._prompts)]
+        if self._rng.random() < 0.2:
+            kept = [self._notebook.calls.setdefault(call.call_key, call) for call in calls]
+            await self._batched(kept)
+        else:
+            await asyncio.gather(*map(self._group, calls))
+
+    async def _group(self, call: CloudCall) -> None:
         """One prompt group, in one of the ways a device may behave."""
-        note = self._notebook
         await self._pause(0.0, 1.0)
-        call = _call(f"{note.step}-{number}-0", note.step, number, f"question {note.step}-{number}")
         way = self._rng.choice(WAYS)
         if way in ("serving", "shared", "batch", "cancel"):
-            text = "what everybody asks" if way == "shared" else f"question {note.step}-{number}"
-            call = replace(call, step=-1, messages=(Message("user", text),), call_key=f"s{call.call_key}")
-        note.calls.setdefault(call.call_key, call)
-        call = note.calls[call.call_key]
+            messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
+            call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
+        call = self._notebook.calls.setdefault(call.call_key, call)
         await getattr(self, f"_{way}", self._plain)(call)
 
     async def _plain(self, call: CloudCall) -> None:
@@ -164,19 +217,18 @@ class SimulatedDevice:
         await self._batched([call, *extra])
 
     async def _batched(self, calls: list[CloudCall]) -> None:
-        now = asyncio.get_running_loop().time
-
         async def items() -> AsyncIterator[CloudCall]:
             for each in calls:
-                self._log.append(DeviceEvent(now(), self._name, "complete", each.call_key, "asked"))
+                self._note("complete", each.call_key, "asked")
                 yield each
 
         async for reply in self._client.complete_batch(items(), self._patience_s()):
-            outcome, told = reply.outcome, reply.outcome
+            outcome = reply.outcome
             if isinstance(outcome, CoordinatorError):
-                self._log.append(DeviceEvent(now(), self._name, "complete", reply.call_key, outcome.reason, _told_by(outcome)))
+                self._note("complete", reply.call_key, outcome.reason, _told_by(outcome))
             else:
-                self._log.append(DeviceEvent(now(), self._name, "complete", reply.call_key, "completed", _told(told)))
+                self._note("complete", reply.call_key, "completed", _told(outcome))
+            self._note("batch", reply.call_key, "ok")
 
     async def _cancel(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
@@ -237,7 +289,8 @@ class SimulatedDevice:
         while True:
             _, value = await self._asked(what, key, ask)
             if isinstance(value, StepMismatch):
-                self._notebook.step, self._notebook.report = value.expected_step, None
+                page = self._notebook.page(key.rpartition("#")[0])
+                page.step, page.report = value.expected_step, None
                 return None
             if isinstance(value, KeyReused):
                 return None
@@ -246,27 +299,29 @@ class SimulatedDevice:
             await self._pause(0.2, 1.0)
 
     async def _asked(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> tuple[str, Any]:
-        loop = asyncio.get_running_loop()
-        self._log.append(DeviceEvent(loop.time(), self._name, what, key, "asked"))
+        self._note(what, key, "asked")
         try:
             value = await ask()
         except CoordinatorError as error:
-            self._log.append(DeviceEvent(loop.time(), self._name, what, key, error.reason, _told_by(error)))
+            self._note(what, key, error.reason, _told_by(error))
             return error.reason, error
         outcome = "completed" if isinstance(value, CloudCompletion) else "ok"
-        self._log.append(DeviceEvent(loop.time(), self._name, what, key, outcome, _told(value)))
+        self._note(what, key, outcome, _told(value))
         return outcome, value
 
+    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
+        self._log.append(DeviceEvent(asyncio.get_running_loop().time(), self._name, what, key, outcome, told))
 
-def _call(key: str, step: int, number: int, text: str) -> CloudCall:
+
+def _call(task: str, step: int, number: int) -> CloudCall:
     return CloudCall(
-        call_key=key,
-        task=TASK,
+        call_key=f"{task}{step}-{number}-0",
+        task=task,
         step=step,
         prompt_id=f"p{number}",
         help_units=1 + number % GROUP_SIZE,
-        messages=(Message("user", text),),
-        max_output_tokens=8,
+        messages=(Message("user", f"question {step}-{number}"),),
+        max_output_tokens=MAX_OUTPUT_TOKENS,
     )
 
 
@@ -293,9 +348,12 @@ def _told(value: Any) -> tuple[Any, ...]:
             return ()
 
 
-async def last_questions(name: str, notebook: Notebook, log: list[DeviceEvent], client: GrpcCoordinatorClient) -> None:
-    """After all faults: what became of every call, and the budget. A call that never arrived is NOT_FOUND."""
+async def last_questions(
+    name: str, notebook: Notebook, log: list[DeviceEvent], client: GrpcCoordinatorClient, tasks: tuple[str, ...] = TASKS
+) -> None:
+    """After all faults: what became of every call, and the budgets. A call that never arrived is NOT_FOUND."""
     device = SimulatedDevice(name, (), notebook, log, client, random.Random(0), 0, 0)
     for key in sorted(notebook.calls):
         await device._try("final_call", key, lambda key=key: client.get_call(key))  # type: ignore[misc]
-    await device._try("final_budget", TASK, lambda: client.get_budget(TASK))
+    for task in tasks:
+        await device._try("final_budget", task, lambda task=task: client.get_budget(task))  # type: ignore[misc]

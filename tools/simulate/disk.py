@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from coordinator.ledger import Ledger
 from coordinator.stores.changes import ChangeFeed
@@ -52,8 +52,13 @@ class DiskTables(MemoryTables):
 
 
 class Disk:
-    """What survives a crash. `condition` is "ok", "full" (nothing is taken), "unsure" (a sync fails, but what it wrote stays) or
-    "stalled" (a sync takes `stall_s`).
+    """What survives a crash. `condition` is "ok" or what is wrong with it:
+
+    - "full": nothing is taken; "locked": neither, but it says so only after `busy_s`, and takes it when the lock is gone by then;
+    - "eio": a sync fails and what it wrote is gone; "unsure": it fails, and what it wrote stays;
+    - "flaky": every other sync, at random, is one of these two; "stalled": a sync takes `stall_s`.
+
+    `unsure` has the numbers of the journal entries that stayed although writing them failed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
@@ -61,7 +66,9 @@ class Disk:
         self.durable_at: list[float] = []
         self.condition = "ok"
         self.stall_s = 1.0
+        self.busy_s = 0.2
         self.failed_syncs = 0
+        self.unsure: set[int] = set()
         self._loop = loop
         self._rng = rng
         self._syncing = False
@@ -70,18 +77,22 @@ class Disk:
         """Make what is in the tables durable. Raises DiskError; then the batch is to be taken back, unless it was kept all the same."""
         if not is_alive():
             await self._loop.create_future()
-        if self.condition == "full":
-            self._take_back()
-            raise DiskError("no space left on the disk")
+        if self.condition == "locked":
+            await asyncio.sleep(self.busy_s)
+        self._require_not("full", "no space left on the disk")
+        self._require_not("locked", "the database is locked")
         self._syncing = True
         await asyncio.sleep(self.stall_s if self.condition == "stalled" else self._rng.uniform(0.0005, 0.005))
         self._syncing = False
-        if self.condition == "full":
-            self._take_back()
-            raise DiskError("no space left on the disk")
+        self._require_not("full", "no space left on the disk")
+        ending = self.condition if self.condition != "flaky" else self._rng.choice(["ok", "ok", "eio", "unsure"])
+        if ending == "eio":
+            self._take_back("input/output error")
+        first = len(self.durable_at) + 1
         self._keep()
-        if self.condition == "unsure":
+        if ending == "unsure":
             self.failed_syncs += 1
+            self.unsure |= set(range(first, len(self.durable_at) + 1))
             raise DiskError("the disk reported an error after it had written")
 
     def crash(self) -> None:
@@ -92,9 +103,14 @@ class Disk:
             self.tables.roll_back()
         self._syncing = False
 
-    def _take_back(self) -> None:
+    def _require_not(self, condition: str, why: str) -> None:
+        if self.condition == condition:
+            self._take_back(why)
+
+    def _take_back(self, why: str) -> NoReturn:
         self.failed_syncs += 1
         self.tables.roll_back()
+        raise DiskError(why)
 
     def _keep(self) -> None:
         self.tables.keep()

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tools.simulate.scenario import FAULTS, FEATURES, POINTS
 from tools.simulate.world import Outcome, run_seed
 
+INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
+EVERY_FAULT = frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}
 KILLS = ("kill", "limits", "drain")
 
 
@@ -20,6 +23,7 @@ class Tally:
     steps: int = 0
     virtual_s: float = 0.0
     checks: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     violating: Outcome | None = None
 
@@ -30,6 +34,7 @@ class Tally:
         self.virtual_s += outcome.virtual_s
         self.violations += len(outcome.verdict.violations)
         self.checks += outcome.verdict.checks
+        self.met += outcome.verdict.met
         self.injected += outcome.injected
         if not outcome.ok and self.violating is None:
             self.violating = outcome
@@ -46,6 +51,20 @@ class Tally:
             f"{sum(self.injected.values())} faults injected, {sum(self.checks.values())} invariant checks, "
             f"{self.violations} violations"
         )
+
+    def table(self) -> list[str]:
+        """What was checked, met and injected how often, a line each; what was never met stands there with 0."""
+        checks = {name: self.checks[name] for name in INVARIANTS}
+        injected = {**dict.fromkeys(sorted(EVERY_FAULT), 0), **self.injected}
+        met = {**dict.fromkeys(sorted(FEATURES), 0), **self.met}
+        parts = (("checks of", checks), ("fault", injected), ("met:", met))
+        return [f"  {what} {name}: {count}" for what, counts in parts for name, count in counts.items()]
+
+    def never_met(self) -> list[str]:
+        """The invariants, faults and features that none of these seeds had to do with."""
+        missing = {f"check of {name}" for name in INVARIANTS if not self.checks[name]}
+        missing |= {f"fault {name}" for name in EVERY_FAULT if not self.injected[name]}
+        return sorted(missing | {name for name in FEATURES if not self.met[name]})
 
 
 def explore(seeds: Iterable[int], progress: Callable[[Tally], None] = lambda _: None) -> Tally:

@@ -55,20 +55,22 @@ class Network:
         self.traffic = Traffic()
         self._outside = contextvars.Context()
 
-    def carry(self, faults: LinkFaults, deliver: Callable[[], None], lost: Callable[[], None] | None = None) -> None:
-        """Call `deliver` once, later; or never; or twice. When it is lost, `lost` may be called: the connection was seen to break."""
+    def carry(self, faults: LinkFaults, deliver: Callable[[], None], lost: Callable[[], None] | None = None) -> bool:
+        """Call `deliver` once, later; or never; or twice. When it is lost (then False is returned), `lost` may be called: the connection
+        was seen to break."""
         if not is_alive():
-            return
+            return True
         self.traffic.sent += 1
         if faults.cut or self.rng.random() < faults.drop:
             self.traffic.dropped += 1
             if lost is not None and self.rng.random() < 0.5:
                 self.later(self.rng.uniform(0.0, 0.5), lost)
-            return
+            return False
         copies = 2 if self.rng.random() < faults.duplicate else 1
         self.traffic.duplicated += copies - 1
         for _ in range(copies):
             self.later(self._delay_s(faults), deliver)
+        return True
 
     def _delay_s(self, faults: LinkFaults) -> float:
         if self.rng.random() < faults.late:
@@ -132,7 +134,8 @@ class _Ordered:
     def send(self, value: Any) -> None:
         """Send one; it arrives after those before it, and once."""
         place, self._sent = self._sent, self._sent + 1
-        self._network.carry(self._faults, lambda: self._take(place, value), self._lost)
+        if not self._network.carry(self._faults, lambda: self._take(place, value), self._lost):
+            self._network.later(KEEPALIVE_S, self._lost)
 
     def _take(self, place: int, value: Any) -> None:
         if place < self._next:
@@ -179,6 +182,10 @@ class ServiceEndpoint:
             self.cancel(exchange)
         elif exchange in self._running:
             self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+
+    def serves(self, exchange: Exchange) -> bool:
+        """Whether a handler works on it."""
+        return self.host.alive and exchange in self._running
 
     def cancel(self, exchange: Exchange) -> None:
         """The client gave up; its handlers are cancelled, as gRPC does."""
@@ -325,6 +332,18 @@ class SimulatedChannel:
     def open(self, exchange: Exchange) -> None:
         """Send an RPC's first request."""
         self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset)
+        if exchange.streams:
+            self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+
+    def _keep_alive(self, exchange: Exchange) -> None:
+        """A server that is gone without a word is noticed in the end."""
+        endpoint = self._find()
+        if exchange.over:
+            return
+        if self._faults.cut or endpoint is None or not endpoint.serves(exchange):
+            exchange.reset()
+        else:
+            self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
 
     def sender(self, exchange: Exchange) -> _Ordered:
         """Sends what follows the first request, in order."""

@@ -1,26 +1,35 @@
-"""A coordinator in the simulated world: the real broker, controller, handlers and servicer over the simulated disk, upstream and network.
-Knows how it starts, dies and starts again; knows nothing of devices.
+"""A coordinator in the simulated world: the real broker, controller, handlers and services over the simulated disk, upstream and network.
+Knows how it starts, takes a changed configuration, dies and starts again; knows nothing of devices.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextvars
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
+from coordinator.admin import AdminApi, AdminDesk, Administrator
 from coordinator.admission import Gate, Turnstile
-from coordinator.api import Caller, DeviceApi
+from coordinator.api import ApiTerms, Caller, DeviceApi
 from coordinator.binding import Boundary, bind
 from coordinator.broker import Broker, BrokerTerms
 from coordinator.budgets import BudgetBook
-from coordinator.config import BudgetsConfig, CoordinatorConfig
+from coordinator.config import CoordinatorConfig
 from coordinator.controller import StepController
 from coordinator.fleet import Fleet, identify
 from coordinator.guard import DEVICE_ID_KEY
 from coordinator.pricing import Price
-from coordinator.server import DEVICE_SERVICE, LASTING
+from coordinator.ratelimit import RateLimiter
+from coordinator.reload import Changeable, apply_config
+from coordinator.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
+from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from coordinator.upkeep import Upkeep
 from coordinator.upstreams import Upstream, UpstreamTable
+from coordinator.verify import VerifyReport, verify
 from coordinator.watch import BudgetBell, ring_changes
+from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.v1 import device_pb2
 from tools.simulate.clock import VirtualClock
 from tools.simulate.disk import Disk, DiskError, DiskStore
@@ -28,12 +37,15 @@ from tools.simulate.loop import Host, SeededLoop
 from tools.simulate.network import Network, ServiceEndpoint
 from tools.simulate.upstream import SimulatedUpstream
 
-PRICE = Price(1_000_000, 2_000_000)
 MAX_OUTPUT_TOKENS = 64
+DRAIN_GRACE_S = 1.0
+RESTART_S = 0.5
+NOWHERE = Path("/nonexistent")
+T = TypeVar("T")
 
 
 class Site:
-    """Where the coordinator stands. `endpoint` is the one that serves now, or None while it is down."""
+    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, or None while it is down."""
 
     def __init__(
         self,
@@ -47,8 +59,9 @@ class Site:
         max_queue: int,
     ) -> None:
         self.endpoint: ServiceEndpoint | None = None
+        self.admin_endpoint: ServiceEndpoint | None = None
         self.broker: Broker | None = None
-        self.budgets: BudgetsConfig = config.budgets
+        self.config = config
         self.starts = 0
         self.kills = 0
         self._loop = loop
@@ -56,9 +69,9 @@ class Site:
         self._network = network
         self._upstream = upstream
         self._clock = clock
-        self._config = config
         self._slots = slots
         self._max_queue = max_queue
+        self._parts: Changeable | None = None
         self._host: Host | None = None
         self._api: DeviceApi | None = None
 
@@ -79,11 +92,13 @@ class Site:
         if host is None:
             return
         self.kills += 1
-        self._host = self.endpoint = self.broker = None
+        self._host = self.endpoint = self.broker = self._parts = None
+        admin, self.admin_endpoint = self.admin_endpoint, None
         host.die()
         self._loop.call_soon(self._disk.crash)
-        if endpoint is not None:
-            self._loop.call_soon(endpoint.connections_break)
+        for broken in (endpoint, admin):
+            if broken is not None:
+                self._loop.call_soon(broken.connections_break)
 
     def stop(self, grace_s: float) -> asyncio.Task[None] | None:
         """As SIGTERM does: admit nothing, settle, and cut what does not end within the grace. None while it is down."""
@@ -94,32 +109,81 @@ class Site:
             self._api.stop_admitting()
             await self.broker.drain(grace_s)
 
+    def reload(self, config: CoordinatorConfig) -> bool:
+        """As SIGHUP does: hold later calls and steps to this configuration. False when only the next process run will."""
+        self.config = config
+        if self._parts is not None:
+            apply_config(config, _tariffs(config), self._parts)
+        return self._parts is not None
+
+    def _desk(self, store: DiskStore, book: BudgetBook) -> AdminDesk:
+        async def limits() -> BudgetBook:
+            book.learn(await store.list_set_limits())
+            return book
+
+        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
+            book.learn(await store.set_limits(scope, changes, self._clock.now()))
+            return book
+
+        async def verified() -> VerifyReport:
+            return await store.transact(lambda ledger: verify(ledger.tables))  # type: ignore[arg-type]
+
+        return AdminDesk(limits, set_limits, verified, self._drain_and_restart)
+
+    def _drain_and_restart(self, grace_s: float | None) -> None:
+        """What an administrator's word does, with a service manager that starts the process again."""
+        host, draining = self._host, self.stop(DRAIN_GRACE_S if grace_s is None else grace_s)
+
+        def ended() -> None:
+            if self._host is host:
+                self.kill()
+                self._network.later(RESTART_S, lambda: None if self._host is not None else self.start())
+
+        if draining is not None:
+            draining.add_done_callback(lambda _: self._network.later(0.0, ended), context=contextvars.Context())
+
     async def _run(self, host: Host) -> None:
         bell = BudgetBell()
         store = await self._open()
         fleet = Fleet(store, self._clock)
         host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
-        config = self._config.model_copy(update={"budgets": self.budgets})
-        service = config.service
+        await _insist(fleet.refresh)
+        set_before = await _insist(store.list_set_limits)
+        config, service = self.config, self.config.service
         upstream = Upstream(
             alias="default",
             provider=self._upstream,
             model="m",
-            price=PRICE,
+            price=_tariffs(config)["default"],
             gate=Gate("default", self._slots, self._max_queue),
             deadline_s=config.effective_upstreams["default"].deadline_s,
             max_output_tokens=MAX_OUTPUT_TOKENS,
         )
-        book = BudgetBook(config.budgets)
+        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+        book.learn(set_before)
         controller = StepController(store, config.effective_tasks, self._clock)
         terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
-        broker = Broker(store, UpstreamTable({"default": upstream}), controller, book, self._clock, terms)
-        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell)
+        table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
+        broker = Broker(store, table, controller, book, self._clock, terms, limiter)
+        heartbeat = ApiTerms(heartbeat_s=service.watch_heartbeat_s)
+        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell, terms=heartbeat)
+        tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
+        admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
         boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api = endpoint, broker, api
-        await Upkeep(store, book, config, self._clock, fleet).run()
+        self.admin_endpoint = self._admin_endpoint(host, admin)
+        self._parts = Changeable(book, controller, limiter, table, upkeep, bell)
+        await upkeep.run()
+
+    def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:
+        requests, streams = Turnstile("requests run", 64), Turnstile("streams are open", 64)
+        boundary = Boundary(lambda *_: Administrator("admin"), requests, streams, self.config.service.max_message_bytes)
+        endpoint = ServiceEndpoint(host, self._network, "unix:")
+        endpoint.add_generic_rpc_handlers((bind(ADMIN_SERVICE, api, boundary, LASTING),))
+        return endpoint
 
     async def _open(self) -> DiskStore:
         """Open the ledger, again and again while the disk does not let it."""
@@ -128,6 +192,21 @@ class Site:
                 return await DiskStore.open(self._disk, self._clock.now())
             except DiskError:
                 await asyncio.sleep(0.5)
+
+
+async def _insist(read: Callable[[], Awaitable[T]]) -> T:
+    """What the ledger says, asked again and again while the disk does not let it."""
+    while True:
+        try:
+            return await read()
+        except CoordinatorUnavailable:
+            await asyncio.sleep(0.5)
+
+
+def _tariffs(config: CoordinatorConfig) -> dict[str, Price]:
+    price = config.effective_upstreams["default"].constant_price
+    assert price is not None
+    return {"default": Price(*price)}
 
 
 def _caller(context: Any, method: str) -> Caller:

@@ -11,30 +11,55 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig, ServiceConfig, TaskConfig, UpstreamConfig
+from coordinator.config import (
+    BudgetsConfig,
+    CoordinatorConfig,
+    FleetConfig,
+    RateConfig,
+    RatePoint,
+    RatesConfig,
+    ServiceConfig,
+    TaskConfig,
+    UpstreamConfig,
+)
 from coordinator.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
-from tools.simulate.checker import Rules, Verdict, check
+from tools.simulate.administrator import SimulatedAdministrator
+from tools.simulate.checker import DiskLog, check
 from tools.simulate.clock import VirtualClock
-from tools.simulate.device import POLICY, DeviceEvent, Notebook, SimulatedClient, SimulatedDevice, last_questions
+from tools.simulate.device import (
+    MAX_OUTPUT_TOKENS,
+    POLICY,
+    WISHED_RATE,
+    DeviceEvent,
+    Notebook,
+    SimulatedClient,
+    SimulatedDevice,
+    last_questions,
+)
 from tools.simulate.disk import Disk
+from tools.simulate.fold import Rules
 from tools.simulate.loop import Deadlock, Host, SeededLoop
 from tools.simulate.network import LinkFaults, Network, SimulatedChannel
-from tools.simulate.scenario import Caps, Fault, Scenario, draw
+from tools.simulate.scenario import Fault, Scenario, draw
 from tools.simulate.site import Site
-from tools.simulate.upstream import SimulatedUpstream, UpstreamMood
+from tools.simulate.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
+from tools.simulate.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
+from tools.simulate.verdict import Verdict
 
 HORIZON_S = 30.0
 DEADLINE_S = 6.0
 LEASE_MARGIN_S = 3.0
 SWEEP_S = 1.0
 LIMIT_S = 400.0
-DUAL_LR = 0.05
+HEARTBEAT_S = 4.0
+OUTAGES = ("full", "locked", "eio")
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
 
 
@@ -69,7 +94,7 @@ class _Device:
     notebook: Notebook
     faults: LinkFaults
     host: Host | None = None
-    log: list[DeviceEvent] = field(default_factory=list)
+    watching: asyncio.Task[None] | None = None
 
 
 class World:
@@ -78,23 +103,33 @@ class World:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.loop = SeededLoop(scenario.seed)
-        self.clock = VirtualClock(self.loop)
+        self.clock = VirtualClock(self.loop, scenario.begins_s)
         self.network = Network(self.loop, stream(scenario.seed, "network"))
         self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
         mood = UpstreamMood(dict(scenario.upstream_acts), scenario.upstream_duplicate, scenario.slow_s)
         self.upstream = SimulatedUpstream(self.loop, stream(scenario.seed, "upstream"), mood)
-        config = _config(scenario)
+        self.terms = [(float("-inf"), scenario.terms)]
         self.site = Site(
-            self.loop, self.disk, self.network, self.upstream, self.clock, config, scenario.slots, scenario.max_queue
+            self.loop,
+            self.disk,
+            self.network,
+            self.upstream,
+            self.clock,
+            _config(scenario.terms),
+            scenario.slots,
+            scenario.max_queue,
         )
         names = tuple(f"d{number}" for number in range(scenario.devices))
         self.devices = tuple(_Device(name, Notebook(), self._link()) for name in names)
         self.log: list[DeviceEvent] = []
         self.story: list[tuple[float, str]] = []
         self.injected: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
         self.outages: list[tuple[float, float]] = []
         self.leftovers: list[str] = []
         self._armed: dict[str, int] = {}
+        self._admin_link = self._link()
+        self._administrator: Host | None = None
 
     def _link(self) -> LinkFaults:
         return LinkFaults(drop=self.scenario.drop, duplicate=self.scenario.duplicate, late=self.scenario.late)
@@ -120,6 +155,7 @@ class World:
         self.site.start()
         for device in self.devices:
             self._boot(device)
+        self._let_administer()
         chaos = self.loop.create_task(self._chaos(), name="chaos")
         await self._until_done(HORIZON_S)
         await chaos
@@ -133,8 +169,22 @@ class World:
         others = tuple(other.name for other in self.devices if other is not device)
         rng = stream(scenario.seed, "device", device.name, note.lives)
         client = self._client(device, note.lives, POLICY)
-        living = SimulatedDevice(device.name, others, note, self.log, client, rng, scenario.steps, scenario.prompts)
+        living = SimulatedDevice(
+            device.name, others, note, self.log, client, rng, scenario.steps, scenario.prompts, tasks=scenario.tasks
+        )
         device.host.spawn(living.live(), "life")
+        if scenario.watched:
+            device.watching = device.host.spawn(living.watch(), "watch")
+
+    def _let_administer(self) -> None:
+        if self.scenario.administered:
+            self._administrator = Host("administrator", self.loop)
+            self._administrator.spawn(self._new_administrator().work(8), "work")
+
+    def _new_administrator(self) -> SimulatedAdministrator:
+        channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
+        names = tuple(device.name for device in self.devices)
+        return SimulatedAdministrator(channel, self.log, stream(self.scenario.seed, "administrator"), names)
 
     def _client(self, device: _Device, seed: int, policy: ClientPolicy) -> SimulatedClient:
         channel = SimulatedChannel(self.network, lambda: self.site.endpoint, device.faults)
@@ -163,7 +213,7 @@ class World:
                 await self._kill_for(fault.for_s)
             case "kill_at":
                 self._armed[fault.detail] = int(fault.amount)
-            case "disk_full" | "disk_unsure" | "disk_stalled":
+            case _ if fault.kind.startswith("disk_"):
                 await self._disk_for(fault.kind.removeprefix("disk_"), fault.for_s)
             case "cut":
                 await self._cut_for(self.devices[int(fault.amount) % len(self.devices)], fault.for_s)
@@ -171,9 +221,19 @@ class World:
                 await self._crash_device(self.devices[int(fault.amount) % len(self.devices)], fault.for_s)
             case "clock_jump":
                 self.clock.jump(fault.amount)
+            case "reload":
+                self._reload(fault)
             case "limits":
-                self.site.budgets = _lowered(_config(self.scenario).budgets, fault.amount)
+                self.site.kill()
+                self._reload(fault)
                 await self._kill_for(fault.for_s)
+
+    def _reload(self, fault: Fault) -> None:
+        assert fault.terms is not None
+        self.terms.append((self.loop.time(), fault.terms))
+        if self.site.reload(_config(fault.terms)):
+            self.met["reload of a running coordinator"] += 1
+            self._tell("configuration read again")
 
     async def _kill_for(self, seconds: float) -> None:
         self._tell("coordinator killed")
@@ -192,7 +252,7 @@ class World:
     async def _disk_for(self, condition: str, seconds: float) -> None:
         self.disk.condition, start = condition, self.loop.time()
         await asyncio.sleep(seconds)
-        if condition == "full":
+        if condition in OUTAGES and self.disk.condition == condition:
             self.outages.append((start, self.loop.time()))
         self.disk.condition = "ok"
 
@@ -230,10 +290,14 @@ class World:
         self._armed.clear()
         self.disk.condition = "ok"
         self.upstream.mood = UpstreamMood({})
-        for device in self.devices:
-            device.faults.drop = device.faults.duplicate = device.faults.late = 0.0
-            device.faults.cut = False
+        if self._administrator is not None:
+            self._administrator.die()
+        for faults in (self._admin_link, *(device.faults for device in self.devices)):
+            faults.drop = faults.duplicate = faults.late = 0.0
+            faults.cut = False
         self._restart()
+        if self._administrator is not None:
+            await self._let_in()
         await self._until_done(self.loop.time() + HORIZON_S)
         for device in self.devices:
             if device.host is not None and not device.notebook.done:
@@ -241,9 +305,23 @@ class World:
         patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")
         await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
 
+    async def _let_in(self) -> None:
+        """Devices that are shut out could not come to an end."""
+        while self.site.admin_endpoint is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        await self._new_administrator().let_all_in()
+
     async def _end(self) -> None:
         for device in self.devices:
-            await last_questions(device.name, device.notebook, self.log, self._client(device, 0, PATIENT))
+            client = self._client(device, 0, PATIENT)
+            await last_questions(device.name, device.notebook, self.log, client, self.scenario.tasks)
+        if self.scenario.administered:
+            await self._new_administrator().last_questions()
+        watching = [device.watching for device in self.devices if device.watching is not None]
+        for task in watching:
+            task.cancel()
+        if watching:
+            await asyncio.wait(watching)
         broker, host = self.site.broker, self.site.host
         assert broker is not None
         assert host is not None
@@ -259,14 +337,27 @@ class World:
     def _judge(self, verdict: Verdict) -> Verdict:
         entries = [json.loads(entry.to_json()) for entry in self.disk.tables.journal]
         durable = [*self.disk.durable_at, *[float("inf")] * (len(entries) - len(self.disk.durable_at))]
-        found = check(entries, self.upstream.log, self.log, _rules(self.scenario), durable, self.outages)
+        disk = DiskLog(durable, self.outages, frozenset(self.disk.unsure))
+        found = check(entries, self.upstream.log, self.log, self._rules(), disk)
         verdict.checks.update(found.checks)
+        verdict.met.update(found.met)
+        verdict.met.update(self.scenario.features)
+        verdict.met.update(self.met)
+        for event in self.log:
+            verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
         verdict.violations += found.violations
         verdict.check("I14", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
         verdict.check("I14", not self.loop.complaints, f"asyncio complains: {self.loop.complaints[:3]}")
         report = verify(self.disk.tables)
         verdict.check("I2", report.ok, f"verify finds {report.difference_count} differences: {report.differences[:3]}")
         return verdict
+
+    def _rules(self) -> Rules:
+        faults = self.scenario.faults
+        slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + sum(abs(fault.amount) + fault.for_s + 2.0 for fault in faults)
+        stalled = any(fault.kind == "disk_stalled" for fault in faults)
+        history = History(self.terms, slack_s=8.0 if stalled else 1.0)
+        return Rules(history, round(1000 * slack_s), WISHED_RATE, (INPUT_BOUND, MAX_OUTPUT_TOKENS))
 
     def _digest(self) -> str:
         parts: list[Any] = [entry.hash for entry in self.disk.tables.journal[-1:]]
@@ -295,38 +386,56 @@ def run_seed(seed: int) -> Outcome:
     return World(draw(seed)).run()
 
 
-def _config(scenario: Scenario) -> CoordinatorConfig:
+def _config(terms: Terms) -> CoordinatorConfig:
+    price_in, price_out = (1_000_000 * price for price in terms.prices)
+    upstream = UpstreamConfig(deadline_s=DEADLINE_S, price_in_uusd_per_mtok=price_in, price_out_uusd_per_mtok=price_out)
+    limits = {scope: _limit(terms.cap(scope), terms.windows.get(scope, "total")) for scope in SCOPES}
     return CoordinatorConfig(
         state_dir="/nonexistent",
-        upstreams={"default": UpstreamConfig(deadline_s=DEADLINE_S)},
-        tasks={"math": TaskConfig(dual_lr=DUAL_LR, step_credit_kappa=scenario.credit_factor)},
-        budgets=BudgetsConfig(fleet=_limit(scenario.fleet_caps), device=_limit(scenario.device_caps)),
+        upstreams={"default": upstream},
+        tasks={name: _task(task) for name, task in terms.tasks.items()},
+        budgets=BudgetsConfig.model_validate(limits),
+        rates=RatesConfig(device=_rate(terms.device_rate), fleet=_rate(terms.fleet_rate)),
+        fleet=FleetConfig(fairness_floor=terms.floor_ppm / 1_000_000, price_idle_s=terms.price_idle_s),
         service=ServiceConfig(
-            sweep_interval_s=SWEEP_S, lease_margin_s=LEASE_MARGIN_S, max_queue_wait_s=4.0, answer_cache=scenario.answer_cache
+            sweep_interval_s=SWEEP_S,
+            lease_margin_s=LEASE_MARGIN_S,
+            max_queue_wait_s=4.0,
+            answer_cache=terms.answers_cached,
+            watch_heartbeat_s=HEARTBEAT_S,
         ),
     )
 
 
-def _limit(caps: Caps) -> LimitConfig:
-    return LimitConfig(calls_limit=caps[0], tokens_limit=caps[1], spend_limit_uusd=caps[2])
-
-
-def _lowered(budgets: BudgetsConfig, share: float) -> BudgetsConfig:
-    def lower(limit: LimitConfig) -> LimitConfig:
-        amounts = {name: value for name, value in limit.model_dump().items() if isinstance(value, int)}
-        return limit.model_copy(update={name: int(value * share) for name, value in amounts.items()})
-
-    return BudgetsConfig(fleet=lower(budgets.fleet), device=lower(budgets.device))
-
-
-def _rules(scenario: Scenario) -> Rules:
-    slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + sum(abs(fault.amount) + fault.for_s + 2.0 for fault in scenario.faults)
-    return Rules(
-        caps={"fleet": scenario.fleet_caps, "device": scenario.device_caps},
-        dual_lr=DUAL_LR,
-        credit_factor=scenario.credit_factor,
-        hold_slack_ms=round(1000 * slack_s),
+def _task(terms: TaskTerms) -> TaskConfig:
+    points = [
+        RatePoint(
+            target_rate=change.target_rate,
+            from_step=change.from_step,
+            from_date=None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC),
+        )
+        for change in terms.schedule
+    ]
+    return TaskConfig.model_validate(
+        {
+            "target_rate": terms.target_rate,
+            "target_rate_schedule": points,
+            "target_rate_from_device": terms.rate_from_device,
+            "dual_scope": terms.scope,
+            "dual_init": terms.dual_init,
+            "dual_lr": terms.dual_lr,
+            "step_credit_kappa": terms.credit_factor,
+            "answer_cache": terms.answer_cache,
+        }
     )
+
+
+def _rate(rate: Rate | None) -> RateConfig:
+    return RateConfig() if rate is None else RateConfig(calls_per_min=rate[0], burst=rate[1])
+
+
+def _limit(caps: Caps, window: str) -> dict[str, Any]:
+    return {"window": window, **dict(zip(LIMIT_FIELDS, caps, strict=True))}
 
 
 @contextmanager

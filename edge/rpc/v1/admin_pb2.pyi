@@ -62,7 +62,7 @@ class ListBudgetsRequest(_message.Message):
     page_size: int
     page_token: str
     include_steps: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_steps: _Optional[bool] = ...) -> None: ...
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_steps: bool = ...) -> None: ...
 
 class ListBudgetsResponse(_message.Message):
     __slots__ = ("budgets", "next_page_token", "scopes")
@@ -82,7 +82,7 @@ class LimitChange(_message.Message):
     value: int
     unlimited: bool
     configured: bool
-    def __init__(self, value: _Optional[int] = ..., unlimited: _Optional[bool] = ..., configured: _Optional[bool] = ...) -> None: ...
+    def __init__(self, value: _Optional[int] = ..., unlimited: bool = ..., configured: bool = ...) -> None: ...
 
 class SetBudgetRequest(_message.Message):
     __slots__ = ("scope", "calls", "tokens", "uusd", "window")
@@ -174,7 +174,7 @@ class PriceRecord(_message.Message):
     priced: bool
     in_uusd_per_mtok: int
     out_uusd_per_mtok: int
-    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., priced: _Optional[bool] = ..., in_uusd_per_mtok: _Optional[int] = ..., out_uusd_per_mtok: _Optional[int] = ...) -> None: ...
+    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., priced: bool = ..., in_uusd_per_mtok: _Optional[int] = ..., out_uusd_per_mtok: _Optional[int] = ...) -> None: ...
 
 class UpstreamRecord(_message.Message):
     __slots__ = ("alias", "model", "provider", "deadline_s", "max_output_tokens", "waiting")
@@ -204,7 +204,7 @@ class ListUpstreamsResponse(_message.Message):
     upstreams: _containers.RepeatedCompositeFieldContainer[UpstreamRecord]
     in_flight: int
     draining: bool
-    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class DeviceRecord(_message.Message):
     __slots__ = ("device", "agent_version", "tasks", "first_seen_ms", "last_seen_ms", "disabled")
@@ -220,7 +220,7 @@ class DeviceRecord(_message.Message):
     first_seen_ms: int
     last_seen_ms: int
     disabled: bool
-    def __init__(self, device: _Optional[str] = ..., agent_version: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., first_seen_ms: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., disabled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, device: _Optional[str] = ..., agent_version: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., first_seen_ms: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., disabled: bool = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -244,7 +244,7 @@ class SetDeviceDisabledRequest(_message.Message):
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     device: str
     disabled: bool
-    def __init__(self, device: _Optional[str] = ..., disabled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, device: _Optional[str] = ..., disabled: bool = ...) -> None: ...
 
 class SetDeviceDisabledResponse(_message.Message):
     __slots__ = ("device",)
@@ -316,7 +316,7 @@ class CallRecord(_message.Message):
     reason: str
     cached: bool
     updated_ms: int
-    def __init__(self, device: _Optional[str] = ..., call_key: _Optional[str] = ..., task: _Optional[str] = ..., step: _Optional[int] = ..., prompt_id: _Optional[str] = ..., model: _Optional[str] = ..., help_units: _Optional[int] = ..., state: _Optional[_Union[_call_pb2.CallState, str]] = ..., attempts: _Optional[int] = ..., charged: _Optional[_Union[AmountUsed, _Mapping]] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish: _Optional[str] = ..., reason: _Optional[str] = ..., cached: _Optional[bool] = ..., updated_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, device: _Optional[str] = ..., call_key: _Optional[str] = ..., task: _Optional[str] = ..., step: _Optional[int] = ..., prompt_id: _Optional[str] = ..., model: _Optional[str] = ..., help_units: _Optional[int] = ..., state: _Optional[_Union[_call_pb2.CallState, str]] = ..., attempts: _Optional[int] = ..., charged: _Optional[_Union[AmountUsed, _Mapping]] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish: _Optional[str] = ..., reason: _Optional[str] = ..., cached: bool = ..., updated_ms: _Optional[int] = ...) -> None: ...
 
 class ListCallsRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "device", "state")
@@ -344,7 +344,7 @@ class ReadJournalRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     after: int
     follow: bool
-    def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    def __init__(self, after: _Optional[int] = ..., follow: bool = ...) -> None: ...
 
 class ReadJournalResponse(_message.Message):
     __slots__ = ("seq", "at_ms", "kind", "body", "previous", "hash")
@@ -392,7 +392,7 @@ class VerifyLedgerResponse(_message.Message):
     tasks: int
     difference_count: int
     differences: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ok: _Optional[bool] = ..., entries: _Optional[int] = ..., head_hash: _Optional[str] = ..., budgets: _Optional[int] = ..., calls: _Optional[int] = ..., attempts: _Optional[int] = ..., open_attempts: _Optional[int] = ..., steps: _Optional[int] = ..., dual_updates: _Optional[int] = ..., tasks: _Optional[int] = ..., difference_count: _Optional[int] = ..., differences: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, ok: bool = ..., entries: _Optional[int] = ..., head_hash: _Optional[str] = ..., budgets: _Optional[int] = ..., calls: _Optional[int] = ..., attempts: _Optional[int] = ..., open_attempts: _Optional[int] = ..., steps: _Optional[int] = ..., dual_updates: _Optional[int] = ..., tasks: _Optional[int] = ..., difference_count: _Optional[int] = ..., differences: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace",)

@@ -98,7 +98,7 @@ class Completion(_message.Message):
     charged_uusd: int
     cached: bool
     model: str
-    def __init__(self, call_key: _Optional[str] = ..., text: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., charged_uusd: _Optional[int] = ..., cached: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, call_key: _Optional[str] = ..., text: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., charged_uusd: _Optional[int] = ..., cached: bool = ..., model: _Optional[str] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("completion", "budget")

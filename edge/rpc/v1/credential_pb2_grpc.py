@@ -5,7 +5,7 @@ import warnings
 
 from edge.rpc.v1 import credential_pb2 as edge_dot_rpc_dot_v1_dot_credential__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CredentialServiceStub:
+class CredentialServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class CredentialServiceStub:
                 _registered_method=True)
 
 
-class CredentialServiceServicer:
+class CredentialServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RefreshToken(self, request, context):
@@ -68,7 +68,7 @@ def add_CredentialServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class CredentialService:
+class CredentialService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -8,7 +8,7 @@ from edge.rpc.v1 import call_pb2 as edge_dot_rpc_dot_v1_dot_call__pb2
 from edge.rpc.v1 import device_pb2 as edge_dot_rpc_dot_v1_dot_device__pb2
 from edge.rpc.v1 import step_pb2 as edge_dot_rpc_dot_v1_dot_step__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -28,7 +28,7 @@ if _version_not_supported:
     )
 
 
-class DeviceServiceStub:
+class DeviceServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -89,7 +89,7 @@ class DeviceServiceStub:
                 _registered_method=True)
 
 
-class DeviceServiceServicer:
+class DeviceServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterDevice(self, request, context):
@@ -223,7 +223,7 @@ def add_DeviceServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DeviceService:
+class DeviceService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -9,6 +9,7 @@ away and comes back. The coordinator is looked at between stretches of load, whe
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -239,6 +240,7 @@ async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCl
         goes = asyncio.create_task(_come_and_go(cloud, stretch_s))
         await crowd.work(stretch_s)
         await goes
+        gc.collect()  # gRPC closes a channel's connection when the last of its calls is collected
         rested = await at_rest(url) and rested
         looks.append(await asyncio.to_thread(look, server, url))
         print(f"look {number + 1} of {job['looks']}: {looks[-1]}", flush=True)
