@@ -234,7 +234,7 @@ async def test_a_disabled_device_is_refused_everything_and_let_in_again(tmp_path
         await fleet.set_disabled("d1", True)
         with pytest.raises(PermissionDenied):  # at once: the ledger refuses, before any refresh
             await it["d1"].complete(call("k2", "new"), 5.0)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         for refused in (
             it["d1"].complete(call("k3", "new"), 5.0),
             it["d1"].get_call("k1"),
@@ -247,7 +247,7 @@ async def test_a_disabled_device_is_refused_everything_and_let_in_again(tmp_path
                 await refused
         await it["d2"].complete(call(), 5.0)
         await fleet.set_disabled("d1", False)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         assert (await it["d1"].get_call("k1")).text == "WHAT IS 2+2?"
 
 
@@ -260,7 +260,7 @@ async def test_devices_and_tasks_can_be_listed_and_outlive_a_restart(tmp_path) -
         await it["d1"].complete(call(), 5.0)
         it.clock.advance(60.0)
         await it["d2"].get_budget("math")
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         it.store.reopen(it.clock.now())
         devices = await Fleet(it.store, it.clock).devices()
         assert [(device.device_id, device.agent_version, device.last_seen) for device in devices] == [
@@ -286,7 +286,7 @@ async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_p
         it.clock.advance(60.0)
         await it["d2"].close_step("math", 0, 32, 0)
         it.clock.advance(60.0)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         (price,) = await it.store.list_prices()
         assert price.units == 32
 
