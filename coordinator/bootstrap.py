@@ -293,6 +293,7 @@ class Coordinator:
         config, service = self.config, self.config.service
         bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
+        self._resources.push_async_callback(watching.aclose)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
@@ -329,7 +330,7 @@ class Coordinator:
         admin = self._admin_side(admin_api, security)
         urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
         server = CoordinatorServer(
-            api, config.listen, service, security.listener(), admin, lambda: (watching.interceptor(LASTING),)
+            api, config.listen, service, security.listener(), admin, lambda: watching.interceptors(LASTING)
         )
         addresses = await server.start()
         self._server = server

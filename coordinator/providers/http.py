@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 
-from coordinator.providers.provider import ProviderError
+from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
 
 _PERHAPS_EXECUTED_4XX = frozenset({408, 499})
@@ -116,14 +116,15 @@ class HttpUpstream:
         if session is not None:
             await session.close()
 
-    async def post(self, body: bytes, idempotency_key: str, end: float) -> Reply:
-        """Send a request once and return its response when it says 2xx, by `end` (loop time). Raises ProviderError."""
+    async def post(self, body: bytes, asked: ProviderRequest, end: float) -> Reply:
+        """Send a request's body once and return its response when it says 2xx, by `end` (loop time). Raises ProviderError."""
         await self.start()
         if self._session is None:
             raise ProviderError("the provider is closed", kind="closed", executed=False)
         progress = SimpleNamespace(connected=False)
         _PROGRESS.set(progress)
-        headers = {"Idempotency-Key": header_text(idempotency_key), "Content-Type": "application/json"}
+        key = header_text(asked.idempotency_key)
+        headers = {**dict(asked.trace_headers), "Idempotency-Key": key, "Content-Type": "application/json"}
         try:
             async with asyncio.timeout_at(end):
                 response = await self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
