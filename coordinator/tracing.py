@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import ConfigError, CoordinatorError
+from edge.core.install import install_extra
 
 if TYPE_CHECKING:
     from coordinator.accounts import Amount, ReserveOutcome, ReserveRequest, Resolution, Settlement
@@ -119,7 +120,7 @@ def open_tracing(config: TelemetryConfig | None) -> Tracing | None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as error:
         raise ConfigError(
-            f"telemetry needs OpenTelemetry: {error}", hint="pip install 'edge-agent[otel]', or remove `telemetry`"
+            f"telemetry needs OpenTelemetry: {error}", hint=f"install it: {install_extra('otel')}, or remove `telemetry`"
         ) from error
     from edge import __version__
 
