@@ -107,6 +107,7 @@ SCENARIOS = frozenset(
 FEATURES = SCENARIOS | {
     *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
     "scope of a λ changed",
+    "shared λ begun by a task that waits",
     "λ moved by others during a step",
     "λ moved by a share of a round",
     "idle device left a round",
@@ -171,9 +172,12 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
     fair = rng.random() < 0.35
     fleet = _caps(rng, 3, 0.6 if fair else 0.4)
     narrow = {scope: _caps(rng, 2, 0.3) for scope in ("fleet_task", "device_task") if rng.random() < 0.2}
+    labels = {task: _task(rng, begins_s) for task in tasks}
+    if rng.random() < 0.5:
+        labels = {task: replace(terms, scope=labels[tasks[0]].scope) for task, terms in labels.items()}
     windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
     return Terms(
-        tasks={task: _task(rng, begins_s) for task in tasks},
+        tasks=labels,
         caps={"fleet": fleet, "device": _caps(rng, 1, 0.15 if fair else 0.4), **narrow},
         windows=windows if rng.random() < 0.25 else {},
         floor_ppm=rng.choice([300_000, 500_000, 900_000, 1_000_000]) if fair else 0,
