@@ -386,6 +386,11 @@ def _set_limits_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
 
 
+@mutation("a hold follows the limits that its process was told last", "I1")
+def _outdated_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_outdated", lambda self, request: None)
+
+
 @mutation("what was set at run time is read again as configured", "I1")
 def _limits_not_laid_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.budgets.overlaid", lambda configured, rows: configured)

@@ -25,6 +25,8 @@ FAULTS = (
     "clock_jump",
     "limits",
     "reload",
+    "set_elsewhere",
+    "disabled_elsewhere",
 )
 DISK_FAILURES = ("disk_full", "disk_locked", "disk_eio", "disk_unsure", "disk_flaky")
 POINTS = ("before_reserve", "after_reserve", "answered", "settled", "before_close_step", "in_close_step", "closed")
@@ -282,5 +284,7 @@ def _fault(rng: random.Random, kind: str) -> Fault:
         "drain": lambda: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
         "limits": lambda: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
         "reload": lambda: Fault(at * 0.5, kind),
+        "set_elsewhere": lambda: Fault(at * 0.5, kind, 0.0, rng.choice(SCOPES), rng.randint(0, 12)),
+        "disabled_elsewhere": lambda: Fault(at * 0.5, kind, for_s * 0.2, "", rng.randrange(3)),
     }
     return details.get(kind, lambda: Fault(at, kind, for_s))()
