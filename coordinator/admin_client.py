@@ -6,6 +6,7 @@ address on another one, which somebody configured, must answer. Nothing is sent 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 2.0
 CALL_TIMEOUT_S = 60.0
 VERIFY_TIMEOUT_S = 3600.0
+LOOK_EVERY_S = 0.25
 PAGE = 500
 
 
@@ -57,6 +59,31 @@ class AdminClient:
         reply = self.ask("VerifyLedger", admin_pb2.VerifyLedgerRequest(), VERIFY_TIMEOUT_S)
         told = {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields if field.name != "ok"}
         return VerifyReport(**{**told, "differences": tuple(reply.differences)})
+
+    def drain(self, grace_s: float | None) -> int:
+        """Begin to stop the coordinator; running calls get so many seconds (None: as configured). Returns how many run or wait.
+
+        Raises CoordinatorError.
+        """
+        request = admin_pb2.DrainRequest()
+        if grace_s is not None:
+            request.grace.FromNanoseconds(round(grace_s * 1e9))
+        return int(self.ask("Drain", request).in_flight)
+
+    def until_drained(self, every_s: float = LOOK_EVERY_S) -> Iterator[int]:
+        """The calls under way, looked at again and again until the coordinator has stopped. Raises CoordinatorError."""
+        pause = threading.Event()
+        while (running := self._draining()) is not None:
+            yield running
+            pause.wait(every_s)
+
+    def _draining(self) -> int | None:
+        """The calls under way; None when it has stopped, or another one answers in its place already."""
+        try:
+            reply = self.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest())
+        except CoordinatorUnavailable:
+            return None
+        return int(reply.in_flight) if reply.draining else None
 
     def pages(self, method: str, request: Any) -> Iterator[Any]:
         """Every reply of a list that comes in pages. Raises CoordinatorError."""

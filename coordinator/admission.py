@@ -37,13 +37,14 @@ class Gate:
     @asynccontextmanager
     async def slot(self, max_wait_s: float, device: str = "") -> AsyncIterator[None]:
         """Hold a slot. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when the queue is full or the wait too long."""
-        await self._enter(max_wait_s, device)
+        await self.enter(max_wait_s, device)
         try:
             yield
         finally:
-            self._leave()
+            self.leave()
 
-    async def _enter(self, max_wait_s: float, device: str) -> None:
+    async def enter(self, max_wait_s: float, device: str) -> None:
+        """Take a slot, which `leave` gives back. Raises like `slot`, without one then."""
         if self._free > 0:
             self._free -= 1
             return
@@ -81,7 +82,7 @@ class Gate:
         if not turn.done() or turn.cancelled():
             self._forget(device, turn)
         elif turn.exception() is None:
-            self._leave()
+            self.leave()
 
     def _forget(self, device: str, turn: Turn) -> None:
         line = self._lines[device]
@@ -90,8 +91,8 @@ class Gate:
         if not line:
             del self._lines[device]
 
-    def _leave(self) -> None:
-        """The slot goes to the device whose turn it is; that one is then last."""
+    def leave(self) -> None:
+        """Give a slot back: it goes to the device whose turn it is; that one is then last."""
         if not self._lines:
             self._free += 1
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 ADMIN_SOCKET = "admin.sock"
+YOUNG_VALUES = 20_000
 ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
     "provider",
@@ -291,6 +293,7 @@ class Coordinator:
         config, service = self.config, self.config.service
         bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
+        self._resources.push_async_callback(watching.aclose)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
@@ -327,7 +330,7 @@ class Coordinator:
         admin = self._admin_side(admin_api, security)
         urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
         server = CoordinatorServer(
-            api, config.listen, service, security.listener(), admin, lambda: (watching.interceptor(LASTING),)
+            api, config.listen, service, security.listener(), admin, lambda: watching.interceptors(LASTING)
         )
         addresses = await server.start()
         self._server = server
@@ -458,6 +461,7 @@ async def serve(
     async with coordinator as serving:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
         signals = _stop_signals()
+        _collect_rarely()
         on_serving(serving)
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
@@ -468,6 +472,13 @@ async def serve(
         grace_s = coordinator.config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
         await _cancelled(hurrying)
+
+
+def _collect_rarely() -> None:
+    """What is there now stays: leave it out of garbage collections, and make those rarer; every call makes many short-lived values."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_VALUES, 20, 20)
 
 
 async def _told_to_stop(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -420,12 +420,14 @@ class _NotTaken(Exception):
 @asynccontextmanager
 async def _slot(upstream: Upstream, device: str, max_wait_s: float) -> AsyncIterator[None]:
     """A slot of an upstream, in this device's turn. Raises _NotTaken when there is none in time."""
-    async with AsyncExitStack() as held:
-        try:
-            await held.enter_async_context(upstream.gate.slot(max_wait_s, device))
-        except CoordinatorUnavailable as error:
-            raise _NotTaken(error, attempted=False) from error
+    try:
+        await upstream.gate.enter(max_wait_s, device)
+    except CoordinatorUnavailable as error:
+        raise _NotTaken(error, attempted=False) from error
+    try:
         yield
+    finally:
+        upstream.gate.leave()
 
 
 @contextmanager

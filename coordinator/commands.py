@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
-devices_app = typer.Typer(help="The devices, and who of them is shut out.", rich_markup_mode=None)
+devices_app = typer.Typer(help="List the devices that a running coordinator has seen, or shut one out.", rich_markup_mode=None)
 ledger_app = typer.Typer(help="The ledger and its journal.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(budget_app, name="budget")
@@ -269,6 +269,43 @@ def upstreams(
         price = prices.get(upstream.alias)
         told = {**as_json(upstream), "price": None if price is None else as_json(price)}
         _print_json(told) if json_lines else typer.echo(upstream_line(upstream, price))
+    return 0
+
+
+@app.command()
+def drain(
+    grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--grace-s", help="Seconds that running calls get, then they are cut (default: as configured).", min=0.0, metavar="S"
+        ),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")] = False,
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """Let a running coordinator finish its work and stop.
+
+    As with SIGTERM it takes nothing new, lets what is under way end, settles it and stops. Calls that do not end in time are cut and
+    charged as in doubt. This command waits until it has stopped.
+    """
+    from coordinator.admin_client import access_of, required_coordinator
+
+    def tell(kind: str, running: int, text: str) -> None:
+        _print_json({"kind": kind, "in_flight": running}) if json_lines else typer.echo(text)
+
+    with required_coordinator(access_of(_resolved(config, state, sets, coordinator=coordinator))) as client:
+        running = client.drain(grace_s)
+        tell("draining", running, f"draining: {_calls_text(running)} under way")
+        for now in () if no_wait else client.until_drained():
+            if now != running:
+                running = now
+                tell("draining", running, f"{_calls_text(running)} under way")
+    if not no_wait:
+        tell("stopped", 0, "stopped")
     return 0
 
 
@@ -538,6 +575,10 @@ def _tell(serving: Serving, json_lines: bool) -> None:
         }
         lines = [f"SERVING on {' '.join(serving.addresses)}", *(f"  {name}: {where}" for name, where in told.items())]
         print("\n".join(lines), flush=True)
+
+
+def _calls_text(count: int) -> str:
+    return "1 call is" if count == 1 else f"{count or 'no'} calls are"
 
 
 def _limit(name: str, text: str) -> int | str | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -370,6 +371,34 @@ class AdminConfig(Section):
     token_file: str | None = None
 
 
+class TelemetryConfig(Section):
+    """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`). They tell devices' tasks, models, outcomes and
+    amounts, and never a prompt, an answer or a key.
+
+    `otlp_endpoint` is its OTLP/HTTP address, as http://127.0.0.1:4318. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in
+    the environment. `sample_rate`: the share of the traces that begin here; those that a device began are kept where it says so.
+    """
+
+    otlp_endpoint: str
+    sample_rate: Rate = 1.0
+
+    @model_validator(mode="after")
+    def _an_address_without_secrets(self) -> TelemetryConfig:
+        try:
+            parts = urlsplit(self.otlp_endpoint)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"otlp_endpoint is malformed: {error}") from error
+        if parts.scheme not in ("http", "https") or not host or parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("otlp_endpoint must look like http://HOST:4318, without user, password or query")
+        return self
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are sent."""
+        return self.otlp_endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+
+
 class CoordinatorConfig(Section):
     """Everything a coordinator needs to know.
 
@@ -400,6 +429,7 @@ class CoordinatorConfig(Section):
     tls: TlsConfig | None = None
     auth: AuthConfig = AuthConfig()
     admin: AdminConfig = AdminConfig()
+    telemetry: TelemetryConfig | None = None
 
     @model_validator(mode="after")
     def _aliases_name_upstreams(self) -> CoordinatorConfig:

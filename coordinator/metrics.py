@@ -109,6 +109,7 @@ class Gauges:
     operations: int | None = None
     conflicts: int | None = None
     tls_connections: tuple[int, int] | None = None
+    tasks: int = 0
 
 
 class Meters:
@@ -226,6 +227,7 @@ def _families(meters: Meters, gauges: Gauges, build: dict[str, str]) -> Iterator
     yield from _task_families(meters)
     yield _gauge("admitting", "1 while new work is taken, 0 from the beginning of a drain.", (), [((), int(gauges.admitting))])
     yield _gauge("calls_in_flight", "Calls that run or wait for a slot.", (), [((), gauges.in_flight)])
+    yield _gauge("event_loop_tasks", "Tasks of the event loop.", (), [((), gauges.tasks)])
     yield _gauge("event_loop_lag_seconds", "How late the event loop came at the last look.", (), [((), meters.last_lag_s)])
     yield _histogram("event_loop_lateness_seconds", "How late the event loop came.", (), [((), meters.loop_lag)])
 

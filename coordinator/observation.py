@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.config import CoordinatorConfig
 from coordinator.metrics import CONTENT_TYPE, Gauges, Meters, UpstreamGauge, exposition
 from coordinator.observe import ItemMeter, Refusals, budgets_now, observed_provider, observed_store, remember_tasks, watch_loop
+from coordinator.tracing import open_tracing, trace_interceptor
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from coordinator.broker import Broker
     from coordinator.budgets import BudgetBook
     from coordinator.handshakes import Handshakes
-    from coordinator.rpc_meter import RpcInterceptor
+    from coordinator.providers.provider import CloudProvider
     from coordinator.security import Security
     from coordinator.sideport import Route, SidePort
     from coordinator.stores.store import LedgerStore
@@ -44,26 +45,37 @@ class Observation:
     def __init__(self, config: CoordinatorConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self.tracing = open_tracing(config.telemetry)
         self.meters = Meters(config.metrics_devices)
         self.refusals = Refusals(clock)
         self.items = ItemMeter(self.meters, self.refusals)
 
     def store(self, inner: LedgerStore) -> LedgerStore:
-        """The store, counted."""
-        return observed_store(inner, self.meters, self._clock.monotonic)
+        """The store, counted and traced."""
+        traced = inner if self.tracing is None else self.tracing.store(inner)
+        return observed_store(traced, self.meters, self._clock.monotonic)
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
-        """The upstreams, their providers timed."""
+        """The upstreams, their providers timed and traced."""
         return {
-            alias: replace(upstream, provider=observed_provider(upstream.provider, alias, self.meters))
+            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters))
             for alias, upstream in upstreams.items()
         }
 
-    def interceptor(self, lasting: frozenset[str]) -> RpcInterceptor:
-        """What counts a listener's RPCs."""
-        from coordinator.rpc_meter import RpcInterceptor
+    def _traced(self, provider: CloudProvider, alias: str) -> CloudProvider:
+        return provider if self.tracing is None else self.tracing.provider(provider, alias)
 
-        return RpcInterceptor(self.meters, self.refusals, lasting)
+    def interceptors(self, lasting: frozenset[str]) -> tuple[Any, ...]:
+        """What counts a listener's RPCs, and before it what traces them."""
+        from coordinator.rpc_meter import RpcInterceptor, outcome_of
+
+        meter = RpcInterceptor(self.meters, self.refusals, lasting)
+        return (meter,) if self.tracing is None else (trace_interceptor(self.tracing, outcome_of), meter)
+
+    async def aclose(self) -> None:
+        """Send the traces that are left."""
+        if self.tracing is not None:
+            await self.tracing.aclose()
 
     async def run(self, store: LedgerStore, beat: Callable[[], None]) -> None:
         """Learn the tasks of the ledger, then watch the event loop until cancelled."""
@@ -130,6 +142,7 @@ class Observation:
             commits=getattr(observed.store, "commits", None),
             operations=getattr(observed.store, "operations", None),
             conflicts=getattr(observed.store, "conflicts", None),
+            tasks=len(asyncio.all_tasks()),
             tls_connections=None if observed.handshakes is None else observed.handshakes.counts(),
         )
 

@@ -1,5 +1,5 @@
-"""What must not be seen is cut out of logs and messages: keys, tokens, Authorization headers, passwords, prompts. Knows the forms such
-things have; knows nothing of where they come from.
+"""What must not be seen is cut out of logs and messages: keys, tokens, Authorization headers, passwords, prompts. Knows the forms in
+which they get there; knows nothing of where they come from.
 
 Prompts have no form of their own, so two more things are done: what stands behind `content`, `text` or `prompt` in any printed value is
 cut, and the message of an exception that this project did not write is withheld, because it may quote what it failed on.
@@ -14,34 +14,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge.core.errors import EdgeError
+from edge.core.secret_forms import CUT, QUOTED, SECRET_FORMS, without_secrets
 
-CUT = "[cut]"
 WITHHELD = "(its message is withheld: it may quote a prompt)"
-_QUOTED = r"""(?:b?"(?:[^"\\]|\\.)*"?|b?'(?:[^'\\]|\\.)*'?)"""
-_JWT = r"\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*"
-_PRIVATE_KEY = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-_VENDOR_KEY = r"\b(?:sk|pk|rk|xai|gsk|hf|ghp|glpat|AKIA|AIza)[-_]?[A-Za-z0-9_-]{16,}"
-_URL_PASSWORD = r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"  # noqa: S105
-_SECRET_FORMS = tuple(re.compile(form) for form in (_PRIVATE_KEY, _JWT, _VENDOR_KEY, _URL_PASSWORD))
-_NAMED = (
-    re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"),
-    re.compile(
-        rf"(?i)(\b(?:proxy-)?authorization|x-api-key|api[-_]?key|password|passwd|secret|token)(['\"]?\s*[:=]\s*)(?:{_QUOTED}|(?!\[cut\])[^\s,;'\")}}]+)"
-    ),
-    re.compile(rf"(?i)(['\"]?\b(?:content|prompt|prompts|messages|text|delta|completion|answer)['\"]?)(\s*[:=]\s*){_QUOTED}"),
-    re.compile(r"(exception=\w+)(\().*\)(?=>|$)"),
+_QUOTED_PROMPT = re.compile(
+    rf"(?i)(['\"]?\b(?:content|prompt|prompts|messages|text|delta|completion|answer)['\"]?)(\s*[:=]\s*){QUOTED}"
 )
+_FAILED_TASK = re.compile(r"(exception=\w+)(\().*\)(?=>|$)")
 
 
 def redacted(text: str) -> str:
     """The text without what has the form of a secret or of a quoted prompt."""
-    for form in _SECRET_FORMS:
-        text = form.sub(CUT, text)
-    bearer, named, quoted, failed = _NAMED
-    text = bearer.sub(rf"\1 {CUT}", text)
-    text = named.sub(rf"\1\2{CUT}", text)
-    text = quoted.sub(rf"\1\2{CUT}", text)
-    return failed.sub(rf"\1({CUT})", text)
+    text = _QUOTED_PROMPT.sub(rf"\1\2{CUT}", without_secrets(text))
+    return _FAILED_TASK.sub(rf"\1({CUT})", text)
 
 
 def redacted_data(data: Any) -> Any:
@@ -57,7 +42,7 @@ def redacted_data(data: Any) -> Any:
 
 def looks_secret(text: str) -> bool:
     """Whether a text holds what has the form of a key, a token or a password."""
-    return any(form.search(text) for form in _SECRET_FORMS)
+    return any(form.search(text) for form in SECRET_FORMS)
 
 
 def told_exception(error: BaseException) -> str:

@@ -91,13 +91,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _ended(self, meter: RpcMeter, method: str, context: Any) -> None:
         """Count an RPC that gave no answer, by what its caller was told; a caller that left was told nothing."""
-        status = _status_of(context)
-        if status is None:
-            meter.refused[CANCELLED] += 1
-            return
-        code, reason = grpc_code(status.code), _reason_of(status)
+        code, reason = outcome_of(context)
         meter.refused[code, reason] += 1
-        self._refusals.note(method, _who(context), code, reason, status.message)
+        if (code, reason) != CANCELLED:
+            self._refusals.note(method, _who(context), code, reason, _message_of(context))
+
+
+def outcome_of(context: Any) -> tuple[str, str]:
+    """Code and reason that the caller of an RPC without a reply was told; CANCELLED where it had left and was told nothing."""
+    status = _status_of(context)
+    return CANCELLED if status is None else (grpc_code(status.code), _reason_of(status))
 
 
 def grpc_code(number: int) -> str:
@@ -113,6 +116,11 @@ def _status_of(context: Any) -> status_pb2.Status | None:
         if key == DETAILS_KEY:
             return status_pb2.Status.FromString(value)
     return None
+
+
+def _message_of(context: Any) -> str:
+    status = _status_of(context)
+    return "" if status is None else str(status.message)
 
 
 def _reason_of(status: status_pb2.Status) -> str:

@@ -717,6 +717,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
         skip_unanimous_calls=learning.unanimous_calls == "skip",
+        hint_chars=coordinator.hint_chars,
     )
     answers = AnswerSettings(
         mode=config.mode,
@@ -730,6 +731,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         cloud_deadline_s=serve.cloud_deadline_s,
         model_alias=coordinator.model_alias,
         switched_off=switched_off(config),
+        hint_chars=coordinator.hint_chars,
     )
     scale = AdvantageScale(learning.advantage_scale)
     return AgentSettings(

@@ -109,7 +109,7 @@ class AnthropicProvider:
             raise ProviderError("a conversation needs a turn besides the system's", kind="bad_request", executed=False)
         end = asyncio.get_running_loop().time() + request.deadline_s
         try:
-            return await self._http.post(request_body(request, streamed=streamed), request.idempotency_key, end)
+            return await self._http.post(request_body(request, streamed=streamed), request, end)
         except ProviderError as error:
             if error.kind == "http_529" and self._overloaded_is_refusal:
                 error.executed = False

@@ -59,7 +59,7 @@ class OpenAICompatibleProvider:
         """Complete once. Raises ProviderError."""
         end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=False)
-        reply = await self._http.post(body, request.idempotency_key, end)
+        reply = await self._http.post(body, request, end)
         try:
             return _finished(_decoded(await reply.whole()))
         finally:
@@ -69,7 +69,7 @@ class OpenAICompatibleProvider:
         """Complete once, piece by piece. Raises ProviderError."""
         end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=True)
-        reply = await self._http.post(body, request.idempotency_key, end)
+        reply = await self._http.post(body, request, end)
         lines, answer = SseLines(), Answer()
         try:
             while not lines.done and (chunk := await reply.piece()):

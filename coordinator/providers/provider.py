@@ -23,7 +23,8 @@ from edge.core.types import Message, TokenUsage
 class ProviderRequest:
     """One completion. `model` is the upstream's own name; `deadline_s` seconds from now for everything together.
 
-    `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will not execute it twice.
+    `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will not execute it twice. `trace_headers` go
+    along over HTTP; they say which trace the request belongs to and nothing else.
     """
 
     messages: tuple[Message, ...]
@@ -32,6 +33,7 @@ class ProviderRequest:
     temperature: float
     deadline_s: float
     idempotency_key: str
+    trace_headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 from edge.agent.dial import HelpDial
 from edge.agent.events import AnswerFinished, Source
 from edge.agent.gate import ServingGate
+from edge.agent.hints import with_hint
 from edge.agent.link import WatchedClient
 from edge.agent.state import StateFolder
 from edge.agent.streams import closing
@@ -89,7 +90,8 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How people are answered. `switched_off`: why the cloud may not be asked ("" when it may)."""
+    """How people are answered. `switched_off`: why the cloud may not be asked ("" when it may). `hint_chars`: how much of the local
+    response goes along when it is."""
 
     mode: Mode
     task: str
@@ -102,6 +104,7 @@ class AnswerSettings:
     cloud_deadline_s: float
     model_alias: str = "default"
     switched_off: str = ""
+    hint_chars: int = 0
 
 
 @dataclass(slots=True)
@@ -298,7 +301,9 @@ class Answerer:
             step=-1,
             prompt_id=draft.id,
             help_units=1,
-            messages=conversation_for_the_cloud(draft.messages, settings.cloud_prompt_form),
+            messages=with_hint(
+                conversation_for_the_cloud(draft.messages, settings.cloud_prompt_form), draft.local_text, settings.hint_chars
+            ),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
         )

@@ -19,6 +19,7 @@ from edge.agent.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedI
 from edge.agent.evaluation.report import EvalReport, Measured, build_report, with_seconds
 from edge.agent.evaluation.scores import Scores
 from edge.agent.gathering import all_of
+from edge.agent.hints import with_hint
 from edge.agent.rollout import RolloutSettings, call_key, cloud_messages, composed_text, is_well_formed, judge
 from edge.core.errors import ContextOverflow
 from edge.core.rng import derive_seed
@@ -99,7 +100,7 @@ class Evaluation:
         asked = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
         own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
         forced_verdict = await self._forced(item, forced, response, None if asked else own)
-        outcome = await self._cloud(self._call(candidate, tag), asked, calls)
+        outcome = await self._cloud(self._call(candidate, tag, response.text if asked else ""), asked, calls)
         return Judged(
             asked=asked,
             format_ok=format_ok,
@@ -146,7 +147,7 @@ class Evaluation:
         both = await asyncio.to_thread(self._roles.math.verdict, item, text)
         return Verdict(right, both.exact, both.equivalent)
 
-    def _call(self, candidate: Candidate, tag: str) -> CloudCall:
+    def _call(self, candidate: Candidate, tag: str, local: str) -> CloudCall:
         settings, item = self._settings, candidate.item
         return CloudCall(
             call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, candidate.key),
@@ -154,7 +155,7 @@ class Evaluation:
             step=-1,
             prompt_id=f"eval:{tag}:{candidate.key}",
             help_units=1,
-            messages=cloud_messages(item, settings.cloud_prompt_form),
+            messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), local, settings.hint_chars),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.gathering import all_of
+from edge.agent.hints import with_hint
 from edge.agent.state import StepUnits
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
@@ -36,7 +37,7 @@ class RolloutSettings:
     """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's.
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
-    cost, so every Â is 0 whatever it is.
+    cost, so every Â is 0 whatever it is. `hint_chars`: how much of the first response that asks goes along in the call (0: nothing).
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class RolloutSettings:
     max_output_tokens: int
     model_alias: str = "default"
     skip_unanimous_calls: bool = False
+    hint_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Rollout:
         asking = [self._asks(item, response) for response in group.responses]
         if self._settings.skip_unanimous_calls and all(asking):
             return ScoredGroup(item, group.prompt_ids, tuple(_uncalled(response) for response in group.responses), None)
-        outcome = await self._ask(batch, index, sum(asking), cloud) if any(asking) else CloudOutcome(None)
+        outcome = await self._ask(batch, index, _asking(group, asking), cloud) if any(asking) else CloudOutcome(None)
         scored = [
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
         ]
@@ -189,10 +191,10 @@ class Rollout:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
         return response.finish not in _UNFINISHED and self._policy.wants_cloud(item, response)
 
-    async def _ask(self, batch: Batch, index: int, help_units: int, cloud: CloudDesk) -> CloudOutcome:
+    async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: CloudDesk) -> CloudOutcome:
         if batch.offline:
             return CloudOutcome(None, reason="the coordinator is away")
-        call = cloud_call(self._settings, batch, index, help_units)
+        call = cloud_call(self._settings, batch, index, asking)
         if self.cloud_span.began is None:
             self.cloud_span.began = self._clock.monotonic()
         outcome = await cloud.ask(call)
@@ -212,6 +214,10 @@ class Rollout:
         return ScoredResponse(
             response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
         )
+
+
+def _asking(group: PromptGroup, asking: Sequence[bool]) -> list[LocalResponse]:
+    return [response for response, asks in zip(group.responses, asking, strict=True) if asks]
 
 
 def _uncalled(response: LocalResponse) -> ScoredResponse:
@@ -244,16 +250,18 @@ def cloud_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
     return (Message("user", compact_question(item) if prompt_form == "compact" else user_prompt(item)),)
 
 
-def cloud_call(settings: RolloutSettings, batch: Batch, index: int, help_units: int) -> CloudCall:
-    """The one call of a prompt group. Its key depends on run, task, step and prompt only, so a repeated step never pays twice."""
+def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:
+    """The one call of a prompt group, for the responses that ask. Its key depends on run, task, step and prompt only, so a repeated step
+    never pays twice; repeated with another hint it is refused (KEY_REUSED).
+    """
     item = batch.items[index]
     return CloudCall(
         call_key=call_key(settings.run_id, batch.task, batch.task_step, index, item.id),
         task=batch.task,
         step=batch.task_step,
         prompt_id=f"{index}:{item.id}",
-        help_units=help_units,
-        messages=cloud_messages(item, settings.cloud_prompt_form),
+        help_units=len(asking),
+        messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), asking[0].text, settings.hint_chars),
         max_output_tokens=settings.max_output_tokens,
         model_alias=settings.model_alias,
     )

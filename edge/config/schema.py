@@ -247,6 +247,8 @@ class CoordinatorConfig(Section):
 
     `device_id` names this device to a coordinator that trusts the connection (None: derived from the state folder's run id). Another
     machine is spoken to over `tls`, and the certificate or the token in `token_file` (mode 0600, renewed by the agent) names the device.
+    `hint_chars`: so many characters of the SLM's own attempt go along to the cloud LLM, without e-mail addresses, keys, passwords and
+    numbers of more than 8 digits (0: nothing goes along). They are paid like any other input.
     """
 
     address: str | None = None
@@ -259,6 +261,7 @@ class CoordinatorConfig(Section):
     max_output_tokens: int = Field(512, ge=1, le=MOST_TOKENS)
     model_alias: str = "default"
     prompt_form: Literal["auto", "compact", "full"] = "auto"
+    hint_chars: int = Field(0, ge=0, le=16_000)
     embedded: EmbeddedCoordinatorConfig = EmbeddedCoordinatorConfig()
 
 

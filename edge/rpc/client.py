@@ -2,7 +2,8 @@
 
 Contract (tests/contracts/test_coordinator_client.py): every method raises a CoordinatorError of edge.core.errors and nothing else;
 `complete` is idempotent by `call_key`; `open_step` by (task, step); `close_step` applies the dual update exactly once and a repeated
-call returns the first answer. Retries (only of UNAVAILABLE, with the same key) happen inside, within `deadline_s`.
+call returns the first answer. Retries (only of UNAVAILABLE and of RATE_LIMITED after its delay, with the same key) happen inside, within
+`deadline_s`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
 
-Only UNAVAILABLE (and a call that still runs elsewhere) is asked again, with the same key, within the caller's deadline: the delay is
-the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is asked again once only: the
-coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing is asked twice; so it is
-with the calls of a batch whose stream broke. A coordinator that does not know CompleteBatch is asked for each call by itself. A
-coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer locally. A token is
-renewed before it ends, by a task that lives from the first call to `aclose`.
+Only UNAVAILABLE (and a call that still runs elsewhere, or comes too early for a rate limit) is asked again, with the same key, within
+the caller's deadline: the delay is the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is
+asked again once only: the coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing
+is asked twice; so it is with the calls of a batch whose stream broke. A coordinator that does not know CompleteBatch is asked for each
+call by itself. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer
+locally. A token is renewed before it ends, by a task that lives from the first call to `aclose`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from edge.core.errors import (
     EdgeError,
     InvalidRequest,
     NotFound,
+    RateLimited,
     Unauthenticated,
     UsageError,
 )
@@ -59,6 +60,7 @@ AUTHORIZATION_KEY = "authorization"
 OLD_CHANNEL_GRACE_S = 60.0
 RENEW_AGAIN_S = 5.0
 GREETING_TIMEOUT_S = 1.0
+PASSING = (CoordinatorUnavailable, CallInProgress, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class GrpcCoordinatorClient:
                 received += delta.text
                 yield delta
             return
-        except (CoordinatorUnavailable, CallInProgress) as error:
+        except PASSING as error:
             failures, delay_s = int(_is_upstream_failure(error)), self._delay_s(error, 0)
             if not self._goes_on(error, failures) or delay_s >= self._left(end):
                 raise
@@ -319,7 +321,7 @@ class GrpcCoordinatorClient:
         for tried in range(self._policy.max_retries):
             try:
                 return await attempt()
-            except (CoordinatorUnavailable, CallInProgress) as error:
+            except PASSING as error:
                 failures += _is_upstream_failure(error)
                 delay_s = self._delay_s(error, tried)
                 if not self._goes_on(error, failures) or delay_s >= self._left(end):
@@ -479,8 +481,8 @@ async def _ended(task: asyncio.Task[Any]) -> None:
 
 
 def _may_be_asked_again(error: CoordinatorError) -> bool:
-    """With the same key: what is UNAVAILABLE, and a call that still runs elsewhere."""
-    return isinstance(error, CallInProgress) or is_worth_retrying(error)
+    """With the same key: what is UNAVAILABLE, a call that still runs elsewhere, and one for which nothing was held: it came too early."""
+    return isinstance(error, (CallInProgress, RateLimited)) or is_worth_retrying(error)
 
 
 def _is_upstream_failure(error: CoordinatorError) -> bool:

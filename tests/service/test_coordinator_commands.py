@@ -41,6 +41,7 @@ def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
         ("budget", "set", "device", "--window", "year"),
         ("serve", "--listen", "nonsense"),
         ("serve", "--listen", "unix:/tmp/x", "--log-level", "loud"),
+        ("drain", "--grace-s", "-1"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments) -> None:
@@ -63,6 +64,11 @@ def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> 
         ("budget",),
         ("budget", "show"),
         ("budget", "set"),
+        ("calls",),
+        ("devices",),
+        ("devices", "disable"),
+        ("drain",),
+        ("upstreams",),
         ("ledger", "verify"),
         ("ledger", "export"),
         ("config", "check"),

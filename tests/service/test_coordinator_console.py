@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+import grpc
 import pytest
 
-from edge.core.errors import BudgetExhausted, CoordinatorError
+from edge.core.errors import BudgetExhausted, CoordinatorError, PermissionDenied
+from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from tests.service.browser import CHROMIUM, chromium_page
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
 from tests.service.security import SecureFleet
@@ -85,6 +87,24 @@ async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live
             assert min(await page.value(SMALLEST)) >= 9 and await page.value(UNNAMED) == 0
         assert {urlsplit(url).netloc for url in page.requested} == {urlsplit(it.serving.console_url).netloc}
         assert page.complaints == []
+
+
+async def test_a_device_that_is_shut_out_is_shown_as_such_and_its_refusals_are_told(tmp_path, page) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider(), **CONSOLE) as it:
+        for device in ("anna", "bert"):
+            await work(tmp_path, device, 1)
+        await page.open(it.serving.console_url)
+        await page.until("document.getElementById('devices').textContent.includes('bert')")
+        assert "disabled" not in await text_of(page, "devices")
+        async with grpc.aio.insecure_channel(it.serving.admin_addresses[0]) as channel:
+            request = admin_pb2.SetDeviceDisabledRequest(device="bert", disabled=True)
+            await admin_pb2_grpc.AdminServiceStub(channel).SetDeviceDisabled(request)
+        await page.until("document.getElementById('devices').textContent.includes('disabled')")
+        shown = await text_of(page, "devices")
+        assert shown.count("disabled") == 1 and shown.index("bert") < shown.index("disabled")
+        with pytest.raises(PermissionDenied):
+            await work(tmp_path, "bert", 1, steps=0)
+        await page.until("document.getElementById('refusals').textContent.includes('DEVICE_DISABLED')")
 
 
 async def test_nothing_a_device_calls_itself_becomes_markup(tmp_path, page) -> None:

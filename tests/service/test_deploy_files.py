@@ -13,6 +13,7 @@ import yaml
 
 import coordinator.deploy
 from coordinator.config import resolve_coordinator_config
+from coordinator.metrics import Gauges, Meters, exposition
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped
@@ -54,6 +55,8 @@ async def test_every_metric_of_the_dashboard_and_the_alerts_is_shown_by_a_runnin
     panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     named = {name for expression in (*panels, *(rule["expr"] for rule in rules())) for name in NAME.findall(expression)}
     assert len(named) > 25
+    with_tls_and_replicas = exposition(Meters(), Gauges(tls_connections=(0, 0), conflicts=0), {}).decode()
+    shown |= {name for name in NAME.findall(with_tls_and_replicas) if "tls_" in name or "conflicts" in name}
     assert named <= shown, named - shown
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,62 @@ async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order
         fleet = (await balances(child.state))["fleet"]
         assert fleet["uusd"] == {"committed": DEVICES * CHARGE_UUSD, "reserved": 0, "limits": None}
         assert len(upstream.keys) == DEVICES
+
+
+async def test_the_drain_command_tells_what_is_under_way_and_need_not_wait_for_it(tmp_path) -> None:
+    release = asyncio.Event()
+
+    async def held(request):
+        await release.wait()
+        return await good_reply(request)
+
+    async with fake_upstream() as upstream:
+        upstream.reply = held
+        async with coordinator_process(tmp_path, settings_for(upstream)) as child:
+            client = client_of(child, max_retries=0)
+            asking = [asyncio.create_task(client.complete(call(f"k{n}", f"q{n}", prompt_id=f"p{n}"), 60.0)) for n in range(2)]
+            await until(lambda: len(upstream.keys) == 2)
+            assert await command("drain", "--no-wait", "--grace-s", "50", "--state", child.state) == (
+                0,
+                "draining: 2 calls are under way\n",
+            )
+            assert await refusal(client) == "DRAINING"
+            release.set()
+            answers = await asyncio.gather(*asking)
+            await client.aclose()
+            assert [answer.charged_uusd for answer in answers] == [CHARGE_UUSD] * 2
+            await child.process.wait()
+            assert (await command("drain", "--state", child.state))[0] == 1
+        await verify(child)
+
+
+async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_path) -> None:
+    async with fake_upstream() as upstream:
+        upstream.reply = upstream.hang
+        async with coordinator_process(tmp_path, settings_for(upstream)) as child:
+            client = client_of(child, max_retries=0)
+            asking = asyncio.create_task(client.complete(call(), 60.0))
+            await until(lambda: len(upstream.keys) == 1)
+            code, told = await command("drain", "--json", "--grace-s", "1", "--state", child.state)
+            lines = [json.loads(line) for line in told.splitlines()]
+            assert code == 0 and lines[0] == {"kind": "draining", "in_flight": 1}
+            assert lines[-1] == {"kind": "stopped", "in_flight": 0}
+            with pytest.raises(CoordinatorError):
+                await asking
+            await client.aclose()
+            assert await child.process.wait() == 0
+        await verify(child)
+
+
+async def command(*arguments: object) -> tuple[int | None, str]:
+    """Exit code and what it printed, of a command in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "coordinator", *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
 
 
 async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_add_up(tmp_path) -> None:

@@ -16,6 +16,7 @@ from coordinator.admission import Gate
 from coordinator.bootstrap import Coordinator
 from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
 from coordinator.fleet import Fleet, list_tasks
+from coordinator.ratelimit import RateLimiter
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.verify import verify
 from edge.core.clock import ManualClock
@@ -180,6 +181,35 @@ async def test_too_many_calls_a_minute_are_told_when_to_come_back_and_nothing_is
         await it["d1"].complete(call("k2", "prompt 2"), 5.0)
 
 
+async def test_who_waits_out_a_rate_limit_is_answered_under_the_same_key_and_charged_once(tmp_path, monkeypatch) -> None:
+    async with world(tmp_path, rates={"device": {"calls_per_min": 6, "burst": 1}}) as it, connected(tmp_path, "d1") as patient:
+        limiter, refusals = it.coordinator._changeable.limiter, []
+
+        def take(device: str) -> None:
+            try:
+                RateLimiter.take(limiter, device)
+            except RateLimited as refusal:
+                refusals.append(device)
+                it.clock.advance(refusal.retry_after_s)
+                raise
+
+        monkeypatch.setattr(limiter, "take", take)
+        await patient.complete(call("k1", "one"), 5.0)
+        it.clock.advance(9.9)
+        assert (await patient.complete(call("k2", "two"), 5.0)).text == "TWO"
+        it.clock.advance(9.9)
+        (reply,) = [reply async for reply in patient.complete_batch(_calls(call("k3", "three")), 5.0)]
+        assert reply.outcome.text == "THREE"
+        assert refusals == ["d1", "d1"]
+        reserved = [entry.data()["key"] for entry in it.store.tables.journal if entry.kind == "reserve"]
+        assert reserved == ["k1", "k2", "k3"] and len(it.provider.requests) == 3
+
+
+async def _calls(*calls):
+    for each in calls:
+        yield each
+
+
 async def test_devices_take_turns_at_a_busy_upstream(tmp_path) -> None:
     async with world(tmp_path, "greedy quiet", gate=Gate("default", 1, 50)) as it:
         it.provider.behaviour = held = Held()
@@ -204,7 +234,7 @@ async def test_a_disabled_device_is_refused_everything_and_let_in_again(tmp_path
         await fleet.set_disabled("d1", True)
         with pytest.raises(PermissionDenied):  # at once: the ledger refuses, before any refresh
             await it["d1"].complete(call("k2", "new"), 5.0)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         for refused in (
             it["d1"].complete(call("k3", "new"), 5.0),
             it["d1"].get_call("k1"),
@@ -217,7 +247,7 @@ async def test_a_disabled_device_is_refused_everything_and_let_in_again(tmp_path
                 await refused
         await it["d2"].complete(call(), 5.0)
         await fleet.set_disabled("d1", False)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         assert (await it["d1"].get_call("k1")).text == "WHAT IS 2+2?"
 
 
@@ -230,7 +260,7 @@ async def test_devices_and_tasks_can_be_listed_and_outlive_a_restart(tmp_path) -
         await it["d1"].complete(call(), 5.0)
         it.clock.advance(60.0)
         await it["d2"].get_budget("math")
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         it.store.reopen(it.clock.now())
         devices = await Fleet(it.store, it.clock).devices()
         assert [(device.device_id, device.agent_version, device.last_seen) for device in devices] == [
@@ -256,7 +286,7 @@ async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_p
         it.clock.advance(60.0)
         await it["d2"].close_step("math", 0, 32, 0)
         it.clock.advance(60.0)
-        await it.coordinator._upkeep.tick()
+        await it.coordinator._changeable.upkeep.tick()
         (price,) = await it.store.list_prices()
         assert price.units == 32
 

@@ -16,6 +16,7 @@ from edge.core.errors import (
     NotFound,
     NotImplementedThere,
     OutcomeUnknown,
+    RateLimited,
 )
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
@@ -114,6 +115,30 @@ async def test_nothing_else_is_asked_again(tmp_path, error) -> None:
         with pytest.raises(type(error)) as caught:
             await client.complete(call(), 5.0)
     assert caught.value.reason == error.reason and service.asked == ["Complete"]
+
+
+async def test_a_rate_limit_is_waited_out_as_long_as_it_says(tmp_path) -> None:
+    service = ScriptedService(RateLimited("slowly", retry_after_s=0.1), ANSWER)
+    async with serving(tmp_path, service) as client:
+        before = asyncio.get_running_loop().time()
+        assert (await client.complete(call(), 5.0)).text == "four"
+        assert asyncio.get_running_loop().time() - before >= 0.1
+    assert service.asked == ["Complete"] * 2
+
+
+async def test_a_rate_limit_beyond_the_deadline_is_told_at_once(tmp_path) -> None:
+    service = ScriptedService(RateLimited("slowly", retry_after_s=6.0))
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(RateLimited) as caught:
+            await client.complete(call(), 5.0)
+    assert caught.value.retry_after_s == 6.0 and service.asked == ["Complete"]
+
+
+async def test_a_stream_that_came_too_early_is_answered_after_the_delay(tmp_path) -> None:
+    service = ScriptedService(RateLimited("slowly", retry_after_s=0.01), ANSWER)
+    async with serving(tmp_path, service) as client:
+        deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
+    assert deltas[-1].completion.text == "four" and service.asked == ["StreamComplete", "Complete"]
 
 
 async def test_a_failing_upstream_is_asked_again_once_only(tmp_path) -> None:

@@ -124,6 +124,7 @@ async def budget_with(token: str, child: CoordinatorProcess) -> int:
         return int(reply.budget.calls)
 
 
+@pytest.mark.long
 async def test_a_token_revoked_at_one_replica_is_refused_at_the_other(replicas: Replicas) -> None:
     both = (replicas.first, replicas.second)
     token = (await at(replicas.first, "token", "issue", "lamp")).strip()
@@ -138,6 +139,7 @@ async def test_a_token_revoked_at_one_replica_is_refused_at_the_other(replicas: 
     assert [await budget_with(fresh, child) for child in both] == [0, 0]
 
 
+@pytest.mark.long
 async def test_a_replica_without_a_shared_folder_neither_issues_nor_revokes(replicas: Replicas, tmp_path: Path) -> None:
     alone = yaml.safe_load((replicas.first.folder / "coordinator.yaml").read_text())
     del alone["auth"]
@@ -157,6 +159,7 @@ async def test_a_replica_without_a_shared_folder_neither_issues_nor_revokes(repl
         assert code == 0 and "KEYS_NOT_SHARED" in stdout and "auth.folder" in stdout
 
 
+@pytest.mark.long
 async def test_a_second_replica_in_the_same_state_folder_is_refused_in_one_line(replicas: Replicas, tmp_path: Path) -> None:
     config = str(replicas.first.folder / "coordinator.yaml")
     listen = ("--listen", f"unix:{tmp_path}/other.sock")

@@ -107,6 +107,7 @@ class World:
     gate: GateRules | None = None
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
+    hint_chars: int = 0
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -121,10 +122,11 @@ class World:
 
     def rollout_settings(self, run_id: str) -> RolloutSettings:
         settings = RolloutSettings(run_id, 7, self.group_size, 1.0, 64, "auto", "compact", 64)
-        return replace(settings, skip_unanimous_calls=self.skip_unanimous_calls)
+        return replace(settings, skip_unanimous_calls=self.skip_unanimous_calls, hint_chars=self.hint_chars)
 
     def answer_settings(self) -> AnswerSettings:
-        return AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]
+        settings = AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]
+        return replace(settings, hint_chars=self.hint_chars)
 
     def settings(self, run_id: str) -> AgentSettings:
         return AgentSettings(

@@ -18,6 +18,7 @@ from edge.agent.answer import (
 )
 from edge.agent.dial import HelpDial, dial_step
 from edge.agent.events import AnswerFinished
+from edge.agent.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.rng import stream
 from edge.core.types import Message
@@ -275,3 +276,11 @@ async def test_the_dial_is_kept_over_restarts_and_out_of_range_refused(world: Wo
 
 def test_questions_are_read_as_the_world_writes_them() -> None:
     assert number_in("What is 4 + 1?") == 4
+
+
+async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is_wanted(world: World) -> None:
+    await answered(world)
+    assert world.client.calls[-1].messages == tuple(QUESTION)
+    world.hint_chars = 100
+    await answered(world)
+    assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.providers.provider import bound_by_bytes
 from edge.agent.cloud import CloudDesk
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
+from edge.agent.hints import LEAD
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
 from edge.agent.state import StepUnits
 from edge.agent.step import training_groups
@@ -28,6 +30,7 @@ from edge.dagrpo.dual import dual_step
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.fingerprint import fingerprint
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
@@ -66,6 +69,17 @@ async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_onc
     assert world.client.calls[0].help_units == 2
     assert world.client.calls[0].messages[-1].content == "What is 0 + 1?"
     assert step_units([group]) == StepUnits(6, 2)
+
+
+async def test_the_first_attempt_that_asks_goes_along_as_a_hint_where_that_is_wanted(world: World) -> None:
+    world.hint_chars = 100
+    texts = [local_answer(1), HELP.replace("hard", "mail me@example.org"), HELP]
+    await collected(world, world.client, texts)
+    (call,) = world.client.calls
+    assert call.messages[-1].content == f"What is 0 + 1?\n\n{LEAD}\nStep 1: mail [cut]"
+    plain = replace(call, messages=(Message("user", "What is 0 + 1?"),))
+    assert call.help_units == 2 and fingerprint(call) != fingerprint(plain)
+    assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold is for what is sent"
 
 
 async def test_a_group_in_which_nobody_validly_asks_makes_no_call(world: World) -> None:

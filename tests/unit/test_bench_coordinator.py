@@ -137,3 +137,29 @@ def test_an_echo_answers_what_the_load_asks(protocol: str, tmp_path: Path) -> No
     assert told["calls"] >= 20
     assert told["errors"] == {}
     assert told["ms"]["p50"] > 0.0
+
+
+LOOK = [30, 9, 15, 90.0]
+
+
+@pytest.mark.parametrize(
+    ("last", "missed"),
+    [
+        (LOOK, ""),
+        ([60, 9, 15, 90.0], "descriptors"),
+        ([30, 19, 15, 90.0], "threads"),
+        ([30, 9, 40, 90.0], "tasks"),
+        ([30, 9, 15, 120.0], "MiB"),
+    ],
+)
+def test_a_soak_misses_its_goal_when_something_grows(last: list[float], missed: str) -> None:
+    result = {"looks": [LOOK, LOOK, LOOK, last], "rested": True, "outcomes": {"answered": 500, "left": 3}, "asked": 400}
+    row = rows.soak_row({**result, "differences": 0, "open": 0})
+    assert [missed in verdict.what for verdict in row.verdicts if verdict.met is False] == [True] * bool(missed)
+    assert rows.soak_row({**result, "differences": 1, "open": 0}).missed
+    assert rows.soak_row({**result, "rested": False, "differences": 0, "open": 0}).missed
+
+
+def test_a_soak_is_measured_only_when_named() -> None:
+    assert "soak" not in rows_of(parse([]).rows) and rows_of("soak") == ["soak"]
+    assert parse(["--rows", "soak", "--minutes", "5"]).minutes == 5.0

@@ -21,6 +21,7 @@ HEAVY = (
     "aiohttp",
     "gguf",
     "mlx",
+    "opentelemetry",
 )
 PROBE = """
 import json, sys

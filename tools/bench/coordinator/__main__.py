@@ -18,7 +18,7 @@ from typing import Any
 
 from edge.core.errors import EdgeError, UsageError
 from tools.bench.coordinator import litellm_proxy, ours
-from tools.bench.coordinator.plan import FULL, QUICK, ROWS, Plan
+from tools.bench.coordinator.plan import FULL, QUICK, ROWS, SOAK, Plan
 from tools.bench.coordinator.run import Bench
 from tools.bench.table.__main__ import CACHE, about, leave
 from tools.bench.table.machine import QUIET_LOAD, commit, describe_machine, load_1min
@@ -34,7 +34,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench coordinator", description="The coordinator beside LiteLLM's proxy."
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help="comma separated (default: %(default)s)")
+    parser.add_argument("--rows", default=",".join(ROWS), help="comma separated, also soak (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long the row soak lasts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="rounds in which services alternate (default: of the size)")
     parser.add_argument("--quick", action="store_true", help="one round, small sizes: a minute")
     parser.add_argument("--without-litellm", action="store_true", help="only ours and the baselines")
@@ -47,9 +48,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def rows_of(text: str) -> list[str]:
     """The rows named. Raises UsageError for an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in ROWS]
+    unknown = [name for name in names if name not in (*ROWS, SOAK)]
     if unknown or not names:
-        raise UsageError(f"unknown row {', '.join(unknown) or repr(text)}", hint=f"there is: {', '.join(ROWS)}")
+        raise UsageError(f"unknown row {', '.join(unknown) or repr(text)}", hint=f"there is: {', '.join((*ROWS, SOAK))}")
     return names
 
 
@@ -72,7 +73,7 @@ def measure(given: argparse.Namespace) -> int:
         print(f"the machine is busy (load {load:.1f}): compare within a row only", file=sys.stderr)
     peer = None if given.without_litellm else litellm_proxy.installed
     machine = described(peer is not None)
-    bench = Bench(plan, out, Results(out, screen, fresh=given.fresh), peer, metrics, commit())
+    bench = Bench(plan, out, Results(out, screen, fresh=given.fresh), peer, metrics, commit(), given.minutes)
     done: list[Row] = []
     sentence = f"{about(plan.size, load)} Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
     for name in names:

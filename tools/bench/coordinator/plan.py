@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ROWS = ("calls", "memory", "idle", "recovery")
+SOAK = "soak"
+"""Not among the rows that are measured unless named: it holds nothing beside anything, and takes minutes."""
 DELAY_S = 0.005
 
 
@@ -51,6 +53,10 @@ class Goals:
     idle_mib: float = 600.0 * 1e6 / 2**20
     idle_p50_times: float = 1.1
     recovery_s: float = 2.0
+    soak_descriptors: int = 8
+    soak_threads: int = 4
+    soak_tasks: int = 8
+    soak_growth_mib: float = 16.0
 
 
 GOALS = Goals()

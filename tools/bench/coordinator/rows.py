@@ -80,6 +80,22 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
     return Row("recovery", "recovery", tuple(lines.verdicts), {"ours": list(rounds)}, (), ())
 
 
+def soak_row(result: Mapping[str, Any]) -> Row:
+    """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
+    lines, looks = Lines(), result["looks"]
+    first, last = looks[max(0, len(looks) // 4 - 1)], looks[-1]
+    bounds = (GOALS.soak_descriptors, GOALS.soak_threads, GOALS.soak_tasks, GOALS.soak_growth_mib)
+    for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
+        trend = ", ".join(f"{each[at]:.0f}" for each in looks)
+        lines.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
+    wrong = result["differences"] + result["open"] + (not result["rested"])
+    lines.at_most("differences, open holds and calls without end", "", str(wrong), wrong, 0, "")
+    answered = result["outcomes"].get("answered", 0)
+    lines.at_least("answered requests", "", str(answered), answered, 100, "")
+    others = ", ".join(f"{name} {count}" for name, count in sorted(result["outcomes"].items()))
+    return Row("soak", "soak", tuple(lines.verdicts), {"ours": [result]}, (), (f"{result['asked']} upstream requests; {others}",))
+
+
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
     """Where our processor time goes, by thread."""
     lines = []

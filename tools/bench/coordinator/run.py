@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.coordinator import rows
-from tools.bench.coordinator.plan import DELAY_S, Plan, calls_phase, latency_phase, phases_of
+from tools.bench.coordinator.plan import DELAY_S, SOAK, Plan, calls_phase, latency_phase, phases_of
 from tools.bench.coordinator.processes import own
 from tools.bench.table.parts import Part, Results
 from tools.bench.table.verdicts import Row
 
 MEMORY_LOOKS = 10
+SOAK_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Bench:
     litellm: Callable[[], Path] | None
     metrics: bool
     code: str
+    minutes: float = 2.0
 
     def row(self, name: str) -> Row:
         """One row by name. Raises EdgeError when something cannot be measured."""
@@ -37,6 +39,7 @@ class Bench:
             "memory": self.memory,
             "idle": self.idle,
             "recovery": self.recovery,
+            SOAK: self.soak,
         }
         return measure[name]()
 
@@ -70,6 +73,11 @@ class Bench:
         keys = [f"recovery/{number}" for number in range(1, min(3, self.plan.rounds) + 1)]
         parts = [Part(key, own("recovery"), {**self._job("ours", key), **sizes}) for key in keys]
         return rows.recovery_row([self.results.measure(part) for part in parts], self.plan.recovery_holds)
+
+    def soak(self) -> Row:
+        """Minutes of mixed load with faults."""
+        job = {**self._job("ours", SOAK), "minutes": self.minutes, "looks": SOAK_LOOKS, "seed": 0}
+        return rows.soak_row(self.results.measure(Part("soak/1", own(SOAK), job)))
 
     def _profiled(self, row: Row) -> Row:
         """The row with where our time goes, from a round of its own whose stacks are watched."""

@@ -1,0 +1,179 @@
+"""Spans of a real coordinator at a small OTLP receiver: what they tell, how a trace goes on, and nothing unless asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from pydantic import ValidationError
+
+from coordinator.bootstrap import Coordinator
+from coordinator.config import CoordinatorConfig, TelemetryConfig
+from edge.rpc import codec
+from edge.rpc.v1 import device_pb2_grpc
+from tests.service.in_process import call, connected
+from tests.service.processes import FakeUpstream, fake_upstream, good_reply, settings_for
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "what only the device and the cloud may know"
+
+
+@dataclass
+class Collector:
+    """What was sent to it."""
+
+    url: str = ""
+    spans: list[Span] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.bodies.append(body)
+        sent = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+        self.spans += [span for each in sent.resource_spans for scope in each.scope_spans for span in scope.spans]
+        return web.Response(body=trace_service_pb2.ExportTraceServiceResponse().SerializeToString())
+
+    def named(self, name: str) -> Span:
+        (span,) = [span for span in self.spans if span.name == name]
+        return span
+
+
+@asynccontextmanager
+async def collector() -> AsyncIterator[Collector]:
+    it, app = Collector(), web.Application()
+    app.router.add_post("/v1/traces", it.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield it
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def coordinator(folder: Path, upstream: FakeUpstream, endpoint: str | None) -> AsyncIterator[None]:
+    telemetry = {"telemetry": {"otlp_endpoint": endpoint}} if endpoint else {}
+    settings = {**settings_for(upstream, **telemetry), "listen": [f"unix:{folder}/c.sock"], "state_dir": str(folder / "state")}
+    async with Coordinator(CoordinatorConfig.model_validate(settings)):
+        yield
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+async def ask_in_a_trace(folder: Path, flags: str = "01") -> None:
+    request = codec.encode_call(call("k1", SECRET))
+    metadata = (("device-id", "d1"), ("traceparent", f"00-{TRACE}-{PARENT}-{flags}"))
+    async with grpc.aio.insecure_channel(f"unix:{folder}/c.sock") as channel:
+        await device_pb2_grpc.DeviceServiceStub(channel).Complete(request, metadata=metadata, timeout=10.0)
+
+
+async def test_a_devices_trace_goes_on_through_reserve_upstream_and_settle_to_the_cloud_llm(tmp_path) -> None:
+    headers: dict[str, str] = {}
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        headers.update(request.headers)
+        return await good_reply(request)
+
+    async with collector() as sink, fake_upstream() as upstream:
+        upstream.reply = reply
+        async with coordinator(tmp_path, upstream, sink.url):
+            await ask_in_a_trace(tmp_path)
+        rpc, asked = sink.named("edge.rpc.v1.DeviceService/Complete"), sink.named("upstream")
+        assert {span.trace_id.hex() for span in sink.spans} == {TRACE}
+        assert rpc.parent_span_id.hex() == PARENT
+        children = [sink.named(name) for name in ("reserve", "upstream", "settle")]
+        assert {span.parent_span_id for span in children} == {rpc.span_id} and len(sink.spans) == 4
+        times = [time for span in children for time in (span.start_time_unix_nano, span.end_time_unix_nano)]
+        assert times == sorted(times)
+        assert headers["traceparent"] == f"00-{TRACE}-{asked.span_id.hex()}-01"
+        assert attributes(rpc)["rpc.response.status_code"] == "OK"
+        assert attributes(sink.named("reserve"))["edge.outcome"] == "reserved"
+        assert attributes(asked)["gen_ai.usage.input_tokens"] == 10
+        assert attributes(sink.named("settle"))["edge.state"] == "completed"
+
+
+async def test_spans_tell_no_prompts_answers_or_names_of_callers(tmp_path) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": SECRET}}, status=400)
+
+    async with collector() as sink, fake_upstream() as upstream:
+        async with coordinator(tmp_path, upstream, sink.url):
+            await ask_in_a_trace(tmp_path)
+            upstream.reply = refuse
+            async with connected(tmp_path, "d1", max_retries=0) as client:
+                with pytest.raises(Exception, match="did not take the call"):
+                    await client.complete(call("k2", f"{SECRET}?"), 5.0)
+                async for _ in client.stream_complete(call("k1", SECRET), 5.0):
+                    pass
+        told = b"".join(sink.bodies)
+        assert len(sink.spans) >= 8
+        assert SECRET.encode() not in told and SECRET.upper().encode() not in told
+        failed = [span for span in sink.spans if span.status.code == 2]
+        assert {attributes(span)["error.type"] for span in failed} == {"http_400", "UPSTREAM_REJECTED"}
+        assert all(not span.events and not span.status.message for span in sink.spans)
+
+
+async def test_a_trace_that_its_device_does_not_keep_is_not_sent(tmp_path) -> None:
+    async with collector() as sink, fake_upstream() as upstream:
+        async with coordinator(tmp_path, upstream, sink.url):
+            await ask_in_a_trace(tmp_path, flags="00")
+        assert sink.spans == []
+
+
+async def test_without_telemetry_nothing_goes_along_to_the_upstream(tmp_path) -> None:
+    headers: dict[str, str] = {}
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        headers.update(request.headers)
+        return await good_reply(request)
+
+    async with fake_upstream() as upstream:
+        upstream.reply = reply
+        async with coordinator(tmp_path, upstream, None):
+            await ask_in_a_trace(tmp_path)
+    assert headers and not {"traceparent", "tracestate"} & {name.lower() for name in headers}
+
+
+async def test_a_collector_that_is_gone_costs_no_call(tmp_path) -> None:
+    async with fake_upstream() as upstream, coordinator(tmp_path, upstream, "http://127.0.0.1:9"):
+        await ask_in_a_trace(tmp_path)
+        assert len(upstream.keys) == 1
+
+
+def test_serving_without_telemetry_imports_no_opentelemetry() -> None:
+    code = """
+import sys
+from coordinator import admin_client, bootstrap, observation, server, tracing
+from coordinator.config import CoordinatorConfig
+from edge.core.clock import SystemClock
+observation.Observation(CoordinatorConfig(), SystemClock())
+assert not any(name.startswith("opentelemetry") for name in sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4318", "http://user:pass@c:4318", "https://c/?key=1", "http://c:port", "ftp://c"]
+)
+def test_an_endpoint_that_cannot_be_or_carries_a_secret_is_refused(endpoint) -> None:
+    with pytest.raises(ValidationError, match="otlp_endpoint"):
+        TelemetryConfig(otlp_endpoint=endpoint)
+
+
+def test_the_address_of_a_collector_may_be_written_with_or_without_its_path() -> None:
+    assert {TelemetryConfig(otlp_endpoint=f"http://c:4318{path}").traces_url for path in ("", "/", "/v1/traces")} == {
+        "http://c:4318/v1/traces"
+    }

@@ -1,0 +1,312 @@
+"""A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
+
+    python -m tools.bench.coordinator.soak JOB RESULT
+
+Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and goes
+away and comes back. The coordinator is looked at between stretches of load, when nothing runs. Knows nothing of what growth is too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import random
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from tools.bench.coordinator import ours
+from tools.bench.coordinator.http_wire import Answer, Connection, Request
+from tools.bench.coordinator.processes import Server, free_port, running
+from tools.bench.coordinator.upstream import COMPLETION
+
+WORKERS = 12
+DEVICES = 4
+REST_TIMEOUT_S = 60.0
+AWAY_S = 0.3
+CALL_S = 10.0
+_METRIC = r"^edge_coordinator_{name} ([0-9.e+]+)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The coordinator's process at rest: open descriptors, threads, asyncio tasks, and resident MiB."""
+
+    descriptors: int
+    threads: int
+    tasks: int
+    memory_mib: float
+
+
+class FaultyCloud:
+    """A mock cloud LLM that misbehaves by request number, and can go away."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[FaultyConnection] = set()
+        self.asked = 0
+
+    async def come(self) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: FaultyConnection(self), "127.0.0.1", self._port, reuse_address=True)
+
+    async def go(self) -> None:
+        """Stop listening and cut every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.cut()
+
+    def handle(self, connection: FaultyConnection) -> Answer:
+        """Mostly the completion."""
+        self.asked += 1
+        if self.asked % 41 == 0:
+            connection.cut()
+        if self.asked % 37 == 0:
+            return Answer(b"{}", status=503)
+        if self.asked % 31 == 0:
+            return Answer(b"not what was asked for")
+        return Answer(json.dumps(COMPLETION).encode(), after_s=0.25 if self.asked % 29 == 0 else 0.005)
+
+    def opened(self, connection: FaultyConnection) -> None:
+        """Remember whom to cut."""
+        self._connections.add(connection)
+
+    def closed(self, connection: FaultyConnection) -> None:
+        """Forget it."""
+        self._connections.discard(connection)
+
+
+class FaultyConnection(Connection):
+    """A connection that can be cut."""
+
+    def __init__(self, cloud: FaultyCloud) -> None:
+        super().__init__(self._answer)
+        self._cloud = cloud
+        self._raw: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As any, and known to the cloud."""
+        super().connection_made(transport)
+        self._raw = transport
+        self._cloud.opened(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Unknown to the cloud."""
+        self._cloud.closed(self)
+
+    def cut(self) -> None:
+        """Without a goodbye."""
+        if isinstance(self._raw, asyncio.Transport):
+            self._raw.abort()
+
+    def _answer(self, request: Request) -> Answer:
+        return self._cloud.handle(self)
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Devices that work, change their minds and reconnect. `outcomes` counts what they were told."""
+
+    address: str
+    tokens: Sequence[str]
+    rng: random.Random
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    async def work(self, seconds: float) -> None:
+        """For so long."""
+        end = asyncio.get_running_loop().time() + seconds
+        await asyncio.gather(*(self._device(worker, end) for worker in range(WORKERS)))
+
+    async def _device(self, worker: int, end: float) -> None:
+        while asyncio.get_running_loop().time() < end:
+            async with self._client(worker % len(self.tokens)) as client:
+                for _ in range(self.rng.randint(5, 40)):
+                    await self._once(client)
+                    if asyncio.get_running_loop().time() >= end:
+                        break
+
+    @asynccontextmanager
+    async def _client(self, at: int) -> AsyncIterator[Any]:
+        from edge.core.clock import SystemClock
+        from edge.rpc.credentials import ClientCredentials, TokenFile
+        from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+
+        token = TokenFile(Path(self.tokens[at]), SystemClock())
+        client = GrpcCoordinatorClient(
+            self.address, policy=ClientPolicy(max_retries=1), seed=at, credentials=ClientCredentials(None, token)
+        )
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+    async def _once(self, client: Any) -> None:
+        """One thing that devices do; one in five leaves before it has its answer."""
+        from edge.core.errors import CoordinatorError
+
+        does = self.rng.choice((self._complete, self._complete, self._stream, self._batch, self._budget, self._watch, self._step))
+        patience_s = self.rng.uniform(0.0, 0.02) if self.rng.random() < 0.2 else CALL_S
+        try:
+            async with asyncio.timeout(patience_s):
+                await does(client, next(self.numbers))
+            self.outcomes["answered"] += 1
+        except TimeoutError:
+            self.outcomes["left"] += 1
+        except CoordinatorError as error:
+            self.outcomes[error.reason] += 1
+
+    def _call(self, number: int) -> Any:
+        from edge.core.types import Message
+        from edge.rpc.client import CloudCall
+
+        message = Message("user", f"{number}? " * 50)
+        return CloudCall(f"soak:{number}", "soak", -1, f"p{number}", 1, (message,), 64, temperature=1.0)
+
+    async def _complete(self, client: Any, number: int) -> None:
+        await client.complete(self._call(number), CALL_S)
+
+    async def _stream(self, client: Any, number: int) -> None:
+        async for _ in client.stream_complete(self._call(number), CALL_S):
+            pass
+
+    async def _batch(self, client: Any, number: int) -> None:
+        async def calls() -> AsyncIterator[Any]:
+            for each in range(4):
+                yield self._call(1_000_000_000 + 4 * number + each)
+
+        async for _ in client.complete_batch(calls(), CALL_S):
+            pass
+
+    async def _budget(self, client: Any, number: int) -> None:
+        await client.get_budget("soak")
+
+    async def _watch(self, client: Any, number: int) -> None:
+        async for _ in client.watch_budget("soak"):
+            return
+
+    async def _step(self, client: Any, number: int) -> None:
+        await client.open_step(f"soak-{number % 16}", 0, 8, 8, 0.3)
+
+
+def look(server: Server, metrics_url: str) -> Look:
+    """The coordinator as it is now."""
+    import psutil
+
+    process = psutil.Process(server.pid)
+    tasks = metric(metrics_url, "event_loop_tasks")
+    return Look(process.num_fds(), process.num_threads(), round(tasks), process.memory_info().rss / 2**20)
+
+
+def metric(url: str, name: str) -> float:
+    """The value of a metric without labels."""
+    with urlopen(url, timeout=10.0) as page:
+        found = re.search(_METRIC.format(name=name), page.read().decode(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"the coordinator serves no metric {name}")
+    return float(found.group(1))
+
+
+async def at_rest(url: str) -> bool:
+    """Wait until nothing runs and no part of a budget is held; False when that does not come."""
+    end = asyncio.get_running_loop().time() + REST_TIMEOUT_S
+    while asyncio.get_running_loop().time() < end:
+        busy = [await asyncio.to_thread(metric, url, name) for name in ("calls_in_flight", "holds_open")]
+        if not any(busy):
+            await asyncio.sleep(5.0)  # idle connections to the upstream are closed after 2 s, looked at every 2 s
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCloud, tokens: Sequence[str]) -> dict[str, Any]:
+    """Stretches of load with a look after each."""
+    crowd, looks, rested = Crowd(ours.address_of(server.told), tokens, random.Random(job["seed"])), [], True
+    stretch_s = max(1.0, 60.0 * job["minutes"] / job["looks"] - 5.0)
+    for number in range(job["looks"]):
+        goes = asyncio.create_task(_come_and_go(cloud, stretch_s))
+        await crowd.work(stretch_s)
+        await goes
+        gc.collect()  # gRPC closes a channel's connection when the last of its calls is collected
+        rested = await at_rest(url) and rested
+        looks.append(await asyncio.to_thread(look, server, url))
+        print(f"look {number + 1} of {job['looks']}: {looks[-1]}", flush=True)
+    told = [[each.descriptors, each.threads, each.tasks, each.memory_mib] for each in looks]
+    return {"looks": told, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
+
+
+async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
+    """Twice in each stretch it is away for a moment; at the end it is there."""
+    for _ in range(2):
+        await asyncio.sleep(max(0.0, seconds / 3 - AWAY_S))
+        await cloud.go()
+        await asyncio.sleep(AWAY_S)
+        await cloud.come()
+
+
+async def measured(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
+    """A cloud, a coordinator, a crowd."""
+    state, port, metrics = scratch / "state", free_port(), free_port()
+    names = [f"soak-{number}" for number in range(DEVICES)]
+    tokens = [_token_file(scratch, name, text) for name, text in zip(names, ours.device_tokens(state, names), strict=True)]
+    values = ours.settings(state, port, metrics_port=metrics)
+    upstream = {
+        **values["upstreams"]["default"],
+        "breaker": {"first_pause_s": 0.2, "longest_pause_s": 0.5},
+        "max_concurrency": 8,
+        "deadline_s": 5.0,
+    }
+    ours.write_settings(scratch / "coordinator.yaml", {**values, "upstreams": {"default": upstream}})
+    cloud = FaultyCloud(port)
+    await cloud.come()
+    with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
+        try:
+            return await soak(job, server, f"http://127.0.0.1:{metrics}/metrics", cloud, tokens)
+        finally:
+            await cloud.go()
+
+
+def _token_file(folder: Path, name: str, token: str) -> str:
+    path = folder / f"{name}.token"
+    path.touch(mode=0o600)
+    path.write_text(token, encoding="utf-8")
+    return str(path)
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Soak, then read the books."""
+    from coordinator.verify import verify_file
+
+    scratch = Path(job["scratch"])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    began = time.monotonic()
+    told = asyncio.run(measured(job, scratch))
+    report = verify_file(ours.ledger_file(scratch / "state"))
+    told |= {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}
+    with suppress(OSError):
+        shutil.rmtree(scratch)
+    return told
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    Path(paths[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
