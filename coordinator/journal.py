@@ -57,8 +57,7 @@ def _quick_json(value: Any) -> str:
         quick = _encode_quickly(value)
     except UnicodeEncodeError:  # half a surrogate pair
         return _encode(value)
-    plain = quick.isascii() and b"\x7f" not in quick and b"null" not in quick  # which NaN would become
-    return quick.decode() if plain else _encode(value)
+    return quick.decode() if quick.isascii() and b"\x7f" not in quick else _encode(value)
 
 
 def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str:

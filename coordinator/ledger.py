@@ -560,7 +560,7 @@ class Ledger:
         return request.initial_dual if request.step == 0 else self._as_seen(task).dual
 
     def _enter_price(self, step: StepRow, units: int, now: float) -> PriceRow:
-        """The shared λ of a step, made at its first use; a fleet's learns how many units this device's latest step has."""
+        """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
         row = self._tables.price(step.price) or PriceRow(step.price, step.dual)
         if is_fleet_price(step.price):
             known = self._tables.price_member(step.price, step.device)
@@ -728,8 +728,16 @@ class Ledger:
         if self._tables.task(request.device, request.task) is None:
             row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
             self._tables.put_task(row)
-            self._journal(request.now, "task", _task_data(row))
+            begins = {"begins": True} if self._begin_price(row) else {}
+            self._journal(request.now, "task", {**_task_data(row), **begins})
         return self._touch_task(request.device, request.task, request.now)
+
+    def _begin_price(self, task: TaskRow) -> bool:
+        """The shared λ of a task that nobody was held to yet begins as the task's; later ones must not change it unseen by this one."""
+        if not task.price or self._tables.price(task.price) is not None:
+            return False
+        self._tables.put_price(PriceRow(task.price, task.dual))
+        return True
 
     def _touch_task(self, device: str, task: str, now: float, charge: Amount | None = None) -> TaskRow:
         """Raise a task's version."""

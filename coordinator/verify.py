@@ -199,6 +199,7 @@ class Replay:
         self.devices: dict[Any, Row] = {}
         self.set_limits: dict[Any, Row] = {}
         self.dual_updates = 0
+        self._prices_begin = False
         self._shares: dict[str, list[str]] = {}
         self._findings = findings
         self._where = ""
@@ -278,7 +279,18 @@ class Replay:
         key = (data["device"], data["task"])
         self._require(key not in self.tasks, "the task exists already")
         terms = {"dual": data["dual"], "target_rate": data["target_rate"], "next_step": 0, "version": 0, "charged": [0, 0, 0]}
-        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": data.get("price", "")}
+        price = data.get("price", "")
+        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": price}
+        self._begin_price(price, data)
+
+    def _begin_price(self, price: str, data: Row) -> None:
+        """A shared λ begins with the first task that is held to it; earlier versions let it begin with its first step."""
+        if data.get("begins", False):
+            self._require(price != "" and price not in self.prices, f"price {price!r} begins, and had begun")
+            self.prices[price] = {"key": price, "dual": data["dual"], "updates": 0, "units": 0}
+            self._prices_begin = True
+        elif self._prices_begin:
+            self._require(price == "" or price in self.prices, f"price {price!r} did not begin")
 
     def _reserve(self, data: Row) -> None:
         call_id, number = (data["device"], data["key"]), data["attempt"]

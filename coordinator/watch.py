@@ -64,7 +64,7 @@ class BudgetBell:
         tasks, self._shared, self._pause = self._shared, set(), None
         if tasks:
             for device in tuple(self._listeners):
-                for task in tasks:
+                for task in sorted(tasks):
                     self.ring(device, task)
             self._pause = asyncio.get_running_loop().call_later(self._shared_pause_s, self._ring_shared)
 

@@ -155,6 +155,18 @@ async def test_what_others_do_to_a_shared_price_is_a_new_version_of_a_tasks_budg
     assert after in await store.list_tasks()
 
 
+@pytest.mark.parametrize("scope", ["global", "fleet", "fleet_all"])
+async def test_a_shared_price_that_was_met_is_not_changed_by_who_uses_it_first(store: LedgerStore, scope: str) -> None:
+    """A version of a budget stands for one λ, also before the first step."""
+    await store.reserve(reserve_request("k0", task="code", price=price_key(scope, "d1", "code"), initial_dual=0.5))
+    first = await store.get_task("d1", "code")
+    other = {"device": "d1", "task": "qa"} if scope == "global" else {"device": "d2", "task": "code"}
+    await store.open_step(open_request(0, **other, price=price_key(scope, "d1", "code"), initial_dual=0.498))
+    assert first is not None
+    assert await store.get_task("d1", "code") == first
+    assert first.dual == await price_of(store, price_key(scope, "d1", "code")) == 0.5
+
+
 async def test_an_idle_device_leaves_the_round_and_comes_back_with_its_next_step(store: LedgerStore) -> None:
     await open_all(store, ["gone", "d1"])
     await store.close_step(close_request(device="gone", task="qa"))

@@ -303,6 +303,25 @@ def _leaves_its_weight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "leave_idle_prices", leave)
 
 
+@mutation("a shared λ begins with its first step, whoever was held to it before", "I6")
+def _price_begins_late(patch: pytest.MonkeyPatch) -> None:
+    real = Ledger._begin_price
+
+    def begin(self: Ledger, task: Any) -> bool:
+        begins = real(self, task)
+        if begins:
+            self.tables._remove(self.tables.prices, task.price)  # type: ignore[attr-defined]
+        return begins
+
+    patch.setattr(Ledger, "_begin_price", begin)
+    patch.setattr("tools.simulate.duals.Duals.meet", _meet_without_beginning)
+
+
+def _meet_without_beginning(self: Any, task: Any, dual: float, price: str) -> bool:
+    self.own[task], self.held_to[task] = dual, price
+    return price != "" and price not in self.shared
+
+
 @mutation("a watcher is shown an older version now and then", "I9")
 def _version_goes_back(patch: pytest.MonkeyPatch) -> None:
     real, last = Broker.budget, {}
@@ -365,6 +384,11 @@ def _reload_ignored(patch: pytest.MonkeyPatch) -> None:
 @mutation("limits of an administrator are not kept", "I9")
 def _set_limits_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
+
+
+@mutation("a hold follows the limits that its process was told last", "I1")
+def _outdated_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_outdated", lambda self, request: None)
 
 
 @mutation("what was set at run time is read again as configured", "I1")

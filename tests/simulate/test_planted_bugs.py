@@ -7,7 +7,7 @@ import pytest
 from tests.simulate.mutations import MUTATIONS, Mutation
 from tools.simulate.world import run_seed
 
-MOST_SEEDS = 300
+MOST_SEEDS = 600
 
 
 @pytest.mark.parametrize("planted", MUTATIONS, ids=str)

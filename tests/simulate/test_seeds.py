@@ -12,7 +12,7 @@ from tests.simulate.summary import note
 from tools.simulate.explore import INVARIANTS, Tally, explore
 from tools.simulate.world import run_seed
 
-EVERY_RUN = 1000
+EVERY_RUN = 600
 LONG_RUN = 20_000
 
 

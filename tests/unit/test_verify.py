@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from coordinator.accounts import Amount, BudgetTerms, Limits
 from coordinator.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
+from coordinator.ledger import Ledger
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
@@ -398,6 +399,32 @@ def test_an_export_can_be_checked_elsewhere(path: Path) -> None:
         assert entry.previous == previous
         previous = entry_hash(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous)
         assert previous == entry.hash
+
+
+async def _met_and_used(store: MemoryLedgerStore) -> None:
+    for device in ("d1", "d2"):
+        await store.reserve(reserve_request("met", device=device, price="fleet"))
+    await store.open_step(open_request(0, device="d2", price="fleet"))
+
+
+async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_begin_price", lambda self, task: False)
+    store = MemoryLedgerStore(NOW)
+    await _met_and_used(store)
+    assert verify(store.tables).ok
+    monkeypatch.undo()
+    await store.reserve(reserve_request("later", device="d3", price="global[device:d3]"))
+    assert verify(store.tables).ok
+
+
+async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for begins, told in ((True, "had begun"), (False, "did not begin")):
+        store = MemoryLedgerStore(NOW)
+        await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "_begin_price", lambda self, task, begins=begins: begins)
+            await _met_and_used(store)
+        assert any(told in line for line in verify(store.tables).differences)
 
 
 async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> None:

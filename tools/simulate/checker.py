@@ -303,7 +303,7 @@ def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict
             version, dual = event.told[:2]
             before = last.get(task, event).told[0]
             verdict.check("I9", version >= before, f"{task} watches version {version} after version {before}")
-            known = version == 0 or dual in fold.duals.seen[task].get(version, ())
+            known = version == 0 or dual == fold.duals.seen[task].get(version)
             verdict.check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
             verdict.meet("watched version")
             last[task] = event
@@ -331,7 +331,7 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
                 verdict.check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
             case "list_tasks":
                 for device, task, version, dual in event.told:
-                    known = dual in fold.duals.seen[device, task].get(version, ())
+                    known = dual == fold.duals.seen[device, task].get(version)
                     verdict.check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
             case "list_budgets" | "final_limits":
                 _listed_budgets_match(fold, event, rules, verdict)

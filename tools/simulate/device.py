@@ -138,8 +138,15 @@ class SimulatedDevice:
             await self._pause(0.2, 1.0)
 
     async def _work(self, task: str) -> None:
+        if self._notebook.page(task).step == 0 and self._ends[task] > 0 and self._rng.random() < 0.3:
+            await self._ask_before_learning(task)
         while self._notebook.page(task).step < self._ends[task]:
             await self._one_step(task)
+
+    async def _ask_before_learning(self, task: str) -> None:
+        """A call outside of any step, perhaps the first that the coordinator hears of this task."""
+        call = replace(_call(task, -1, 0), call_key=f"first-{task}")
+        await self._complete(self._notebook.calls.setdefault(call.call_key, call))
 
     async def _one_step(self, task: str) -> None:
         page = self._notebook.page(task)

@@ -18,10 +18,12 @@ MOST_UNITS = 2**20
 
 @dataclass(slots=True)
 class SharedDual:
-    """A λ that several tasks or devices are held to; of a fleet's, the units and the time of each member's latest step."""
+    """A λ that several tasks or devices are held to; of a fleet's, the units and the time of each member's latest step. `waiting` is the
+    task that it began with, until a step uses it."""
 
     dual: float
     moves: int = 0
+    waiting: TaskId | None = None
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -31,22 +33,23 @@ class SharedDual:
 
 
 class Duals:
-    """All of them, and under which version which λ was to be seen.
-
-    A version stands for one λ, but for this: a task that is held to a shared λ which nobody has used yet sees the first one of another
-    task without a version of its own.
-    """
+    """All of them, and under which version which λ was to be seen; a version that stands for two is noted in `clashes`."""
 
     def __init__(self) -> None:
         self.own: dict[TaskId, float] = {}
         self.held_to: dict[TaskId, str] = {}
         self.shared: dict[str, SharedDual] = {}
         self.versions: Counter[TaskId] = Counter()
-        self.seen: dict[TaskId, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.seen: dict[TaskId, dict[int, str]] = defaultdict(dict)
+        self.clashes: list[str] = []
 
-    def meet(self, task: TaskId, dual: float, price: str) -> None:
-        """A task's first contact."""
+    def meet(self, task: TaskId, dual: float, price: str) -> bool:
+        """A task's first contact; whether a shared λ begins with it."""
+        begins = price != "" and price not in self.shared
         self.own[task], self.held_to[task] = dual, price
+        if begins:
+            self.shared[price] = SharedDual(dual, waiting=task)
+        return begins
 
     def now(self, task: TaskId) -> tuple[int, float]:
         """Version and λ as a device is told them."""
@@ -74,9 +77,9 @@ class Duals:
             self.versions[task] += left.moves
         self.own[task], self.held_to[task] = dual, price
         if price:
-            self.shared.setdefault(price, SharedDual(dual))
+            self.shared.setdefault(price, SharedDual(dual)).waiting = None
             self._enter(price, body["device"], body["planned_prompts"] * body["group_size"], at_ms)
-            self._note_all(price)
+            self._note_others(price, task)
 
     def start_of_move(self, opened: Data, closed: Data, at_ms: int) -> tuple[float, int]:
         """The λ that a report starts from, and the units of the round it is a part of (0: it counts whole)."""
@@ -93,7 +96,7 @@ class Duals:
         if price:
             shared = self.shared[price]
             shared.dual, shared.moves = dual, shared.moves + 1
-            self._note_all(price)
+            self._note_others(price, task)
 
     def leave(self, price: str, device: str) -> tuple[int, int]:
         """A member left the rounds; returns the units and the time of its latest step."""
@@ -105,14 +108,16 @@ class Duals:
         if price.startswith("fleet"):
             self.shared[price].members[device] = (min(units, MOST_UNITS), at_ms)
 
-    def _note_all(self, price: str) -> None:
+    def _note_others(self, price: str, mover: TaskId) -> None:
         for task, held_to in self.held_to.items():
-            if held_to == price:
+            if held_to == price and task != mover:
                 self._note(task)
 
     def _note(self, task: TaskId) -> None:
         version, dual = self.now(task)
-        self.seen[task][version].add(dual.hex())
+        known = self.seen[task].setdefault(version, dual.hex())
+        if known != dual.hex():
+            self.clashes.append(f"version {version} of {task} stands for λ {known} and for {dual.hex()}")
 
 
 def moved(before: float, lr: float, rate: float, target: float, units: int, round_units: int) -> float:

@@ -153,6 +153,8 @@ class Fold:
         self._terms = tuple(terms.with_all_set(self._set) for terms in configured)
         self._chain(entry)
         getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
+        self._verdict.check("I6", not self.duals.clashes, f"entry {entry['seq']}: {self.duals.clashes[-1:]}")
+        self.duals.clashes.clear()
 
     def _chain(self, entry: Data) -> None:
         self._seq += 1
@@ -186,7 +188,9 @@ class Fold:
             return (mine.dual_init.hex(), mine.price_key(*who)) == (dual.hex(), price)
 
         self._verdict.check("I6", self._any_terms(fits), f"task {who} begins with λ {dual} of {price!r}, as nothing configured")
-        self.duals.meet(who, dual, price)
+        begins = self.duals.meet(who, dual, price)
+        told = body.get("begins", False)
+        self._verdict.check("I6", told == begins, f"task {who} begins {price!r}: {told}, not {begins}")
 
     def _device(self, entry: Data, body: Data) -> None:
         self._verdict.meet("device let in again", body["device"] in self.disabled and not body["disabled"])
@@ -407,6 +411,8 @@ class Fold:
         follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
         self._verdict.check("I6", follows, f"step {step} opened before the one before it was closed")
         self._verdict.meet(f"step with a λ of scope {_price_scope(price)}")
+        waiting = self.duals.shared[price].waiting if price in self.duals.shared else None
+        self._verdict.meet("shared λ begun by a task that waits", waiting not in (None, task))
         self._verdict.meet("scope of a λ changed", self.duals.held_to.get(task, price) != price and body["step"] > 0)
         self.steps[step] = body
         self.duals.opened(body, entry["at_ms"])

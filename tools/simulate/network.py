@@ -94,6 +94,7 @@ class Exchange:
     timeout_s: float | None
     metadata: Metadata
     streams: bool = False
+    arrived: bool = False
     replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     client: Host | None = field(default_factory=current_host)
@@ -169,8 +170,6 @@ class ServiceEndpoint:
         if not self.host.alive:
             self._reset(exchange, faults)
             return
-        if exchange.streams and exchange in self._running:
-            return  # a connection keeps what is sent on it from coming twice
         self._faults[exchange] = faults
         task = self.host.spawn(self._serve(exchange, faults), exchange.path.rpartition("/")[2])
         self._running.setdefault(exchange, []).append(task)
@@ -392,6 +391,9 @@ class SimulatedChannel:
 
     def _arrive(self, exchange: Exchange) -> None:
         endpoint = self._find()
+        if exchange.streams and exchange.arrived:
+            return  # a connection keeps what is sent on it from coming twice, also to a server that came after the first
+        exchange.arrived = True
         if endpoint is None:
             exchange.answer("error", unavailable("the connection was refused"))
         else:

@@ -25,6 +25,8 @@ FAULTS = (
     "clock_jump",
     "limits",
     "reload",
+    "set_elsewhere",
+    "disabled_elsewhere",
 )
 DISK_FAILURES = ("disk_full", "disk_locked", "disk_eio", "disk_unsure", "disk_flaky")
 POINTS = ("before_reserve", "after_reserve", "answered", "settled", "before_close_step", "in_close_step", "closed")
@@ -107,6 +109,7 @@ SCENARIOS = frozenset(
 FEATURES = SCENARIOS | {
     *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
     "scope of a λ changed",
+    "shared λ begun by a task that waits",
     "λ moved by others during a step",
     "λ moved by a share of a round",
     "idle device left a round",
@@ -171,9 +174,12 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
     fair = rng.random() < 0.35
     fleet = _caps(rng, 3, 0.6 if fair else 0.4)
     narrow = {scope: _caps(rng, 2, 0.3) for scope in ("fleet_task", "device_task") if rng.random() < 0.2}
+    labels = {task: _task(rng, begins_s) for task in tasks}
+    if rng.random() < 0.5:
+        labels = {task: replace(terms, scope=labels[tasks[0]].scope) for task, terms in labels.items()}
     windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
     return Terms(
-        tasks={task: _task(rng, begins_s) for task in tasks},
+        tasks=labels,
         caps={"fleet": fleet, "device": _caps(rng, 1, 0.15 if fair else 0.4), **narrow},
         windows=windows if rng.random() < 0.25 else {},
         floor_ppm=rng.choice([300_000, 500_000, 900_000, 1_000_000]) if fair else 0,
@@ -278,5 +284,7 @@ def _fault(rng: random.Random, kind: str) -> Fault:
         "drain": lambda: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
         "limits": lambda: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
         "reload": lambda: Fault(at * 0.5, kind),
+        "set_elsewhere": lambda: Fault(at * 0.5, kind, 0.0, rng.choice(SCOPES), rng.randint(0, 12)),
+        "disabled_elsewhere": lambda: Fault(at * 0.5, kind, for_s * 0.2, "", rng.randrange(3)),
     }
     return details.get(kind, lambda: Fault(at, kind, for_s))()

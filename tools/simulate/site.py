@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +73,7 @@ class Site:
         self._slots = slots
         self._max_queue = max_queue
         self._parts: Changeable | None = None
+        self._store: DiskStore | None = None
         self._host: Host | None = None
         self._api: DeviceApi | None = None
 
@@ -92,7 +94,7 @@ class Site:
         if host is None:
             return
         self.kills += 1
-        self._host = self.endpoint = self.broker = self._parts = None
+        self._host = self.endpoint = self.broker = self._parts = self._store = None
         admin, self.admin_endpoint = self.admin_endpoint, None
         host.die()
         self._loop.call_soon(self._disk.crash)
@@ -115,6 +117,11 @@ class Site:
         if self._parts is not None:
             apply_config(config, _tariffs(config), self._parts)
         return self._parts is not None
+
+    def elsewhere(self, write: Callable[[DiskStore], Awaitable[object]]) -> None:
+        """As another replica on the same ledger writes: this one is not told but by what it reads. Nothing while it is down."""
+        if self._host is not None and self._store is not None:
+            self._host.spawn(_unless_unwritable(write(self._store)), "another replica's write")
 
     def _desk(self, store: DiskStore, book: BudgetBook) -> AdminDesk:
         async def limits() -> BudgetBook:
@@ -173,7 +180,7 @@ class Site:
         boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
-        self.endpoint, self.broker, self._api = endpoint, broker, api
+        self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store
         self.admin_endpoint = self._admin_endpoint(host, admin)
         self._parts = Changeable(book, controller, limiter, table, upkeep, bell)
         await upkeep.run()
@@ -192,6 +199,11 @@ class Site:
                 return await DiskStore.open(self._disk, self._clock.now())
             except DiskError:
                 await asyncio.sleep(0.5)
+
+
+async def _unless_unwritable(writing: Awaitable[object]) -> None:
+    with suppress(CoordinatorUnavailable):
+        await writing
 
 
 async def _insist(read: Callable[[], Awaitable[T]]) -> T:

@@ -223,6 +223,14 @@ class World:
                 self.clock.jump(fault.amount)
             case "reload":
                 self._reload(fault)
+            case "set_elsewhere":
+                changes = {"calls_limit": int(fault.amount)}
+                self.site.elsewhere(lambda store: store.set_limits(fault.detail, changes, self.clock.now()))
+            case "disabled_elsewhere":
+                name = self.devices[int(fault.amount) % len(self.devices)].name
+                self.site.elsewhere(lambda store: store.set_device_disabled(name, True, self.clock.now()))
+                await asyncio.sleep(fault.for_s)
+                self.site.elsewhere(lambda store: store.set_device_disabled(name, False, self.clock.now()))
             case "limits":
                 self.site.kill()
                 self._reload(fault)
@@ -296,7 +304,7 @@ class World:
             faults.drop = faults.duplicate = faults.late = 0.0
             faults.cut = False
         self._restart()
-        if self._administrator is not None:
+        if self._administrator is not None or self.injected["disabled_elsewhere"]:
             await self._let_in()
         await self._until_done(self.loop.time() + HORIZON_S)
         for device in self.devices:
