@@ -42,6 +42,11 @@ class Administrator:
 
     name: str
 
+    @property
+    def who(self) -> str:
+        """The name."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class AdminDesk:

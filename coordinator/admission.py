@@ -9,7 +9,7 @@ queue, and none can fill it against the others.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -75,13 +75,14 @@ class Gate:
             raise self._overloaded(f"{self._waiting} calls wait already")
         turn = self._lines[longest][-1]
         self._forget(longest, turn)
-        turn.set_exception(self._overloaded("calls of other devices had to come first"))
+        if not turn.done():
+            turn.set_exception(self._overloaded("calls of other devices had to come first"))
 
     def _give_up(self, device: str, turn: Turn) -> None:
         """Leave the queue, or hand on a slot that came at the same moment."""
-        if not turn.done() or turn.cancelled():
+        if turn in self._lines.get(device, ()):
             self._forget(device, turn)
-        elif turn.exception() is None:
+        elif not turn.cancelled() and turn.exception() is None:
             self.leave()
 
     def _forget(self, device: str, turn: Turn) -> None:
@@ -93,36 +94,46 @@ class Gate:
 
     def leave(self) -> None:
         """Give a slot back: it goes to the device whose turn it is; that one is then last."""
-        if not self._lines:
-            self._free += 1
-            return
-        device = next(iter(self._lines))
-        turn = self._lines[device][0]
-        self._forget(device, turn)
-        if device in self._lines:
-            self._lines[device] = self._lines.pop(device)
-        turn.set_result(None)
+        while self._lines:
+            device = next(iter(self._lines))
+            turn = self._lines[device][0]
+            self._forget(device, turn)
+            if device in self._lines:
+                self._lines[device] = self._lines.pop(device)
+            if not turn.done():  # else its call was just cancelled, and has yet to notice
+                turn.set_result(None)
+                return
+        self._free += 1
 
     def _overloaded(self, why: str) -> CoordinatorUnavailable:
         return CoordinatorUnavailable(f"upstream {self._name} is busy: {why}", reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
 
 
 class Turnstile:
-    """At most `most` inside; nobody waits."""
+    """At most `most` inside; nobody waits. Nobody has more inside than one place above what is left free, so that one who takes all
+    that he may leaves half, and n of them leave a part in n + 1: whoever comes new finds a place.
+    """
 
     def __init__(self, what: str, most: int) -> None:
         """`what` is counted, for the refusal's message."""
         self._what = what
         self._most = most
         self.inside = 0
+        self._of: Counter[str] = Counter()
 
     @contextmanager
-    def passage(self) -> Iterator[None]:
-        """Be inside. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when it is full."""
-        if self.inside >= self._most:
-            raise CoordinatorUnavailable(f"{self.inside} {self._what} already", reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
+    def passage(self, who: str) -> Iterator[None]:
+        """Be inside. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when it is full, or has too many of `who` inside."""
+        free = self._most - self.inside
+        if free <= 0 or self._of[who] > free:
+            told = f"{self.inside} {self._what} already" + (f", {self._of[who]} of this caller" if free > 0 else "")
+            raise CoordinatorUnavailable(told, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
         self.inside += 1
+        self._of[who] += 1
         try:
             yield
         finally:
             self.inside -= 1
+            self._of[who] -= 1
+            if not self._of[who]:
+                del self._of[who]

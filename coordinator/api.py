@@ -35,6 +35,11 @@ class Caller:
     device: str
     deadline_s: float | None = None
 
+    @property
+    def who(self) -> str:
+        """The device."""
+        return self.device
+
 
 @dataclass(frozen=True, slots=True)
 class ApiTerms:
@@ -165,7 +170,7 @@ class DeviceApi:
 
     async def _complete_item(self, item: call_pb2.CompleteBatchRequest, device: str, end: float | None) -> CloudCompletion:
         deadline_s = _item_deadline_s(item, end)
-        with self.requests.passage():
+        with self.requests.passage(device):
             self._fleet.admit(device)
             try:
                 async with asyncio.timeout(deadline_s):

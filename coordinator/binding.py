@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -22,7 +22,18 @@ from edge.core.errors import CoordinatorError, InvalidRequest, NotImplementedThe
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 
 log = logging.getLogger(__name__)
-C = TypeVar("C")
+
+
+class Client(Protocol):
+    """Who calls, as the handlers see it."""
+
+    @property
+    def who(self) -> str:
+        """The name by which places are shared out."""
+        ...
+
+
+C = TypeVar("C", bound=Client)
 Deserializer = Callable[[bytes], "Message | CoordinatorError"]
 
 
@@ -43,8 +54,9 @@ class Boundary(Generic[C]):
     async def reply(self, method: str, handler: Callable[[Any, C], Awaitable[Any]], request: Any, context: Any) -> Any:
         """One request, one reply."""
         try:
-            with self._requests.passage():
-                return await handler(_readable(request), self._identify(context, method))
+            caller = self._identify(context, method)
+            with self._requests.passage(caller.who):
+                return await handler(_readable(request), caller)
         except Exception as error:  # the boundary: everything leaves as a status
             await abort(context, error)
 
@@ -53,8 +65,8 @@ class Boundary(Generic[C]):
     ) -> AsyncIterator[Any]:
         """A stream of replies; `request` is a message or, when the caller streams too, the iterator of its messages."""
         try:
-            with (self._streams if lasting else self._requests).passage():
-                caller = self._identify(context, method)
+            caller = self._identify(context, method)
+            with (self._streams if lasting else self._requests).passage(caller.who):
                 if lasting:  # whoever opened it knows now that it is open
                     await context.send_initial_metadata(())
                 async for reply in handler(_readable(request), caller):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.admission import Gate
+from coordinator.admission import Gate, Turnstile
 from edge.core.errors import CoordinatorUnavailable
 
 
@@ -98,6 +98,72 @@ async def test_a_caller_that_goes_away_at_the_moment_it_got_its_slot_hands_it_on
         await asyncio.gather(*visits.tasks, return_exceptions=True)
     async with gate.slot(0.5, "c"):
         assert gate.waiting == 0
+
+
+async def test_a_call_that_was_cancelled_the_moment_before_does_not_take_the_slot_with_it() -> None:
+    gate = Gate("g", 1, 4)
+    await gate.enter(1.0, "a")
+    waiting = [asyncio.create_task(gate.enter(30.0, device)) for device in ("b", "c")]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    gate.leave()
+    await waiting[1]
+    assert waiting[0].cancelled() or isinstance(await _ended(waiting[0]), asyncio.CancelledError)
+    gate.leave()
+    await asyncio.wait_for(gate.enter(1.0, "d"), 1.0)
+    assert gate.waiting == 0
+
+
+async def test_a_call_that_was_cancelled_the_moment_before_makes_room_as_it_is() -> None:
+    gate = Gate("g", 1, 2)
+    await gate.enter(1.0, "a")
+    waiting = [asyncio.create_task(gate.enter(30.0, "b")) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    late = asyncio.create_task(gate.enter(30.0, "c"))
+    late_began = asyncio.create_task(asyncio.sleep(0))
+    await late_began
+    assert isinstance(await _ended(waiting[1]), asyncio.CancelledError)
+    for task in (waiting[0], late):
+        gate.leave()
+        await task
+    gate.leave()
+    assert gate.waiting == 0
+
+
+async def _ended(task: asyncio.Task[None]) -> BaseException | None:
+    await asyncio.wait([task])
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def test_one_who_takes_every_place_he_may_leaves_half_of_them() -> None:
+    turnstile = Turnstile("requests run", 100)
+    with ExitStack() as held:
+        for _ in range(51):
+            held.enter_context(turnstile.passage("greedy"))
+        with pytest.raises(CoordinatorUnavailable, match="51 of this caller"):
+            held.enter_context(turnstile.passage("greedy"))
+        for number in range(49):
+            held.enter_context(turnstile.passage(f"device {number}"))
+        with pytest.raises(CoordinatorUnavailable, match="100 requests run already"):
+            held.enter_context(turnstile.passage("late"))
+    assert turnstile.inside == 0
+    with turnstile.passage("greedy"):
+        assert turnstile.inside == 1
+
+
+@pytest.mark.parametrize("greedy", [2, 3, 9])
+def test_many_who_take_all_they_may_leave_a_place_to_whoever_comes_new(greedy: int) -> None:
+    turnstile, refused = Turnstile("requests run", 1000), set[int]()
+    with ExitStack() as held:
+        while len(refused) < greedy:
+            for number in set(range(greedy)) - refused:
+                try:
+                    held.enter_context(turnstile.passage(f"greedy {number}"))
+                except CoordinatorUnavailable:
+                    refused.add(number)
+        assert 1000 - turnstile.inside >= 1000 // (greedy + 1) - 1
+        held.enter_context(turnstile.passage("new"))
 
 
 @settings(max_examples=60, deadline=None)
