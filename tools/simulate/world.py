@@ -53,6 +53,8 @@ from tools.simulate.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, Task
 from tools.simulate.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.verdict import Verdict
 
+LATE_WORD_S = 15.0
+"""What an administrator sent before everything healed has come by then, or never comes."""
 HORIZON_S = 30.0
 DEADLINE_S = 6.0
 LEASE_MARGIN_S = 3.0
@@ -306,6 +308,8 @@ class World:
         self._restart()
         if self._administrator is not None or self.injected["disabled_elsewhere"]:
             await self._let_in()
+            await asyncio.sleep(LATE_WORD_S)
+            await self._let_in()
         await self._until_done(self.loop.time() + HORIZON_S)
         for device in self.devices:
             if device.host is not None and not device.notebook.done:
@@ -352,6 +356,7 @@ class World:
         verdict.met.update(self.scenario.features)
         verdict.met.update(self.met)
         for event in self.log:
+            verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} was told INTERNAL of {event.what} {event.key}")
             verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
         verdict.violations += found.violations
         verdict.check("I14", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
