@@ -189,7 +189,8 @@ class _Writer:
         except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
             self._disconnect()
             if len(jobs) == 1:
-                jobs[0].value, jobs[0].error = None, CoordinatorError(f"the ledger refused an inconsistent change: {error}")
+                log.error("the ledger refused an inconsistent change: %s", type(error).__name__)
+                jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
                 return
             for job in jobs:
                 self._commit_or_abandon([job])
