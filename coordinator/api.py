@@ -6,6 +6,7 @@ Every handler raises typed CoordinatorErrors; a transport (server.py, the simula
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registra
 from edge.rpc.many import ManyAtOnce
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
+log = logging.getLogger(__name__)
 MAX_TASKS_PER_REGISTRATION = 256
 MAX_KEY_ECHOED = 200
 
@@ -140,7 +142,11 @@ class DeviceApi:
 
         async def answer(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
             began = asyncio.get_running_loop().time()
-            reply = await self._answer_item(item, caller.device, end)
+            try:
+                reply = await self._answer_item(item, caller.device, end)
+            except Exception as error:
+                log.error("an item of a batch failed", exc_info=error)
+                reply = _failed_item(item)
             if self._items is not None:
                 self._items.ended(caller.device, asyncio.get_running_loop().time() - began, reply)
             return reply

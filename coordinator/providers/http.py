@@ -226,7 +226,9 @@ def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by Retry-After, at most a day: a number, or a date counted from the response's own Date; None where there is neither."""
+    """Seconds to wait by Retry-After: a number, or a date counted from the response's own Date; None where there is neither. More than a
+    day counts as a day.
+    """
     value = headers.get("Retry-After", "").strip()
     try:
         wait_s = _whole_seconds(value) if value.isdecimal() else _seconds_between(headers.get("Date", ""), value)

@@ -217,7 +217,8 @@ class PostgresLedgerStore(TransactingStore):
     async def _blame(self, jobs: list[_Job], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
         if len(jobs) == 1:
-            log.error("the ledger refused an inconsistent change: %s", type(error).__name__)
+            rule = getattr(error, "constraint_name", None) or type(error).__name__
+            log.error("the ledger refused an inconsistent change: %s", rule)
             jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
             return
         for job in jobs:
