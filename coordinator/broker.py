@@ -521,7 +521,7 @@ def _check(call: CloudCall) -> None:
     for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id), ("model_alias", call.model_alias)):
         _check_key(name, text)
     if not (SERVING_STEP <= call.step < MAX_STEP and 0 <= call.help_units <= MOST_UNITS):
-        raise InvalidRequest(f"step and help_units must be 0 to {MOST_UNITS} (no step: outside training)")
+        raise InvalidRequest(f"step and help_units cannot be negative; step is below {MAX_STEP}, help_units at most {MOST_UNITS}")
     if not call.messages:
         raise InvalidRequest("a call needs at least one message")
     if not 1 <= call.max_output_tokens <= MOST_UNITS:
