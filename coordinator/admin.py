@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from coordinator.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
 from coordinator.broker import Broker, progress_of
 from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, settings_set
 from coordinator.config import LimitConfig
-from coordinator.fleet import Device, Fleet, is_device_id
+from coordinator.fleet import MAX_VERSION_CHARS, Device, Fleet, is_device_id
 from coordinator.journal import JournalEntry
+from coordinator.providers.provider import MAX_WORD_CHARS
 from coordinator.stores.store import LedgerStore
 from coordinator.tokens import MAX_LIFE_S, Tokens
 from coordinator.upstreams import Upstream, UpstreamTable
@@ -29,7 +32,12 @@ from edge.rpc.client import CallProgress
 from edge.rpc.v1 import admin_pb2
 
 T = TypeVar("T")
+Record = TypeVar("Record", bound=Message)
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
+MAX_PAGE_BYTES = 1 << 20
+MAX_SEQ = 2**53
+MAX_TOKEN_TASKS, MAX_TASK_CHARS = 256, 64
+MAX_GRACE_S = 86400.0
 JOURNAL_PAGE = 500
 FOLLOW_EVERY_S = 0.5
 MOST_UNITS = 2**62
@@ -84,10 +92,11 @@ class AdminApi:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
         rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        token = _token(rows[-1].key) if len(rows) == size else ""
+        shown = _fitting(map(_budget, rows))
+        token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         book = await self._desk.limits()
         scopes = [_scope(scope, book) for scope in SCOPES]
-        return admin_pb2.ListBudgetsResponse(budgets=map(_budget, rows), next_page_token=token, scopes=scopes)
+        return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
 
     async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Administrator) -> admin_pb2.SetBudgetResponse:
         """Change limits of one scope, durably, at once and at every replica."""
@@ -95,12 +104,17 @@ class AdminApi:
         return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, book))
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Administrator) -> admin_pb2.ListTasksResponse:
-        """λ, τ and next step of each device's tasks, and each λ that several share."""
+        """Each λ that several share, then λ, τ and next step of each device's tasks. While shared λs are left a page ends at one, under
+        the empty name, which no device has.
+        """
         size, after = _page(request, 2)
+        prices = [] if after[0] else [row for row in await self._store.list_prices() if row.key > after[1]]
+        shared = _fitting(map(_shared, sorted(prices, key=lambda row: row.key)))
+        if len(shared) < len(prices):
+            return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
         mine = [row for row in await self._store.list_tasks() if request.device in ("", row.device)]
-        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size)
-        shared = [] if request.page_token else await self._store.list_prices()
-        return admin_pb2.ListTasksResponse(tasks=map(_task, rows), next_page_token=token, shared_prices=map(_shared, shared))
+        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, _task)
+        return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
 
     async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Administrator) -> admin_pb2.ListPricesResponse:
         """What each upstream costs now."""
@@ -119,8 +133,8 @@ class AdminApi:
     async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Administrator) -> admin_pb2.ListDevicesResponse:
         """The devices that ever registered."""
         size, after = _page(request, 1)
-        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size)
-        return admin_pb2.ListDevicesResponse(devices=map(device_record, rows), next_page_token=token)
+        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size, device_record)
+        return admin_pb2.ListDevicesResponse(devices=rows, next_page_token=token)
 
     async def set_device_disabled(
         self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
@@ -136,6 +150,8 @@ class AdminApi:
             life_s = request.lifetime.seconds
         if not 1 <= life_s <= MAX_LIFE_S:
             raise InvalidRequest(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
+        if len(request.tasks) > MAX_TOKEN_TASKS or any(not 0 < len(task) <= MAX_TASK_CHARS for task in request.tasks):
+            raise InvalidRequest(f"a token names at most {MAX_TOKEN_TASKS} tasks of 1 to {MAX_TASK_CHARS} characters")
         token = await asyncio.to_thread(self._tokens.issue, "device", device, tuple(request.tasks), life_s)
         return admin_pb2.IssueTokenResponse(token=token, expires_ms=1000 * self._tokens.check(token).expires_at)
 
@@ -153,15 +169,18 @@ class AdminApi:
         if wanted is CallProgress.DROPPED:
             raise InvalidRequest("dropped calls leave no trace in the ledger")
         rows = await self._store.list_calls_after(after[0], after[1], size, device=request.device)
-        token = _token(rows[-1].device, rows[-1].key) if len(rows) == size else ""
-        shown = [row for row in rows if wanted is None or row.state is _STATES[wanted]]
-        return admin_pb2.ListCallsResponse(calls=map(_call, shown), next_page_token=token)
+        page = _fitting(map(_call, rows))
+        token = _token(page[-1].device, page[-1].call_key) if len(page) < len(rows) or len(rows) == size else ""
+        shown = [call for call, row in zip(page, rows, strict=False) if wanted is None or row.state is _STATES[wanted]]
+        return admin_pb2.ListCallsResponse(calls=shown, next_page_token=token)
 
     async def read_journal(
         self, request: admin_pb2.ReadJournalRequest, caller: Administrator
     ) -> AsyncIterator[admin_pb2.ReadJournalResponse]:
         """The journal's entries; with `follow` also those to come, until the coordinator drains (DRAINING)."""
         after = request.after
+        if after > MAX_SEQ:
+            raise InvalidRequest(f"after is the number of an entry, at most {MAX_SEQ}")
         while True:
             last_look = not self._broker.admitting and self._broker.in_flight == 0
             while entries := await self._store.read_journal(after, JOURNAL_PAGE):
@@ -184,8 +203,8 @@ class AdminApi:
     async def drain(self, request: admin_pb2.DrainRequest, caller: Administrator) -> admin_pb2.DrainResponse:
         """Begin to stop; what is under way now is told."""
         grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
-        if grace_s is not None and grace_s < 0.0:
-            raise InvalidRequest("grace cannot be negative")
+        if grace_s is not None and not 0.0 <= grace_s <= MAX_GRACE_S:
+            raise InvalidRequest("grace cannot be negative or longer than a day")
         running = self._broker.in_flight
         self._desk.drain(grace_s)
         return admin_pb2.DrainResponse(in_flight=running)
@@ -209,11 +228,29 @@ def _token(*key: str) -> str:
     return base64.urlsafe_b64encode(json.dumps(key).encode("ascii")).decode("ascii")
 
 
-def _cut(rows: Sequence[T], key: Callable[[T], tuple[str, ...]], after: tuple[str, ...], size: int) -> tuple[list[T], str]:
-    """The page after a key of rows sorted by it, and the token of the next page."""
+def _cut(
+    rows: Sequence[T],
+    key: Callable[[T], tuple[str, ...]],
+    after: tuple[str, ...],
+    size: int,
+    told: Callable[[T], Record],
+) -> tuple[list[Record], str]:
+    """The page after a key of rows sorted by it, as they are told, and the token of the next page."""
     left = [row for row in rows if key(row) > after]
-    page = left[:size]
-    return page, _token(*key(page[-1])) if len(left) > size else ""
+    page = _fitting(map(told, left[:size]))
+    return page, _token(*key(left[len(page) - 1])) if len(left) > len(page) else ""
+
+
+def _fitting(records: Iterable[Record]) -> list[Record]:
+    """The first records that fit one page of MAX_PAGE_BYTES, at least one where there are any: a list must pass every message limit."""
+    page: list[Record] = []
+    size = 0
+    for record in records:
+        size += record.ByteSize()
+        if page and size > MAX_PAGE_BYTES:
+            break
+        page.append(record)
+    return page
 
 
 def _checked_scope(scope: str) -> str:
@@ -306,7 +343,7 @@ def device_record(device: Device) -> admin_pb2.DeviceRecord:
     """A device as it is told."""
     return admin_pb2.DeviceRecord(
         device=device.device_id,
-        agent_version=device.agent_version,
+        agent_version=device.agent_version[:MAX_VERSION_CHARS],
         tasks=device.tasks,
         first_seen_ms=round(1000 * device.first_seen),
         last_seen_ms=round(1000 * device.last_seen),
@@ -328,7 +365,7 @@ def _call(row: CallRow) -> admin_pb2.CallRecord:
         charged=_amount(row.charged),
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
-        finish=row.finish,
+        finish=row.finish[:MAX_WORD_CHARS],
         reason=row.reason,
         cached=row.cached,
         updated_ms=row.updated_ms,

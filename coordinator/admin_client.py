@@ -174,7 +174,7 @@ def spending_of(client: AdminClient) -> Spending:
     rows = [_budget_row(record) for reply in replies for record in reply.budgets]
     pages = list(client.pages("ListTasks", admin_pb2.ListTasksRequest()))
     tasks = [_task_row(record) for reply in pages for record in reply.tasks]
-    prices = [PriceRow(record.key, record.dual, record.updates) for record in pages[0].shared_prices]
+    prices = [PriceRow(record.key, record.dual, record.updates) for page in pages for record in page.shared_prices]
     limits = BudgetsConfig.model_validate({scope.scope: scope_settings(scope) for scope in replies[0].scopes})
     return Spending(limits, rows, tasks, prices, {scope.scope: tuple(scope.set) for scope in replies[0].scopes if scope.set})
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from coordinator.admission import Turnstile
 from coordinator.broker import Broker
 from coordinator.controller import StepController
-from coordinator.fleet import Fleet
+from coordinator.fleet import MAX_VERSION_CHARS, Fleet
 from coordinator.flight import Progress
 from coordinator.observe import ItemMeter
 from coordinator.watch import BudgetBell, versions
@@ -91,6 +91,8 @@ class DeviceApi:
             )
         if len(request.tasks) > MAX_TASKS_PER_REGISTRATION:
             raise InvalidRequest(f"a device registers at most {MAX_TASKS_PER_REGISTRATION} tasks at once")
+        if not (len(request.agent_version) <= MAX_VERSION_CHARS and request.agent_version.isprintable()):
+            raise InvalidRequest(f"agent_version is at most {MAX_VERSION_CHARS} printable characters")
         self._fleet.admit(caller.device)
         terms = tuple([await self._controller.current(caller.device, task) for task in request.tasks])
         await self._fleet.register(caller.device, request.agent_version, tuple(request.tasks))
@@ -145,28 +147,29 @@ class DeviceApi:
 
         async def answer(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
             began = asyncio.get_running_loop().time()
-            reply = await self._answer_item(item, caller.device, end)
+            try:
+                reply = await self._answer_item(item, caller.device, end)
+            except Exception as error:
+                log.error("an item of a batch failed", exc_info=error)
+                reply = _failed_item(item)
             if self._items is not None:
                 self._items.ended(caller.device, asyncio.get_running_loop().time() - began, reply)
             return reply
 
-        async for reply in ManyAtOnce(answer, self._terms.batch_items).replies(items, self._stopping):
+        async for reply in ManyAtOnce(answer, _failed_item, self._terms.batch_items).replies(items, self._stopping):
             yield reply
         self._require_admitting()
 
     async def _answer_item(
         self, item: call_pb2.CompleteBatchRequest | CoordinatorError, device: str, end: float | None
     ) -> call_pb2.CompleteBatchResponse:
+        key = _key_of(item)
         if isinstance(item, CoordinatorError):
-            return codec.encode_reply(CallReply(item.metadata.get("call_key", "")[:MAX_KEY_ECHOED], item))
-        key = item.call.call_key[:MAX_KEY_ECHOED]
+            return codec.encode_reply(CallReply(key, item))
         try:
             return codec.encode_reply(CallReply(key, await self._complete_item(item, device, end)))
         except CoordinatorError as error:
             return codec.encode_reply(CallReply(key, error))
-        except Exception as error:
-            log.error("an item of a batch failed", exc_info=error)
-            return codec.encode_reply(CallReply(key, CoordinatorError("internal error; the coordinator's log has the details")))
 
     async def _complete_item(self, item: call_pb2.CompleteBatchRequest, device: str, end: float | None) -> CloudCompletion:
         deadline_s = _item_deadline_s(item, end)
@@ -231,6 +234,17 @@ def _started(call_key: str) -> call_pb2.StreamCompleteResponse:
 
 def _delta(text: str) -> call_pb2.StreamCompleteResponse:
     return call_pb2.StreamCompleteResponse(delta=text)
+
+
+def _key_of(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> str:
+    key = item.metadata.get("call_key", "") if isinstance(item, CoordinatorError) else item.call.call_key
+    return key[:MAX_KEY_ECHOED]
+
+
+def _failed_item(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
+    """The reply to an item whose answering broke; what broke is in the log."""
+    error = CoordinatorError("internal error; the coordinator's log has the details")
+    return codec.encode_reply(CallReply(_key_of(item), error))
 
 
 def _item_deadline_s(item: call_pb2.CompleteBatchRequest, end: float | None) -> float | None:

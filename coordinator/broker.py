@@ -21,6 +21,7 @@ from functools import partial
 from coordinator import failpoints
 from coordinator.accounts import (
     FLEET_CACHE,
+    SERVING_STEP,
     BudgetTerms,
     BudgetView,
     CallRow,
@@ -37,8 +38,9 @@ from coordinator.accounts import (
 from coordinator.breaker import Outcome
 from coordinator.budgets import BudgetBook, snapshot
 from coordinator.config import RatesConfig, TaskConfig
-from coordinator.controller import StepController
+from coordinator.controller import MAX_STEP, StepController
 from coordinator.flight import Flight, GroupId, Job, Progress
+from coordinator.ledger import MOST_UNITS
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from coordinator.ratelimit import RateLimiter
 from coordinator.stores.store import LedgerStore
@@ -129,6 +131,9 @@ class Broker:
         """The stored answer of a device's call, or the typed error that ended it. Raises NotFound, CallInProgress too, and KeyReused when
         the key stands for other content than `content` (a `fingerprint`; "" for any).
         """
+        _check_key("call_key", call_key)
+        if len(content) > MAX_KEY_CHARS:
+            raise InvalidRequest("fingerprint is none: a digest has 64 characters")
         row = await self._store.get_call(device, call_key)
         _require_same_content(row.fingerprint, content or row.fingerprint, call_key)
         if row.state is CallState.DISPATCHED:
@@ -141,6 +146,7 @@ class Broker:
         A call that waits for its slot is dropped. One that was sent runs on unattended: its true cost, which cutting it off would leave
         unknown and charge at the hold, is settled when it ends, and GetCall has the answer.
         """
+        _check_key("call_key", call_key)
         for flight in tuple(self._flights.values()):
             if (flight.job.device, flight.job.call.call_key) == (device, call_key):
                 return CancelledCall(call_key, CallProgress.DROPPED if flight.release() else CallProgress.RUNNING, 0)
@@ -512,12 +518,18 @@ def _upstream_deadline_s(job: Job, upstream: Upstream) -> float:
 
 
 def _check(call: CloudCall) -> None:
-    for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id)):
-        if not (0 < len(text) <= MAX_KEY_CHARS and text.isprintable()):
-            raise InvalidRequest(f"{name} must be 1 to {MAX_KEY_CHARS} printable characters")
+    for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id), ("model_alias", call.model_alias)):
+        _check_key(name, text)
+    if not (SERVING_STEP <= call.step < MAX_STEP and 0 <= call.help_units <= MOST_UNITS):
+        raise InvalidRequest(f"step and help_units cannot be negative; step is below {MAX_STEP}, help_units at most {MOST_UNITS}")
     if not call.messages:
         raise InvalidRequest("a call needs at least one message")
-    if call.max_output_tokens < 1:
+    if not 1 <= call.max_output_tokens <= MOST_UNITS:
         raise InvalidRequest("a call needs max_output_tokens of at least 1: without it no cap can hold")
     if not (math.isfinite(call.temperature) and 0.0 <= call.temperature <= MAX_TEMPERATURE):
         raise InvalidRequest(f"temperature must lie in [0, {MAX_TEMPERATURE:g}]")
+
+
+def _check_key(name: str, text: str) -> None:
+    if not (0 < len(text) <= MAX_KEY_CHARS and text.isprintable()):
+        raise InvalidRequest(f"{name} must be 1 to {MAX_KEY_CHARS} printable characters")

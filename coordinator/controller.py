@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from coordinator import failpoints
 from coordinator.accounts import CloseStepRequest, OpenStepRequest, price_key
 from coordinator.config import ANY_TASK, TaskConfig
+from coordinator.ledger import MOST_UNITS
 from coordinator.stores.store import LedgerStore
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest, NotFound
 from edge.rpc.client import StepClosed, StepOpened, TaskTerms
 
-MAX_STEP = 2**53
+MAX_STEP = MOST_UNITS
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
@@ -116,12 +117,13 @@ def _target_rate(terms: TaskConfig, wished: float | None) -> float:
 
 
 def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidRequest(f"{name} must be at least 1, not {value}")
+    if not 1 <= value <= MOST_UNITS:
+        raise InvalidRequest(f"{name} must be 1 to {MOST_UNITS}, not {value}")
     return value
 
 
 def _checked_step(step: int) -> int:
+    """A learning step that every store can keep."""
     if not 0 <= step < MAX_STEP:
         raise InvalidRequest(f"step {step} is out of range")
     return step

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 LOCAL_DEVICE = "local"
 MOST_SEEN_AT_ONCE = 256
+MAX_VERSION_CHARS = 100
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 

@@ -782,8 +782,8 @@ def step_credit(factor: float | None, target_rate: float, planned_prompts: int) 
 def _check_reserve(request: ReserveRequest) -> None:
     if not (request.device and request.key and request.task and request.fingerprint):
         raise InvalidRequest("a call needs a device, a key, a task and a fingerprint")
-    if request.step < SERVING_STEP or request.help_units < 0:
-        raise InvalidRequest("step and help_units cannot be negative (step -1: outside training)")
+    if not (SERVING_STEP <= request.step < MOST_UNITS and 0 <= request.help_units <= MOST_UNITS):
+        raise InvalidRequest(f"step (-1: outside training) and help_units cannot be negative or above {MOST_UNITS}")
     hold = request.hold
     if hold.calls < 1 or max(hold.calls, hold.tokens, hold.uusd) > MOST_UNITS:
         raise InvalidRequest(f"a hold covers at least one call and at most {MOST_UNITS} of each unit")
@@ -811,13 +811,14 @@ def _check_open(request: OpenStepRequest) -> None:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
     if not (request.device and request.task):
         raise InvalidRequest("a step needs a device and a task")
-    if request.step < 0 or not (1 <= request.planned_prompts <= MOST_UNITS and 1 <= request.group_size <= MOST_UNITS):
+    counts = (request.planned_prompts, request.group_size)
+    if not (0 <= request.step < MOST_UNITS and all(1 <= count <= MOST_UNITS for count in counts)):
         raise InvalidRequest(f"step must be 0 or more, planned_prompts and group_size 1 to {MOST_UNITS}")
 
 
 def _check_close(request: CloseStepRequest) -> None:
     if (
-        request.step < 0
+        not 0 <= request.step < MOST_UNITS
         or not 1 <= request.total_units <= MOST_UNITS
         or not 0 <= request.uncalled_units <= request.help_units <= request.total_units
     ):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.providers.provider import ProviderRequest, ProviderResult
+from coordinator.providers.provider import ProviderRequest, ProviderResult, short_word
 from edge.core.types import TokenUsage
 
 _MOST_TOKENS = 2**53
@@ -204,7 +204,8 @@ def result_of(message: Message) -> ProviderResult:
     if not message.stop_reason:
         raise AnthropicWireError("the upstream's answer is not finished")
     text = "".join(block.text or "" for block in message.content if block.type == "text")
-    return ProviderResult(text, usage_of(message), message.id or "", _FINISH.get(message.stop_reason, message.stop_reason))
+    finish = _FINISH.get(message.stop_reason, message.stop_reason)
+    return ProviderResult(text, usage_of(message), short_word(message.id or ""), short_word(finish))
 
 
 def _counts(usage: Usage) -> tuple[int | None, ...]:

@@ -25,6 +25,7 @@ from edge.core.errors import ConfigError
 
 _PERHAPS_EXECUTED_4XX = frozenset({408, 499})
 _MOST_ERROR_BYTES = 1 << 16
+LONGEST_WAIT_S = 86400.0
 _ERROR_BODY_S = 1.0
 
 
@@ -225,17 +226,24 @@ def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by Retry-After: a number, or a date counted from the response's own Date; None where there is neither."""
+    """Seconds to wait by Retry-After: a number, or a date counted from the response's own Date; None where there is neither. More than a
+    day counts as a day.
+    """
     value = headers.get("Retry-After", "").strip()
     try:
-        return float(int(value)) if value.isdigit() else _seconds_between(headers.get("Date", ""), value)
+        wait_s = _whole_seconds(value) if value.isdecimal() else _seconds_between(headers.get("Date", ""), value)
     except (ValueError, TypeError, OverflowError):
         return None
+    return min(wait_s, LONGEST_WAIT_S)
 
 
 def header_text(text: str) -> str:
     """A header value: printable ASCII without surprises."""
     return "".join(char if char.isascii() and char.isprintable() else "?" for char in text)[:255]
+
+
+def _whole_seconds(digits: str) -> float:
+    return float(digits) if len(digits) < 10 else LONGEST_WAIT_S
 
 
 def _seconds_between(start: str, end: str) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.providers.provider import ProviderRequest, ProviderResult
+from coordinator.providers.provider import ProviderRequest, ProviderResult, short_word
 from edge.core.types import TokenUsage
 
 _MOST_TOKENS = 2**53
@@ -110,4 +110,4 @@ def result_of(answer: Answer) -> ProviderResult:
     usage = usage_of(answer)
     if not choice.message.content and usage is None:  # how proxies end a stream whose own upstream broke off
         raise WireError("the upstream's answer is empty and says nothing of its cost")
-    return ProviderResult(choice.message.content, usage, answer.id or "", choice.finish_reason)
+    return ProviderResult(choice.message.content, usage, short_word(answer.id or ""), short_word(choice.finish_reason))

@@ -54,8 +54,14 @@ class ProviderDelta:
     result: ProviderResult | None = None
 
 
+MAX_WORD_CHARS = 200
 _TOKENS_OF_A_TURN = 16
 _TOKENS_OF_A_TEMPLATE = 256
+
+
+def short_word(text: str) -> str:
+    """An upstream's own id or word, cut to what is worth keeping: the journal keeps it for ever."""
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_WORD_CHARS])
 
 
 def bound_by_bytes(messages: Sequence[Message], template_tokens: int = _TOKENS_OF_A_TEMPLATE) -> int:

@@ -394,7 +394,7 @@ def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow
     try:
         return change(*amounts)
     except ValueError as error:
-        raise CoordinatorError(f"the ledger refused an inconsistent change: {error}") from error
+        raise CoordinatorError("the ledger refused an inconsistent change") from error
 
 
 def _group_of(row: CallRow) -> tuple[str, str, int, str]:

@@ -205,7 +205,7 @@ class PostgresLedgerStore(TransactingStore):
         """Run and commit; on return every job has its value or its error."""
         try:
             await self._commit(jobs)
-        except _integrity_errors() as error:
+        except _refusals() as error:
             await self._blame(jobs, error)
         except Exception as error:
             if not isinstance(error, driver_errors()):
@@ -217,7 +217,9 @@ class PostgresLedgerStore(TransactingStore):
     async def _blame(self, jobs: list[_Job], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
         if len(jobs) == 1:
-            jobs[0].error = CoordinatorError(f"the ledger refused an inconsistent change: {_one_line(error)}")
+            rule = getattr(error, "constraint_name", None) or type(error).__name__
+            log.error("the ledger refused an inconsistent change: %s", rule)
+            jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
             return
         for job in jobs:
             await self._run_batch([job])
@@ -426,10 +428,12 @@ def _lost_connection_errors() -> tuple[type[Exception], ...]:
     return (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.OperatorInterventionError, OSError, TimeoutError)
 
 
-def _integrity_errors() -> tuple[type[Exception], ...]:
+def _refusals() -> tuple[type[Exception], ...]:
+    """What is the fault of one operation's content: a rule it breaks, or a value that cannot be encoded, kept or indexed."""
     import asyncpg
 
-    return (asyncpg.IntegrityConstraintViolationError,)
+    broken_rules = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+    return (*broken_rules, UnicodeError, OverflowError)
 
 
 def cannot_open(error: Exception) -> StateError:

@@ -189,7 +189,9 @@ class _Writer:
         except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
             self._disconnect()
             if len(jobs) == 1:
-                jobs[0].value, jobs[0].error = None, CoordinatorError(f"the ledger refused an inconsistent change: {error}")
+                rule = str(error) if isinstance(error, sqlite3.IntegrityError) else type(error).__name__
+                log.error("the ledger refused an inconsistent change: %s", rule)
+                jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
                 return
             for job in jobs:
                 self._commit_or_abandon([job])

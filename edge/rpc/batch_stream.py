@@ -43,7 +43,7 @@ class BatchStream:
         self._alone = alone
         self._max_bytes = max_bytes
         self._deadline_s = deadline_s
-        self._many: ManyAtOnce[CloudCall, CallReply] = ManyAtOnce(self._ask, most)
+        self._many: ManyAtOnce[CloudCall, CallReply] = ManyAtOnce(self._ask, CallReply.failed, most)
         self._waiting: dict[str, list[_Waiting]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
         self._rpc: Any = None

@@ -21,6 +21,7 @@ from edge.core import errors
 DOMAIN = "edge.rpc.v1"
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARS = 1000
+MAX_RETRY_AFTER_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def from_status(status: status_pb2.Status) -> errors.CoordinatorError:
     """The error a google.rpc.Status stands for. Never raises: an unknown reason falls back to the code."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     has_info = _unpack(status, info) and info.domain == DOMAIN
-    retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9 if _unpack(status, retry) else None
+    retry_after_s = _bounded(retry.retry_delay.ToNanoseconds() / 1e9) if _unpack(status, retry) else None
     row = _decode_row(info.reason if has_info else "", status.code)
     metadata = dict(info.metadata) if has_info else {}
     hint = metadata.pop("hint", "")
@@ -152,8 +153,13 @@ def _decode_row(reason: str, code_number: int) -> ErrorRow:
 
 def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
     info = error_details_pb2.RetryInfo()
-    info.retry_delay.FromNanoseconds(round(max(0.0, retry_after_s) * 1e9))
+    info.retry_delay.FromNanoseconds(round(_bounded(retry_after_s) * 1e9))
     return info
+
+
+def _bounded(retry_after_s: float) -> float:
+    """A delay in seconds between none and a day; what is no number is none."""
+    return min(max(0.0, retry_after_s), MAX_RETRY_AFTER_S)
 
 
 def _quota_failure(error: errors.BudgetExhausted) -> error_details_pb2.QuotaFailure:

@@ -7,18 +7,23 @@ who makes the items then waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
 
 class ManyAtOnce(Generic[Item, Reply]):
-    """Reads items, answers each in a task of its own. `answer` never raises: a bad item has a reply like any other."""
+    """Reads items, answers each in a task of its own. A bad item has a reply like any other; where `answer` raises nevertheless, which is a
+    fault of the program, the item's reply is `failed(item)`.
+    """
 
-    def __init__(self, answer: Callable[[Item], Awaitable[Reply]], most: int) -> None:
+    def __init__(self, answer: Callable[[Item], Awaitable[Reply]], failed: Callable[[Item], Reply], most: int) -> None:
         self._answer = answer
+        self._failed = failed
         self._slots = asyncio.Semaphore(most)
         self._replies: asyncio.Queue[Reply | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +67,12 @@ class ManyAtOnce(Generic[Item, Reply]):
             await self._slots.acquire()
 
     async def _answer_one(self, item: Item) -> None:
-        self._replies.put_nowait(await self._answer(item))
+        try:
+            reply = await self._answer(item)
+        except Exception as error:  # without a reply nobody would give the item's slot back
+            log.error("an item of a batch failed", exc_info=error)
+            reply = self._failed(item)
+        self._replies.put_nowait(reply)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

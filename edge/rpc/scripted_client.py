@@ -147,7 +147,7 @@ class ScriptedCoordinatorClient:
             except CoordinatorError as error:
                 return CallReply(call.call_key, error)
 
-        async with aclosing(ManyAtOnce(answer, MOST_AT_ONCE).replies(calls)) as replies:
+        async with aclosing(ManyAtOnce(answer, CallReply.failed, MOST_AT_ONCE).replies(calls)) as replies:
             async for reply in replies:
                 yield reply
 

@@ -29,7 +29,7 @@ from coordinator.stores.postgres_rows import open_read_only as open_postgres_rea
 from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.stores.store import LedgerStore
 from coordinator.verify import VerifyReport, verify
-from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
+from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
 from tests.postgres_server import PostgresServer
 from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
@@ -129,6 +129,17 @@ async def test_the_same_key_of_another_device_is_another_call(store: LedgerStore
     assert isinstance(await store.reserve(reserve_request(device="d2")), Reserved)
     with pytest.raises(NotFound):
         await store.get_call("d3", "k1")
+
+
+@pytest.mark.parametrize("beyond", [{"step": 2**53}, {"step": 2**63}, {"help_units": 2**64}])
+async def test_a_number_that_no_store_can_keep_fails_its_own_call_and_no_other(
+    store: LedgerStore, beyond: dict[str, int]
+) -> None:
+    asked = [store.reserve(reserve_request(key, **(beyond if key == "bad" else {}))) for key in ("k1", "bad", "k2")]
+    first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, Reserved)
+    assert isinstance(bad, CoordinatorError)
+    assert isinstance(last, Reserved)
 
 
 async def test_an_attempt_is_settled_at_most_once(store: LedgerStore) -> None:

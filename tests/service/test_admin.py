@@ -88,6 +88,29 @@ async def test_budgets_are_listed_in_pages_and_the_credits_of_steps_only_when_as
     assert (fleet.committed.calls, fleet.committed.uusd, fleet.reserved.calls) == (3, 60, 0)
 
 
+async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store, monkeypatch) -> None:
+    monkeypatch.setattr("coordinator.admin.MAX_PAGE_BYTES", 200)
+    shared = {"tasks": {"*": {"dual_scope": "global"}}}
+    await store.register_device("old", "A" * 5_000_000, (), 0.0)
+    async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, **shared), administrator(tmp_path) as admin:
+        for device in ("a", "b", "c", "d", "e", "f", "g"):
+            async with connected(tmp_path, device) as client:
+                await client.register("9.1", ["math"])
+                await client.open_step("math", 0, 4, 4, 0.25)
+                await client.complete(call("k", step=0), 5.0)
+        devices, of_devices = await paged(admin.ListDevices, admin_pb2.ListDevicesRequest(), "devices", 100)
+        calls, of_calls = await paged(admin.ListCalls, admin_pb2.ListCallsRequest(), "calls", 100)
+        budgets, of_budgets = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(), "budgets", 100)
+        tasks, of_tasks = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "tasks", 100)
+        prices, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "shared_prices", 100)
+    assert [row.device for row in devices] == ["a", "b", "c", "d", "e", "f", "g", "old"]
+    assert [row.device for row in calls] == [row.device for row in tasks] == ["a", "b", "c", "d", "e", "f", "g"]
+    assert len(prices) == len({row.key for row in prices}) == 7
+    assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16
+    assert min(of_devices, of_calls, of_budgets, of_tasks) > 1
+    assert all(len(row.agent_version) <= 100 for row in devices)
+
+
 async def test_devices_tasks_prices_and_upstreams_are_told(tmp_path, store) -> None:
     held = Held()
     provider = ProgrammedProvider(held)

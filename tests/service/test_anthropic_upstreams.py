@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.providers import anthropic_wire as wire
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
@@ -137,6 +138,12 @@ async def test_stop_reasons_are_told_in_the_common_words(reason: str, finish: st
 async def test_cached_tokens_are_never_charged_below_the_bill(usage: Any, billed: TokenUsage | None) -> None:
     async with provider_for(response("200 OK", message(usage=usage))) as (provider, _):
         assert (await provider.complete(provider_request())).usage == billed
+
+
+def test_an_endless_id_or_stop_reason_is_cut() -> None:
+    answered = wire.Message(id="i" * 9000, content=[wire.Content("text", "x")], stop_reason="s" * 9000)
+    result = wire.result_of(answered)
+    assert (result.upstream_id, result.finish) == ("i" * 200, "s" * 200)
 
 
 async def test_only_text_blocks_are_the_answer_and_an_empty_one_is_an_answer() -> None:

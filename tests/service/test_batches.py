@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from coordinator.admission import Gate
-from coordinator.providers.provider import ProviderResult
+from coordinator.providers.provider import ProviderError, ProviderResult
 from coordinator.stores.memory import MemoryLedgerStore
-from edge.core.errors import CallCancelled, CoordinatorUnavailable, InvalidRequest, NotFound
+from edge.core.errors import CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
 from edge.core.types import TokenUsage
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
-from edge.rpc.errors import from_rpc_error
+from edge.rpc.errors import from_rpc_error, from_status
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, call_pb2, device_pb2_grpc
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 
@@ -407,3 +407,32 @@ async def test_an_unforeseen_failure_of_an_item_tells_nothing_to_the_outside_and
     async with running_coordinator(tmp_path, ProgrammedProvider(behave)), connected(tmp_path) as client:
         outcomes = await replies_of(client, [call("k1", "bug"), call("k2", "fine")])
     assert outcomes["k2"].text == "FINE" and outcomes["k1"].reason == "INTERNAL" and "negative" not in str(outcomes["k1"])
+
+
+@pytest.mark.parametrize("most", [1, 4])
+async def test_a_reply_that_cannot_be_written_is_an_internal_error_and_ends_nothing(tmp_path, most) -> None:
+    async def behave(request):
+        if request.messages[-1].content == "bug":
+            raise CoordinatorError("the provider's bug", metadata={"attempts": 5})  # type: ignore[dict-item]
+        return await answer(request)
+
+    calls = [call(f"k{number}", "bug" if number % 2 else "fine") for number in range(12)]
+    terms = {"service": {"batch_items": most}}
+    async with running_coordinator(tmp_path, ProgrammedProvider(behave), **terms), connected(tmp_path) as client:
+        outcomes = await replies_of(client, calls)
+    assert [outcomes[f"k{number}"].text for number in range(0, 12, 2)] == ["FINE"] * 6
+    assert {outcomes[f"k{number}"].reason for number in range(1, 12, 2)} == {"INTERNAL"}
+
+
+async def test_an_upstream_that_asks_for_an_age_of_patience_ends_no_batch(tmp_path) -> None:
+    async def behave(request):
+        if request.messages[-1].content == "wait":
+            raise ProviderError("too many", kind="http_429", executed=False, retry_after_s=1e19)
+        return await answer(request)
+
+    async with running_coordinator(tmp_path, ProgrammedProvider(behave)), raw_channel(tmp_path) as channel:
+        stub = device_pb2_grpc.DeviceServiceStub(channel)
+        items = [call_pb2.CompleteBatchRequest(call=codec.encode_call(call(key, key))) for key in ("fine", "wait")]
+        replies = {reply.call_key: reply async for reply in stub.CompleteBatch(of(items), timeout=10.0)}
+    assert replies["fine"].finished.completion.text == "FINE"
+    assert from_status(replies["wait"].error).retry_after_s == 86400.0

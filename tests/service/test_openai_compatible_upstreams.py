@@ -177,6 +177,18 @@ def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
     assert retry_after_s({}) is None
 
 
+@pytest.mark.parametrize("value", ["99999999999", "9" * 19, "9" * 20, "9" * 300, "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_an_absurd_retry_after_is_a_day(value: str) -> None:
+    assert retry_after_s({"Date": "Wed, 21 Oct 2026 07:28:00 GMT", "Retry-After": value}) == 86400.0
+
+
+async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
+    answered = completion(id="I" * 100_000, choices=[{"message": {"content": "x"}, "finish_reason": "\x00" + "F" * 100_000}])
+    async with provider_for(answers(answered)) as (provider, _):
+        result = await provider.complete(provider_request())
+    assert (result.upstream_id, result.finish) == ("I" * 200, "?" + "F" * 199)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -70,6 +70,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "StreamComplete": ({"call": {**CALL, "modelAlias": "nobody"}}, "NOT_FOUND"),
     "CloseStep": ({"task": "math", "totalUnits": 1, "helpUnits": 2}, "INVALID_REQUEST"),
     "GetBudget": ({"task": ""}, "INVALID_REQUEST"),
+    "GetCall": ({"callKey": ""}, "INVALID_REQUEST"),
+    "CancelCall": ({"callKey": "k" * 201}, "INVALID_REQUEST"),
+    "ReadJournal": ({"after": 2**63}, "INVALID_REQUEST"),
     "CompleteBatch": ({"call": {**CALL, "messages": []}}, "INVALID_REQUEST"),
     "WatchBudget": ({"task": "no task"}, "INVALID_REQUEST"),
     "ListBudgets": ({"pageToken": "nonsense"}, "INVALID_REQUEST"),
@@ -83,11 +86,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "SetDeviceDisabled": ({"device": ""}, "INVALID_REQUEST"),
 }
 CANNOT_BE_BAD = {
-    "GetCall",
-    "CancelCall",
     "ListPrices",
     "ListUpstreams",
-    "ReadJournal",
     "VerifyLedger",
 }
 DRAINING = {
@@ -252,6 +252,45 @@ async def test_bad_content_is_refused_and_a_batch_goes_on(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         told = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
     assert told == {name: reason for name, (_, reason) in BAD.items()}
+
+
+# Numbers and texts beyond what a ledger keeps, for each field that carries one.
+TOO_LARGE: list[tuple[str, dict[str, Any]]] = [
+    *[("Complete", {**CALL, "step": step}) for step in (2**53, 2**63 - 1, 2**63, 2**64 - 1)],
+    ("Complete", {**CALL, "maxOutputTokens": 2**32 - 1}),
+    ("Complete", {**CALL, "promptId": "p" * 201}),
+    ("Complete", {**CALL, "callKey": "k" * 201}),
+    ("Complete", {**CALL, "modelAlias": "m" * 201}),
+    ("Complete", {**CALL, "task": "t" * 65}),
+    ("StreamComplete", {"call": {**CALL, "step": 2**63}}),
+    ("CompleteBatch", {"call": {**CALL, "step": 2**63}}),
+    ("OpenStep", {"task": "math", "step": 2**63, "plannedPrompts": 1, "groupSize": 1}),
+    ("CloseStep", {"task": "math", "step": 2**63, "totalUnits": 1}),
+    ("CloseStep", {"task": "math", "totalUnits": 2**64 - 1, "helpUnits": 2**64 - 1, "uncalledUnits": 2**64 - 1}),
+    ("GetCall", {"callKey": "k" * 201}),
+    ("GetCall", {"callKey": "k\0"}),
+    ("GetCall", {"callKey": "k", "fingerprint": "f" * 201}),
+    ("CancelCall", {"callKey": "k\0"}),
+    ("RegisterDevice", {"agentVersion": "A" * 101, "protocolVersion": 1}),
+    ("RegisterDevice", {"agentVersion": "1\0", "protocolVersion": 1}),
+    ("RegisterDevice", {"protocolVersion": 1, "tasks": ["t" * 65]}),
+    ("GetBudget", {"task": "t" * 65}),
+    ("WatchBudget", {"task": "t" * 65}),
+    ("ReadJournal", {"after": 2**64 - 1}),
+    ("SetBudget", {"scope": "device", "calls": {"value": 2**64 - 1}}),
+    ("IssueToken", {"device": "d", "lifetime": "315576000000s"}),
+    ("IssueToken", {"device": "d", "tasks": ["t" * 65]}),
+    ("Drain", {"grace": "315576000000s"}),
+]
+
+
+async def test_numbers_and_texts_beyond_what_a_ledger_keeps_are_refused_before_it(tmp_path) -> None:
+    store = MemoryLedgerStore()
+    async with surfaces(tmp_path, store=store) as found:
+        owner = {name: surface for surface in found.values() for name in surface.methods}
+        for name, content in TOO_LARGE:
+            assert (await owner[name].ask(name, content))[1] == "INVALID_REQUEST", (name, str(content)[:200])
+        assert [entry.kind for entry in await store.read_journal(0, 10)] == ["epoch"]
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f"], ids=["garbage", "a length beyond the end"])

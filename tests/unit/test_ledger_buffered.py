@@ -119,7 +119,9 @@ def _overspend(ledger: Ledger) -> None:
     ledger.tables.put_budget(replace(row, reserved=Amount(calls=1_000_000)))
 
 
-async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_of_the_same_commit(path: Path) -> None:
+async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_of_the_same_commit(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = await SqliteLedgerStore.open(path, NOW)
     await store.reserve(reserve_request("k0"))
     foreign = store.transact(lambda ledger: ledger.tables.put_call(replace(ledger.get_call("d1", "k0"), key="\ud800")))
@@ -128,7 +130,8 @@ async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_
     assert isinstance(first, Reserved)
     assert isinstance(second, Reserved)
     assert isinstance(refused, CoordinatorError)
-    assert "CHECK constraint failed" in str(refused)
+    assert str(refused) == "the ledger refused an inconsistent change"
+    assert "CHECK constraint failed" in caplog.text
     assert isinstance(unreadable, CoordinatorError)
     await store.aclose()
     with open_read_only(path) as rows:

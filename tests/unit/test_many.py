@@ -24,6 +24,10 @@ async def counted(numbers, taken):
         yield number
 
 
+def failed(item):
+    return f"failed {item}"
+
+
 @given(pauses=st.lists(st.integers(0, 3), max_size=30), most=st.integers(1, 5))
 def test_every_item_has_one_reply_and_no_more_than_allowed_are_under_way(pauses, most) -> None:
     async def run() -> None:
@@ -38,7 +42,7 @@ def test_every_item_has_one_reply_and_no_more_than_allowed_are_under_way(pauses,
             under_way.remove(item)
             return item
 
-        replies = [reply async for reply in ManyAtOnce(answer, most).replies(counted(range(len(pauses)), []))]
+        replies = [reply async for reply in ManyAtOnce(answer, failed, most).replies(counted(range(len(pauses)), []))]
         assert sorted(replies) == list(range(len(pauses))) and most_seen <= most
 
     asyncio.run(run())
@@ -50,7 +54,7 @@ async def test_nothing_more_is_read_while_replies_are_not_taken() -> None:
     async def answer(item):
         return item
 
-    async with aclosing(ManyAtOnce(answer, 3).replies(counted(range(100), taken))) as replies:
+    async with aclosing(ManyAtOnce(answer, failed, 3).replies(counted(range(100), taken))) as replies:
         await anext(replies)
         for _ in range(50):
             await asyncio.sleep(0)
@@ -80,7 +84,7 @@ async def test_when_stopped_what_was_read_is_answered_and_nothing_more_is_read()
         release.set()
 
     helping = asyncio.create_task(later())
-    assert sorted([reply async for reply in ManyAtOnce(answer, 9).replies(endless(), stopped)]) == [0, 1, 2]
+    assert sorted([reply async for reply in ManyAtOnce(answer, failed, 9).replies(endless(), stopped)]) == [0, 1, 2]
     await helping
 
 
@@ -93,7 +97,7 @@ async def test_a_failure_of_the_items_is_raised_after_the_replies_before_it() ->
         return item
 
     seen = []
-    replies = ManyAtOnce(answer, 4).replies(failing())
+    replies = ManyAtOnce(answer, failed, 4).replies(failing())
     seen.append(await anext(replies))
     with pytest.raises(RuntimeError):
         await anext(replies)
@@ -111,10 +115,21 @@ async def test_leaving_early_cancels_the_answering_and_leaves_no_task() -> None:
             raise
 
     before = asyncio.all_tasks()
-    async with aclosing(ManyAtOnce(answer, 4).replies(counted(range(4), []))) as replies:
+    async with aclosing(ManyAtOnce(answer, failed, 4).replies(counted(range(4), []))) as replies:
         assert await anext(replies) == 0
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before and sorted(cancelled) == [1, 2, 3]
+
+
+async def test_an_answer_that_raises_is_replied_to_as_failed_and_gives_its_slot_back(caplog) -> None:
+    async def answer(item):
+        if item % 2:
+            raise ValueError("broken")
+        return item
+
+    replies = [reply async for reply in ManyAtOnce(answer, failed, 2).replies(counted(range(20), []))]
+    assert sorted(replies, key=str) == sorted([*range(0, 20, 2), *[f"failed {item}" for item in range(1, 20, 2)]], key=str)
+    assert caplog.text.count("an item of a batch failed") == 10
 
 
 class Ledger:

@@ -52,6 +52,12 @@ def test_only_unavailable_is_worth_a_retry_with_the_same_key() -> None:
     assert all(BY_REASON[reason].code is grpc.StatusCode.UNAVAILABLE for reason in retryable)
 
 
+@pytest.mark.parametrize("delay_s", [float("inf"), 1e300, 1e19, float("nan"), -5.0])
+def test_a_delay_that_no_duration_holds_travels_as_a_day_or_none(delay_s: float) -> None:
+    got = from_status(to_status(errors.CoordinatorUnavailable("x", retry_after_s=delay_s)))
+    assert got.retry_after_s == (86400.0 if delay_s > 0.0 else 0.0)
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.reason)
 def test_decoding_what_was_encoded_gives_the_same_error(row) -> None:
     sent = row.error("it broke", hint="do this", reason=row.reason, retry_after_s=1.25, metadata={"expected_step": "7"})
