@@ -30,10 +30,11 @@ MAX_KEY_ECHOED = 200
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls and how long it waits (None: it did not say)."""
+    """Who calls, how long it waits (None: it did not say) and which tasks it may use (None: every task)."""
 
     device: str
     deadline_s: float | None = None
+    tasks: frozenset[str] | None = None
 
     @property
     def who(self) -> str:
@@ -184,14 +185,15 @@ class DeviceApi:
     async def get_call(self, request: call_pb2.GetCallRequest, caller: Caller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""
         self._fleet.admit(caller.device)
-        reply = codec.encode_completion(await self._broker.get_call(caller.device, request.call_key, request.fingerprint))
+        stored = await self._broker.get_call(caller.device, request.call_key, request.fingerprint, caller.tasks)
+        reply = codec.encode_completion(stored)
         budget = reply.budget if reply.HasField("budget") else None
         return call_pb2.GetCallResponse(completion=reply.completion, budget=budget)
 
     async def cancel_call(self, request: call_pb2.CancelCallRequest, caller: Caller) -> call_pb2.CancelCallResponse:
         """Stop waiting for a call; what it cost stays charged."""
         self._fleet.admit(caller.device)
-        return codec.encode_cancelled(await self._broker.cancel_call(caller.device, request.call_key))
+        return codec.encode_cancelled(await self._broker.cancel_call(caller.device, request.call_key, caller.tasks))
 
     async def close_step(self, request: step_pb2.CloseStepRequest, caller: Caller) -> step_pb2.CloseStepResponse:
         """Report a step and move λ exactly once."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from coordinator.fleet import LOCAL_PEERS, identify
@@ -53,14 +53,27 @@ class CallFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownCertificate:
+    """A client certificate that was checked: its holder and the seconds since the epoch between which it is valid."""
+
+    holder: Holder
+    not_before: float
+    not_after: float
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls. `device` is the holder's name; `tasks` None means every task; `claims` are its token's, if it showed one."""
+    """Who calls. `device` is the holder's name; `tasks` None means every task.
+
+    `claims` are its token's and `certificate` is what it showed in TLS, where it showed one; both are held to their ends.
+    """
 
     role: Role
     device: str
     tasks: frozenset[str] | None = None
     shown: Literal["local", "certificate", "token"] = "local"
     claims: Claims | None = None
+    certificate: ShownCertificate | None = field(default=None, compare=False)
 
     def require_tasks(self, tasks: Collection[str]) -> None:
         """Raises PermissionDenied when one of them is not this caller's."""
@@ -142,6 +155,16 @@ class Authenticator:
                 log.warning("refused a credential from %s: %s", facts.peer, error)
             raise
 
+    def require_current(self, identity: Identity) -> None:
+        """Hold what an identity showed to time and epoch again, as an open stream needs it; no signature is checked.
+
+        Raises Unauthenticated (cause EXPIRED or REVOKED), CoordinatorUnavailable when epochs cannot be read.
+        """
+        if identity.certificate is not None:
+            self._require_current_certificate(identity.certificate)
+        if identity.claims is not None:
+            self._tokens.require_current(identity.claims)
+
     def renewed_token(self, identity: Identity) -> str:
         """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local."""
         if identity.shown == "local":
@@ -167,15 +190,16 @@ class Authenticator:
         return Identity("device", identify(facts.peer, facts.claimed_device, allow_remote=self._allow_remote))
 
     def _credentialed(self, facts: CallFacts, token: str) -> Identity:
-        holder = self._holder_of(facts.certificate_pem) if facts.certificate_pem is not None else None
+        certificate = self._certificate_of(facts.certificate_pem) if facts.certificate_pem is not None else None
+        holder = certificate.holder if certificate else None
         claims = self._tokens.check(token) if token else None
         if holder and claims and (holder.role, holder.name) != (claims.role, claims.name):
             raise Unauthenticated("the token is for another holder than the certificate", metadata={"cause": "OTHER_HOLDER"})
         if claims is not None:
-            return self._identity_of_claims(claims)
+            return replace(self._identity_of_claims(claims), certificate=certificate)
         assert holder is not None
         tasks = self._grants.tasks_of(holder.name) if holder.role == "device" else None
-        return Identity("device" if holder.role == "device" else "admin", holder.name, tasks, "certificate")
+        return Identity("device" if holder.role == "device" else "admin", holder.name, tasks, "certificate", None, certificate)
 
     def _identity_of_claims(self, claims: Claims) -> Identity:
         tasks = frozenset(claims.tasks) if claims.tasks else None
@@ -185,16 +209,20 @@ class Authenticator:
         role: Role = claims.role  # type: ignore[assignment]
         return Identity(role, claims.name, tasks, "token", claims)
 
-    def _holder_of(self, pem: bytes) -> Holder:
+    def _certificate_of(self, pem: bytes) -> ShownCertificate:
         """The certificate's chain was verified by TLS when the connection began; its end, holder and epoch are checked at every call."""
         facts = self._facts_of_certificate(pem)
         holder = parse_holder(facts.uris[0]) if len(facts.uris) == 1 else None
         if holder is None:
             raise Unauthenticated("the certificate names no device of this fleet", metadata={"cause": "MALFORMED"})
-        if not facts.not_before <= self._clock.now() < facts.not_after:
+        certificate = ShownCertificate(holder, facts.not_before, facts.not_after)
+        self._require_current_certificate(certificate)
+        return certificate
+
+    def _require_current_certificate(self, shown: ShownCertificate) -> None:
+        if not shown.not_before <= self._clock.now() < shown.not_after:
             raise Unauthenticated("the certificate has expired", metadata={"cause": "EXPIRED"})
-        self._tokens.require_epoch(holder.role, holder.name, holder.epoch)
-        return holder
+        self._tokens.require_epoch(shown.holder.role, shown.holder.name, shown.holder.epoch)
 
     def _facts_of_certificate(self, pem: bytes) -> CertificateFacts:
         known = self._certificates.get(pem)

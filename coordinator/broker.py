@@ -53,6 +53,7 @@ from edge.core.errors import (
     CoordinatorUnavailable,
     InvalidRequest,
     KeyReused,
+    NotFound,
     OutcomeUnknown,
 )
 from edge.core.types import TokenUsage
@@ -127,31 +128,41 @@ class Broker:
         self._limiter.take(device)
         return await self._launch(job, progress).result()
 
-    async def get_call(self, device: str, call_key: str, content: str = "") -> CloudCompletion:
+    async def get_call(
+        self, device: str, call_key: str, content: str = "", tasks: frozenset[str] | None = None
+    ) -> CloudCompletion:
         """The stored answer of a device's call, or the typed error that ended it. Raises NotFound, CallInProgress too, and KeyReused when
-        the key stands for other content than `content` (a `fingerprint`; "" for any).
+        the key stands for other content than `content` (a `fingerprint`; "" for any). A call of none of `tasks` (None: all) is not found.
         """
         _check_key("call_key", call_key)
         if len(content) > MAX_KEY_CHARS:
             raise InvalidRequest("fingerprint is none: a digest has 64 characters")
-        row = await self._store.get_call(device, call_key)
+        row = await self._call_of(device, call_key, tasks)
         _require_same_content(row.fingerprint, content or row.fingerprint, call_key)
         if row.state is CallState.DISPATCHED:
             raise CallInProgress(f"call {call_key!r} is running", retry_after_s=POLL_S)
         return await self._replayed(row)
 
-    async def cancel_call(self, device: str, call_key: str) -> CancelledCall:
-        """Send away whoever waits for a device's call, and tell what became of it. Raises NotFound.
+    async def cancel_call(self, device: str, call_key: str, tasks: frozenset[str] | None = None) -> CancelledCall:
+        """Send away whoever waits for a device's call, and tell what became of it. Raises NotFound, also for one of none of `tasks`.
 
         A call that waits for its slot is dropped. One that was sent runs on unattended: its true cost, which cutting it off would leave
         unknown and charge at the hold, is settled when it ends, and GetCall has the answer.
         """
         _check_key("call_key", call_key)
         for flight in tuple(self._flights.values()):
-            if (flight.job.device, flight.job.call.call_key) == (device, call_key):
+            job = flight.job
+            if (job.device, job.call.call_key) == (device, call_key) and (tasks is None or job.call.task in tasks):
                 return CancelledCall(call_key, CallProgress.DROPPED if flight.release() else CallProgress.RUNNING, 0)
-        row = await self._store.get_call(device, call_key)
+        row = await self._call_of(device, call_key, tasks)
         return CancelledCall(call_key, progress_of(row.state), row.charged.uusd)
+
+    async def _call_of(self, device: str, call_key: str, tasks: frozenset[str] | None) -> CallRow:
+        """A device's call of one of these tasks (None: of any). Raises NotFound, for another task's as for one that never was."""
+        row = await self._store.get_call(device, call_key)
+        if tasks is not None and row.task not in tasks:
+            raise NotFound(f"there is no call {call_key!r} of this device")
+        return row
 
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
@@ -479,7 +490,9 @@ def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> 
     """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call."""
     if terms.answer_cache == "off" or (call.temperature > 0.0 and not terms.answer_cache_any_temperature):
         return ""
-    return FLEET_CACHE + cache_key("", model, call) if terms.answer_cache == "fleet" else cache_key(device, model, call)
+    if terms.answer_cache == "fleet":
+        return FLEET_CACHE + cache_key("", model, call)
+    return digest([call.task, cache_key(device, model, call)])  # a token may be limited to some of its device's tasks
 
 
 def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorError:

@@ -172,8 +172,8 @@ class TaskConfig(Section):
 
     `dual_scope`: one λ for each device and task (`task`), over all tasks of a device (`global`, the paper's), over all devices for this
     task (`fleet`), or over all devices and tasks (`fleet_all`). `answer_cache`: an answer may be given again, without a charge, to the same
-    device or to the whole fleet; up to `answer_cache_ttl_s` old (null: as long as answers are kept) and only at temperature 0, unless
-    `answer_cache_any_temperature`.
+    device in this task or to the whole fleet; up to `answer_cache_ttl_s` old (null: as long as answers are kept) and only at temperature 0,
+    unless `answer_cache_any_temperature`.
     """
 
     target_rate: Rate = 0.3

@@ -1,7 +1,8 @@
 """The guard before every handler: one interceptor that authenticates, authorizes and notes who calls. Knows gRPC; decides nothing itself.
 
 Every method of every service passes here, also those registered later; only the health check and what does not exist are open. A message
-of a stream is held to the caller's tasks like a single request.
+of a stream is held to the caller's tasks like a single request. What was shown at the beginning of a stream is held to its end and epoch
+again at each message read and, where a stream tells until it is closed, at each telling; the answer of one call is given whole.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from edge.rpc.v1 import credential_pb2, credential_pb2_grpc
 AUTHORIZATION_KEY = "authorization"
 DEVICE_ID_KEY = "device-id"
 MAX_REMEMBERED = 256
+TELLING = frozenset({"WatchBudget", "ReadJournal"})
 Held = Callable[["Identity | None", Any], Any]
 _IDENTITY: ContextVar[Identity] = ContextVar("identity")
 
@@ -74,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         service = method.rpartition("/")[0].removeprefix("/")
         if handler is None or handler is UNKNOWN_METHOD:
             return handler
-        guarded = self._guarded(handler, service)
+        guarded = self._guarded(handler, service, tells=method.rpartition("/")[2] in TELLING)
         if len(self._wrapped) < MAX_REMEMBERED:
             self._wrapped[method] = guarded
         return guarded
@@ -91,11 +93,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         _IDENTITY.set(identity)
         return identity
 
-    def _guarded(self, handler: Any, service: str) -> Any:
+    def _guarded(self, handler: Any, service: str, *, tells: bool) -> Any:
         kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
         inner = getattr(handler, kind)
-        held = _stream_held_to_tasks if handler.request_streaming else _held_to_tasks
-        behaviour = self._streaming(inner, service, held) if handler.response_streaming else self._replying(inner, service, held)
+        held = self._stream_held if handler.request_streaming else _held_to_tasks
+        if handler.response_streaming:
+            behaviour = self._streaming(inner, service, held, tells=tells)
+        else:
+            behaviour = self._replying(inner, service, held)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
@@ -109,10 +114,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return guarded
 
-    def _streaming(self, inner: Any, service: str, held: Held) -> Any:
+    def _streaming(self, inner: Any, service: str, held: Held, *, tells: bool) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
-                request = held(self.admit(service, context), request)
+                identity = self.admit(service, context)
+                request = held(identity, request)
             except CoordinatorError as error:
                 await refuse(context, error)
             replies = inner(request, context)
@@ -121,9 +127,34 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return
             async with aclosing(replies):
                 async for reply in replies:
+                    if tells:
+                        await self._refuse_unless_current(identity, context)
                     yield reply
 
         return guarded
+
+    async def _refuse_unless_current(self, identity: Identity | None, context: Any) -> None:
+        try:
+            self._require_current(identity)
+        except CoordinatorError as error:
+            await refuse(context, error)
+
+    def _require_current(self, identity: Identity | None) -> None:
+        if identity is not None:
+            self._authenticator.require_current(identity)
+
+    async def _stream_held(self, identity: Identity | None, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Each message of a stream, as it is read, held to the caller's tasks; a refused one becomes the error that its handler answers it
+        with. Raises CoordinatorError at the first one that is read when the credential is over: what was read before is still answered.
+        """
+        async for request in requests:
+            self._require_current(identity)
+            try:
+                held = _held_to_tasks(identity, request)
+            except CoordinatorError as error:
+                error.metadata["call_key"] = request.call.call_key
+                held = error
+            yield held
 
 
 def _held_to_tasks(identity: Identity | None, request: Any) -> Any:
@@ -131,17 +162,6 @@ def _held_to_tasks(identity: Identity | None, request: Any) -> Any:
     if identity is not None and identity.tasks is not None and isinstance(request, Message):
         identity.require_tasks(tasks_in(request))
     return request
-
-
-async def _stream_held_to_tasks(identity: Identity | None, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The same for each message of a stream, as it is read; a refused one becomes the error that its handler answers it with."""
-    async for request in requests:
-        try:
-            held = _held_to_tasks(identity, request)
-        except CoordinatorError as error:
-            error.metadata["call_key"] = request.call.call_key
-            held = error
-        yield held
 
 
 def tasks_in(message: Any) -> set[str]:

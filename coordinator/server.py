@@ -188,7 +188,8 @@ class CoordinatorServer:
 
 
 def _device(context: Any, method: str) -> Caller:
-    return Caller(identity_of_call().device, context.time_remaining())
+    identity = identity_of_call()
+    return Caller(identity.device, context.time_remaining(), identity.tasks)
 
 
 def _administrator(context: Any, method: str) -> Administrator:

@@ -235,12 +235,21 @@ class Tokens:
         """The claims of a valid token. Raises Unauthenticated that says why not, CoordinatorUnavailable when keys cannot be read."""
         try:
             claims = self._signed_claims(token)
-            self._require_current(claims)
         except StateError as error:
             raise CoordinatorUnavailable(
                 "credentials cannot be checked now", reason="LEDGER_UNAVAILABLE", retry_after_s=2.0
             ) from error
+        self.require_current(claims)
         return claims
+
+    def require_current(self, claims: Claims) -> None:
+        """Hold claims that were checked before to time and epoch again. Raises as `check` does."""
+        now, skew_s = self._clock.now(), self._terms.skew_s
+        if now >= claims.expires_at + skew_s:
+            raise _refusal("the token has expired", "EXPIRED")
+        if claims.issued_at > now + skew_s:
+            raise _refusal("the token is not valid yet: the clocks of device and coordinator differ", "NOT_YET_VALID")
+        self.require_epoch(claims.role, claims.name, claims.epoch)
 
     def require_epoch(self, role: str, name: str, epoch: int) -> None:
         """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
@@ -268,14 +277,6 @@ class Tokens:
         claims = _verified(token, key, self._terms.audience)
         self._remember(digest, kid, claims)
         return claims
-
-    def _require_current(self, claims: Claims) -> None:
-        now, skew_s = self._clock.now(), self._terms.skew_s
-        if now >= claims.expires_at + skew_s:
-            raise _refusal("the token has expired", "EXPIRED")
-        if claims.issued_at > now + skew_s:
-            raise _refusal("the token is not valid yet: the clocks of device and coordinator differ", "NOT_YET_VALID")
-        self.require_epoch(claims.role, claims.name, claims.epoch)
 
     def _remember(self, digest: bytes, kid: str, claims: Claims) -> None:
         self._known[digest] = (kid, claims)

@@ -3,9 +3,10 @@
 Only UNAVAILABLE (and a call that still runs elsewhere, or comes too early for a rate limit) is asked again, with the same key, within
 the caller's deadline: the delay is the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is
 asked again once only: the coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing
-is asked twice; so it is with the calls of a batch whose stream broke. A coordinator that does not know CompleteBatch is asked for each
-call by itself. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can answer
-locally. A token is renewed before it ends, by a task that lives from the first call to `aclose`.
+is asked twice; so it is with the calls of a batch whose stream broke. A stream that outlived the credential it began with goes on with the
+renewed one: a watch is opened again, the rest of a batch is asked for call by call. A coordinator that does not know CompleteBatch is asked
+for each call by itself. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can
+answer locally. A token is renewed before it ends, by a task that lives from the first call to `aclose`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -160,6 +162,7 @@ class GrpcCoordinatorClient:
         last: BudgetSnapshot | None = None
         failures = 0
         while True:
+            shown = self._shown()
             try:
                 async with aclosing(self._watch_once(task)) as budgets:
                     async for budget in budgets:
@@ -167,6 +170,9 @@ class GrpcCoordinatorClient:
                         if budget != last:
                             last = budget
                             yield budget
+            except Unauthenticated:
+                if not self._has_fresher_than(shown):
+                    raise
             except CoordinatorUnavailable as error:
                 failures += 1
                 if not is_worth_retrying(error) or failures > self._policy.max_retries:
@@ -200,7 +206,7 @@ class GrpcCoordinatorClient:
         policy = self._policy
         batch = BatchStream(
             self._open_batch,
-            self._complete_alone,
+            partial(self._complete_alone, self._shown()),
             most=policy.batch_calls,
             max_bytes=policy.max_message_bytes,
             deadline_s=deadline_s,
@@ -236,8 +242,13 @@ class GrpcCoordinatorClient:
         await _ended(greeting)
         return batch if self._knows_batches else None
 
-    async def _complete_alone(self, call: CloudCall, end: float, seen: CoordinatorError | None) -> CallReply:
-        """One call of a batch by itself, after the stream told `seen` (None: it was never put there). Never raises CoordinatorError."""
+    async def _complete_alone(self, shown: object, call: CloudCall, end: float, seen: CoordinatorError | None) -> CallReply:
+        """One call of a batch by itself, after the stream told `seen` (None: it was never put there). Never raises CoordinatorError.
+
+        `shown` when the batch began; once there is a fresher credential, the stream's refusal of the old one concerns no call.
+        """
+        if isinstance(seen, Unauthenticated) and self._has_fresher_than(shown):
+            seen = None
         if seen is not None and not _may_be_asked_again(seen):
             return CallReply(call.call_key, seen)
         failures = int(seen is not None and _is_upstream_failure(seen))
@@ -415,6 +426,18 @@ class GrpcCoordinatorClient:
         if token:
             return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
         return ((DEVICE_ID_KEY, self._device_id),) if self._device_id and self._credentials.tls is None else ()
+
+    def _shown(self) -> object:
+        """The credential that a call shows now, to be compared with a later one: the connection with its certificate, and the token. None
+        where there is nothing to show.
+        """
+        try:
+            return None if self._closed else (self._open_channel(), self._metadata)
+        except CoordinatorError:
+            return None
+
+    def _has_fresher_than(self, shown: object) -> bool:
+        return self._shown() not in (None, shown)
 
     def _valid_token(self) -> str:
         """The token, or "" for a device that has none or can show its certificate instead."""

@@ -15,6 +15,7 @@ from coordinator.pricing import Price
 from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Upstream
+from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
@@ -94,12 +95,18 @@ def upstream(provider: ProgrammedProvider, **changes: Any) -> Upstream:
 
 @asynccontextmanager
 async def running_coordinator(
-    folder: Path, provider: ProgrammedProvider, *, store: Any = None, alias_settings: dict[str, Any] | None = None, **config: Any
+    folder: Path,
+    provider: ProgrammedProvider,
+    *,
+    store: Any = None,
+    alias_settings: dict[str, Any] | None = None,
+    clock: Clock | None = None,
+    **config: Any,
 ) -> AsyncIterator[Coordinator]:
     """A coordinator that listens on `folder`/c.sock, over a memory ledger unless a store is given."""
     settings = CoordinatorConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **config})
     upstreams = {"default": upstream(provider, **(alias_settings or {}))}
-    coordinator = Coordinator(settings, store=store or MemoryLedgerStore(), upstreams=upstreams)
+    coordinator = Coordinator(settings, store=store or MemoryLedgerStore(), upstreams=upstreams, clock=clock)
     async with coordinator:
         yield coordinator
 

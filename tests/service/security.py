@@ -62,7 +62,7 @@ class SecureFleet:
         """A coordinator on a Unix socket and a TLS port; with it the port's address."""
         listen = (f"unix:{self.folder}/c.sock", "127.0.0.1:0")
         config = {"tls": self.tls_settings(client_cert=client_cert), "listen": listen, **config}
-        async with running_coordinator(self.folder, self.provider, **config) as coordinator:
+        async with running_coordinator(self.folder, self.provider, clock=self.clock, **config) as coordinator:
             yield coordinator, coordinator.serving.addresses[1]
 
 

@@ -1,0 +1,215 @@
+"""Credentials that end while a stream is open, and answers of tasks that a token may not use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.core.clock import ManualClock, SystemClock
+from edge.core.errors import CoordinatorError, NotFound, Unauthenticated
+from edge.rpc import codec
+from edge.rpc.client import CallProgress
+from edge.rpc.errors import from_rpc_error
+from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
+from tests.service.in_process import Held, call
+from tests.service.security import SecureFleet, device
+
+QUICK_HEARTBEATS = {"watch_heartbeat_s": 0.05}
+LIFE_S = {"token": 900.0 + 30.0, "certificate": 7 * 86400.0, "both": 930.0}
+
+
+@pytest.fixture
+def fleet(tmp_path) -> SecureFleet:
+    return SecureFleet(tmp_path, ManualClock(SystemClock().now()))
+
+
+def shown(fleet: SecureFleet, kind: str) -> tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]:
+    """A channel's credentials and a call's metadata of the device `lamp`."""
+    tls = fleet.tls(None if kind == "token" else fleet.client_certificate("lamp"))
+    token = "" if kind == "certificate" else fleet.tokens.issue("device", "lamp")
+    return tls.channel_credentials(), ((("authorization", f"Bearer {token}"),) if token else ())
+
+
+@asynccontextmanager
+async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any, Any]]:
+    """A batch that has answered one item and a watch that has told once, both opened by `lamp`."""
+    credentials, metadata = shown(fleet, kind)
+    async with AsyncExitStack() as stack:
+        running = fleet.running(client_cert=kind != "token", service=QUICK_HEARTBEATS)
+        _, address = await stack.enter_async_context(running)
+        channel = await stack.enter_async_context(grpc.aio.secure_channel(address, credentials))
+        stub = device_pb2_grpc.DeviceServiceStub(channel)
+        batch = stub.CompleteBatch(metadata=metadata, timeout=20)
+        await batch.write(codec.encode_item(call("before", "before"), 10.0))
+        assert (await batch.read()).WhichOneof("outcome") == "finished"
+        watch = stub.WatchBudget(budget_pb2.WatchBudgetRequest(task="math"), metadata=metadata, timeout=20)
+        assert (await watch.read()).HasField("budget")
+        yield batch, watch
+
+
+async def ended(stream: Any) -> CoordinatorError:
+    """What a stream ends with; what it tells before is passed over."""
+    try:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    except grpc.RpcError as error:
+        return from_rpc_error(error)
+    raise AssertionError("the stream ended well")
+
+
+@pytest.mark.parametrize("kind", ["token", "certificate", "both"])
+async def test_a_revoked_credential_spends_nothing_more_through_the_streams_it_opened(fleet, kind) -> None:
+    async with open_streams(fleet, kind) as (batch, watch):
+        fleet.tokens.revoke("device", "lamp")
+        await batch.write(codec.encode_item(call("after", "after"), 10.0))
+        for error in (await ended(batch), await ended(watch)):
+            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "REVOKED"
+    assert [request.messages[-1].content for request in fleet.provider.requests] == ["before"]
+
+
+@pytest.mark.parametrize("kind", ["token", "certificate", "both"])
+async def test_an_expired_credential_spends_nothing_more_through_the_streams_it_opened(fleet, kind) -> None:
+    async with open_streams(fleet, kind) as (batch, watch):
+        fleet.clock.advance(LIFE_S[kind] - 5.0)
+        await batch.write(codec.encode_item(call("in time", "in time"), 10.0))
+        assert (await batch.read()).WhichOneof("outcome") == "finished"
+        fleet.clock.advance(5.0)
+        await batch.write(codec.encode_item(call("after", "after"), 10.0))
+        for error in (await ended(batch), await ended(watch)):
+            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "EXPIRED"
+    assert [request.messages[-1].content for request in fleet.provider.requests] == ["before", "in time"]
+
+
+async def test_what_was_read_before_the_credential_ended_is_still_answered(fleet) -> None:
+    held = fleet.provider.behaviour = Held()
+    held.release.set()
+    async with open_streams(fleet, "token") as (batch, _):
+        held.release.clear()
+        held.reached.clear()
+        await batch.write(codec.encode_item(call("running", "running"), 10.0))
+        await held.reached.wait()
+        fleet.tokens.revoke("device", "lamp")
+        await batch.write(codec.encode_item(call("after", "after"), 10.0))
+        held.release.set()
+        reply = await batch.read()
+        assert (reply.call_key, reply.WhichOneof("outcome")) == ("running", "finished")
+        assert isinstance(await ended(batch), Unauthenticated)
+
+
+async def test_a_revoked_administrator_reads_no_more_of_the_journal(fleet) -> None:
+    held = fleet.provider.behaviour = Held()
+    held.release.set()
+    listen = (f"unix:{fleet.folder}/a.sock",)
+    async with AsyncExitStack() as stack:
+        _, address = await stack.enter_async_context(fleet.running(client_cert=False, admin_listen=listen))
+        token = fleet.tokens.issue("admin", "eve")
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(listen[0]))
+        request = admin_pb2.ReadJournalRequest(follow=True)
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        journal = admin.ReadJournal(request, metadata=(("authorization", f"Bearer {token}"),), timeout=20)
+        lamp_token = fleet.token_file(fleet.tokens.issue("device", "lamp"))
+        lamp = await stack.enter_async_context(device(address, fleet.tls(), lamp_token))
+        await lamp.complete(call("k1"), 10.0)
+        await journal.read()
+        fleet.tokens.revoke("admin", "eve")
+        await lamp.complete(call("k2", "another"), 10.0)
+        assert (await ended(journal)).metadata["cause"] == "REVOKED"
+
+
+async def test_a_batch_and_a_watch_that_outlive_their_token_go_on_with_the_renewed_one(tmp_path) -> None:
+    fleet = SecureFleet(tmp_path)
+    file = fleet.token_file(fleet.tokens.issue("device", "lamp", life_s=2))
+    ends_at = fleet.tokens.check(file.token()).expires_at
+    first = file.token()
+    auth = {"clock_skew_s": 0}
+
+    async def calls():
+        yield call("k0", "question 0")
+        async with asyncio.timeout(20):
+            while file.token() == first or fleet.clock.now() < ends_at:
+                await asyncio.sleep(0.02)
+        for number in range(1, 5):
+            yield call(f"k{number}", f"question {number}")
+
+    async with AsyncExitStack() as stack:
+        _, address = await stack.enter_async_context(fleet.running(client_cert=False, auth=auth, service=QUICK_HEARTBEATS))
+        lamp = await stack.enter_async_context(device(address, fleet.tls(), file))
+        budgets = await stack.enter_async_context(aclosing(lamp.watch_budget("math")))
+        assert (await anext(budgets)).calls == 0
+        outcomes = {reply.call_key: reply.outcome async for reply in lamp.complete_batch(calls(), 10.0)}
+        async with asyncio.timeout(10):
+            while (await anext(budgets)).calls < 5:
+                pass
+    assert {key: getattr(outcome, "text", outcome) for key, outcome in outcomes.items()} == {
+        f"k{number}": f"QUESTION {number}" for number in range(5)
+    }
+    assert len(fleet.provider.requests) == 5
+
+
+async def test_a_batch_of_a_revoked_device_is_refused_without_asking_again(fleet) -> None:
+    file = fleet.token_file(fleet.tokens.issue("device", "lamp"))
+
+    async def calls():
+        yield call("k0", "question 0")
+        while not fleet.provider.requests:
+            await asyncio.sleep(0.01)
+        fleet.tokens.revoke("device", "lamp")
+        yield call("k1", "question 1")
+
+    async with fleet.running(client_cert=False) as (_, address), device(address, fleet.tls(), file) as lamp:
+        outcomes = {reply.call_key: reply.outcome async for reply in lamp.complete_batch(calls(), 10.0)}
+        with pytest.raises(Unauthenticated, match="was revoked"):
+            await anext(lamp.watch_budget("math"))
+    assert outcomes["k0"].text == "QUESTION 0"
+    assert isinstance(outcomes["k1"], Unauthenticated) and outcomes["k1"].metadata["cause"] == "REVOKED"
+
+
+@asynccontextmanager
+async def of_two_tasks(fleet: SecureFleet) -> AsyncIterator[tuple[Any, Any]]:
+    """Two holders of tokens of the same device, one for `math` and one for `secrets`."""
+    async with AsyncExitStack() as stack:
+        _, address = await stack.enter_async_context(fleet.running(client_cert=False))
+        clients = []
+        for task in ("math", "secrets"):
+            token = fleet.token_file(fleet.tokens.issue("device", "lamp", [task]), task)
+            clients.append(await stack.enter_async_context(device(address, fleet.tls(), token)))
+        yield clients[0], clients[1]
+
+
+async def told(attempt: Any) -> str:
+    with pytest.raises(NotFound) as caught:
+        await attempt
+    return str(caught.value)
+
+
+async def test_a_call_of_another_task_is_to_a_limited_token_as_if_it_never_was(fleet) -> None:
+    async with of_two_tasks(fleet) as (math, secrets):
+        await secrets.complete(call("k1", task="secrets"), 10.0)
+        assert (await secrets.get_call("k1")).text == "WHAT IS 2+2?"
+        assert (await secrets.cancel_call("k1")).progress is CallProgress.COMPLETED
+        for ask in (math.get_call, math.cancel_call):
+            assert (await told(ask("k1"))).replace("k1", "k2") == await told(ask("k2"))
+
+
+async def test_a_running_call_of_another_task_is_not_cancelled_by_a_limited_token(fleet) -> None:
+    held = fleet.provider.behaviour = Held()
+    async with of_two_tasks(fleet) as (math, secrets):
+        running = asyncio.create_task(secrets.complete(call("k1", task="secrets"), 10.0))
+        await held.reached.wait()
+        for ask in (math.get_call, math.cancel_call):
+            await told(ask("k1"))
+        held.release.set()
+        assert (await running).text == "WHAT IS 2+2?"
+
+
+async def test_a_devices_stored_answer_is_not_given_again_in_another_task(fleet) -> None:
+    async with of_two_tasks(fleet) as (math, secrets):
+        await secrets.complete(call("k1", task="secrets"), 10.0)
+        assert (await secrets.complete(call("k2", task="secrets"), 10.0)).cached
+        assert not (await math.complete(call("k3", task="math"), 10.0)).cached
+        assert (await math.complete(call("k4", task="math"), 10.0)).cached
