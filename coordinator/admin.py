@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from coordinator.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
 from coordinator.broker import Broker, progress_of
-from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, settings_set
+from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, rows_held_to_next, settings_set
 from coordinator.config import LimitConfig
 from coordinator.fleet import Device, Fleet, is_device_id
 from coordinator.journal import JournalEntry
@@ -87,7 +87,8 @@ class AdminApi:
         token = _token(rows[-1].key) if len(rows) == size else ""
         book = await self._desk.limits()
         scopes = [_scope(scope, book) for scope in SCOPES]
-        return admin_pb2.ListBudgetsResponse(budgets=map(_budget, rows), next_page_token=token, scopes=scopes)
+        held = rows_held_to_next(rows, book.limits, self._clock.now())
+        return admin_pb2.ListBudgetsResponse(budgets=map(_budget, held), next_page_token=token, scopes=scopes)
 
     async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Administrator) -> admin_pb2.SetBudgetResponse:
         """Change limits of one scope, durably, at once and at every replica."""
@@ -111,7 +112,8 @@ class AdminApi:
         self, request: admin_pb2.ListUpstreamsRequest, caller: Administrator
     ) -> admin_pb2.ListUpstreamsResponse:
         """The cloud LLMs and how busy they are."""
-        upstreams = map(_upstream, self._upstreams.all())
+        now = asyncio.get_running_loop().time()
+        upstreams = [_upstream(upstream, now) for upstream in self._upstreams.all()]
         return admin_pb2.ListUpstreamsResponse(
             upstreams=upstreams, in_flight=self._broker.in_flight, draining=not self._broker.admitting
         )
@@ -125,7 +127,7 @@ class AdminApi:
     async def set_device_disabled(
         self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
     ) -> admin_pb2.SetDeviceDisabledResponse:
-        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name."""
+        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
         device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
         return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
@@ -144,7 +146,8 @@ class AdminApi:
     ) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
         row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
-        return admin_pb2.RevokeDeviceResponse(epoch=row.epoch)
+        known = row.issued_at is not None or any(each.device_id == row.name for each in await self._fleet.devices())
+        return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
     async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Administrator) -> admin_pb2.ListCallsResponse:
         """The calls by device and key. A page of one state may be short, because only `page_size` calls are looked at."""
@@ -291,7 +294,7 @@ def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
     return record
 
 
-def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
+def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
     return admin_pb2.UpstreamRecord(
         alias=upstream.alias,
         model=upstream.model,
@@ -299,6 +302,7 @@ def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
         deadline_s=upstream.deadline_s,
         max_output_tokens=upstream.max_output_tokens,
         waiting=upstream.gate.waiting,
+        breaker=upstream.breaker.state(now_s),
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from edge.core.errors import CoordinatorUnavailable, StateError
 
 log = logging.getLogger(__name__)
-DAMAGED = "restore a copy of it, or move it away to begin a new ledger; `edge-coordinator ledger export` gives what can still be read"
+DAMAGED = (
+    "restore a copy of it, or move it away to begin a new ledger; `edge-coordinator ledger export` gives what can still be read"
+)
 NO_SPACE = "make room on its disk"
 READ_ONLY = (
     "its folder cannot be written, and a ledger is read through files beside it: make it writable, copy the ledger with its -wal "
