@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from coordinator.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
 from coordinator.broker import Broker, progress_of
-from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, settings_set
+from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, rows_held_to_next, settings_set
 from coordinator.config import LimitConfig
 from coordinator.fleet import MAX_VERSION_CHARS, Device, Fleet, is_device_id
 from coordinator.journal import JournalEntry
@@ -92,9 +92,9 @@ class AdminApi:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
         rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        shown = _fitting(map(_budget, rows))
-        token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         book = await self._desk.limits()
+        shown = _fitting(map(_budget, rows_held_to_next(rows, book.limits, self._clock.now())))
+        token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         scopes = [_scope(scope, book) for scope in SCOPES]
         return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
 
@@ -125,7 +125,8 @@ class AdminApi:
         self, request: admin_pb2.ListUpstreamsRequest, caller: Administrator
     ) -> admin_pb2.ListUpstreamsResponse:
         """The cloud LLMs and how busy they are."""
-        upstreams = map(_upstream, self._upstreams.all())
+        now = asyncio.get_running_loop().time()
+        upstreams = [_upstream(upstream, now) for upstream in self._upstreams.all()]
         return admin_pb2.ListUpstreamsResponse(
             upstreams=upstreams, in_flight=self._broker.in_flight, draining=not self._broker.admitting
         )
@@ -139,7 +140,7 @@ class AdminApi:
     async def set_device_disabled(
         self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
     ) -> admin_pb2.SetDeviceDisabledResponse:
-        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name."""
+        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
         device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
         return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
@@ -160,7 +161,8 @@ class AdminApi:
     ) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
         row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
-        return admin_pb2.RevokeDeviceResponse(epoch=row.epoch)
+        known = row.issued_at is not None or any(each.device_id == row.name for each in await self._fleet.devices())
+        return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
     async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Administrator) -> admin_pb2.ListCallsResponse:
         """The calls by device and key. A page of one state may be short, because only `page_size` calls are looked at."""
@@ -328,7 +330,7 @@ def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
     return record
 
 
-def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
+def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
     return admin_pb2.UpstreamRecord(
         alias=upstream.alias,
         model=upstream.model,
@@ -336,6 +338,7 @@ def _upstream(upstream: Upstream) -> admin_pb2.UpstreamRecord:
         deadline_s=upstream.deadline_s,
         max_output_tokens=upstream.max_output_tokens,
         waiting=upstream.gate.waiting,
+        breaker=upstream.breaker.state(now_s),
     )
 
 

@@ -31,7 +31,8 @@ def records_of(reply: Any) -> Sequence[Any]:
 def device_line(device: admin_pb2.DeviceRecord) -> str:
     """One device."""
     tasks = ", ".join(device.tasks) or "no task"
-    seen = f"last seen {_moment(device.last_seen_ms)}" + (", disabled" if device.disabled else "")
+    seen = f"last seen {_moment(device.last_seen_ms)}" if device.last_seen_ms else "never seen"
+    seen += ", disabled" if device.disabled else ""
     return f"{device.device}: agent {device.agent_version or 'unknown'}, {tasks}, {seen}"
 
 
@@ -48,7 +49,12 @@ def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceReco
     cost = "no price, so its calls are refused"
     if price is not None and price.priced:
         cost = f"{price.in_uusd_per_mtok} / {price.out_uusd_per_mtok} micro-USD per million tokens in / out"
-    return f"{upstream.alias}: {upstream.model}, {cost}, {upstream.waiting} waiting"
+    return f"{upstream.alias}: {upstream.model}, {cost}, {upstream.waiting} waiting" + _breaker_text(upstream.breaker)
+
+
+def _breaker_text(state: str) -> str:
+    told = {"open": ", breaker open: it failed and is not asked now", "half_open": ", breaker half open: one call tries it"}
+    return told.get(state, ", breaker closed")
 
 
 def call_state_of(word: str | None) -> call_pb2.CallState:

@@ -257,6 +257,11 @@ class Coordinator:
         else:
             log.warning("configuration read again: %s", changes)
 
+    def under_way(self) -> str:
+        """How many calls run or wait."""
+        count = self._broker.in_flight
+        return f"{count} call{'' if count == 1 else 's'}"
+
     async def hurry(self) -> None:
         """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
         await self._broker.drain(0.0)
@@ -466,12 +471,13 @@ async def serve(
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
         orphaned = await _told_to_stop(signals, coordinator.drain_begun, parent_pid)
-        log.info("stopping: %s", "the parent is gone" if orphaned else "told to")
+        log.warning("stopping%s: waiting for %s", ", the parent is gone" if orphaned else "", coordinator.under_way())
         manager.stopping()
         hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
         grace_s = coordinator.config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
         await _cancelled(hurrying)
+    log.warning("stopped")
 
 
 def _collect_rarely() -> None:

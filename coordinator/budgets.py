@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from coordinator.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version
@@ -152,10 +153,13 @@ def _scope_of(key: str) -> str:
     return key.split("@")[0].split("[")[0]
 
 
+def _window_of(key: str) -> str:
+    return key.removeprefix("fleet").rpartition("]")[2].removeprefix("@")
+
+
 def _asked(row: BudgetRow) -> dict[str, Any]:
     """A row's limits as configuration; the length of its window's label tells the window."""
-    label = row.key.removeprefix("fleet").rpartition("]")[2].removeprefix("@")
-    window = _WINDOW_BY_LABEL_CHARS.get(len(label), "total")
+    window = _WINDOW_BY_LABEL_CHARS.get(len(_window_of(row.key)), "total")
     amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
     return {"window": window, **amounts}
 
@@ -166,6 +170,31 @@ def overlaid(configured: BudgetsConfig, rows: Sequence[SetLimits]) -> BudgetsCon
     for row in rows:
         base[row.scope] = {**base[row.scope], **dict(row.changes)}
     return BudgetsConfig.model_validate(base)
+
+
+def held_to_next(row: BudgetRow, limit: LimitConfig, now: float) -> BudgetRow:
+    """The row with the limits that its next hold would be held to; as it is where its window is another than the limit's is now."""
+    if _window_of(row.key) != window_label(limit.window, now):
+        return row
+    asked = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    return replace(row, asked=asked, limits=asked.at_least(row.used))
+
+
+def rows_held_to_next(rows: Sequence[BudgetRow], limits: BudgetsConfig, now: float) -> list[BudgetRow]:
+    """The rows with the limits that the next holds would be held to; a step's credit and a share as they are."""
+    scopes = {scope: getattr(limits, scope) for scope in SCOPES}
+    return [held_to_next(row, scopes[_scope_of(row.key)], now) if _scope_of(row.key) in scopes else row for row in rows]
+
+
+def rows_with_set(rows: Sequence[BudgetRow], was_set: Sequence[SetLimits], now: float) -> list[BudgetRow]:
+    """The same where no configuration is at hand: what each row was last held to, with what was set since."""
+    changes = {row.scope: dict(row.changes) for row in was_set if row.changes}
+    return [
+        held_to_next(row, LimitConfig.model_validate({**_asked(row), **changes[_scope_of(row.key)]}), now)
+        if _scope_of(row.key) in changes
+        else row
+        for row in rows
+    ]
 
 
 def settings_set(rows: Sequence[SetLimits]) -> dict[str, tuple[str, ...]]:

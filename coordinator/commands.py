@@ -89,12 +89,18 @@ def serve(
         str | None, typer.Option("--metrics", help="Serve Prometheus metrics there.", metavar="HOST:PORT", show_default=False)
     ] = None,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "warning",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify the ledger first, as `ledger verify` does; do not serve one that differs.")
+    ] = False,
     json_lines: Json = False,
 ) -> int:
     """Serve devices until SIGTERM or Ctrl-C.
 
     Without a configuration the bundled nano-cloud model is the cloud LLM, at a notional price of 100 000 / 400 000 micro-USD per million
     tokens in / out, so that spend moves and caps can be tried.
+
+    It does not verify the ledger by itself, which takes as long as the journal is: `--verify`, or `ledger verify` now and then and after a
+    crash, a restored copy or a full disk.
     """
     import asyncio
     import os
@@ -114,6 +120,8 @@ def serve(
     def read() -> CoordinatorConfig:
         return _resolved(config, state, sets, listen, {"console_listen": console, "metrics_listen": metrics})
 
+    if verify:
+        _require_verified(read())
     asyncio.run(run(read, lambda serving: _tell(serving, json_lines), parent_pid=parent_pid))
     return 0
 
@@ -194,15 +202,19 @@ def devices(
     json_lines: Json = False,
 ) -> int:
     """List the devices that a running coordinator has seen; or disable and enable one."""
-    from coordinator.admin_text import device_line
-    from edge.rpc.v1 import admin_pb2
-
     if context.invoked_subcommand is not None:
         if json_lines or any(value is not None for value in (coordinator, config, state, sets)):
             raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
         return 0
-    resolved = _resolved(config, state, sets, coordinator=coordinator)
-    return _print_pages(resolved, "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
+    return _list_devices(_resolved(config, state, sets, coordinator=coordinator), json_lines)
+
+
+@devices_app.command("list")
+def devices_list(
+    coordinator: Coordinator = None, config: Config = None, state: State = None, sets: Sets = None, json_lines: Json = False
+) -> int:
+    """The same as `devices`."""
+    return _list_devices(_resolved(config, state, sets, coordinator=coordinator), json_lines)
 
 
 @devices_app.command("disable")
@@ -493,15 +505,18 @@ def _spending_in_file(config: CoordinatorConfig, configured: bool) -> Spending:
     """The same from the ledger of a state folder. Raises StateError."""
     from coordinator.admin_client import Spending
     from coordinator.bootstrap import open_rows
-    from coordinator.budgets import limits_in_ledger, overlaid, settings_set
+    from coordinator.budgets import limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
     from coordinator.ledger import task_as_seen
+    from edge.core.clock import SystemClock
 
     with open_rows(config) as rows:
         budgets, prices = list(rows.all_budgets()), {row.key: row for row in rows.all_prices()}
         tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all_tasks()]
         was_set = tuple(rows.set_limits())
     known = config.budgets if configured else limits_in_ledger(budgets)
-    return Spending(overlaid(known, was_set), budgets, tasks, list(prices.values()), settings_set(was_set))
+    limits, now = overlaid(known, was_set), SystemClock().now()
+    shown = rows_held_to_next(budgets, limits, now) if configured else rows_with_set(budgets, was_set, now)
+    return Spending(limits, shown, tasks, list(prices.values()), settings_set(was_set))
 
 
 def _set_in_running(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig | None:
@@ -525,6 +540,13 @@ def _set_in_ledger(config: CoordinatorConfig, scope: str, changes: dict[str, Any
     from edge.core.clock import SystemClock
 
     return overlaid(config.budgets, in_ledger(config, lambda store: store.set_limits(scope, changes, SystemClock().now())))
+
+
+def _list_devices(config: CoordinatorConfig, json_lines: bool) -> int:
+    from coordinator.admin_text import device_line
+    from edge.rpc.v1 import admin_pb2
+
+    return _print_pages(config, "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
 
 
 def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_lines: bool) -> int:
@@ -553,9 +575,13 @@ def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Cal
     from coordinator.admin_text import as_json, records_of
 
     with required_coordinator(access_of(config)) as client:
+        shown = 0
         for reply in client.pages(method, request):
             for record in records_of(reply):
+                shown += 1
                 _print_json(as_json(record)) if json_lines else typer.echo(line(record))
+    if not shown:
+        typer.echo(f"no {method.removeprefix('List').lower()} to show", err=True)
     return 0
 
 
@@ -664,6 +690,23 @@ def _task_line(row: TaskRow) -> str:
     return (
         f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {row.charged.calls} calls"
     )
+
+
+def _require_verified(config: CoordinatorConfig) -> None:
+    """Raises LedgerDiffers. A ledger that is still to be made, or in memory, has nothing to verify."""
+    from coordinator.bootstrap import ledger_path, open_rows, state_dir_of
+    from coordinator.verify import verify
+
+    backend = config.storage.backend
+    if backend == "memory" or (backend == "sqlite" and not ledger_path(state_dir_of(config)).exists()):
+        return
+    with open_rows(config) as rows:
+        report = verify(rows)
+    if not report.ok:
+        raise LedgerDiffers(
+            f"the ledger does not verify, so it is not served: {report.differences[0]}",
+            hint="`edge-coordinator ledger verify` names every difference",
+        )
 
 
 def _report(report: VerifyReport, json_lines: bool) -> int:

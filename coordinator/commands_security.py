@@ -41,6 +41,7 @@ Coordinator = Annotated[
     str | None,
     typer.Option("--coordinator", help="Ask the coordinator there, on another machine: its admin_listen.", metavar="HOST:PORT"),
 ]
+NotThere = Annotated[str | None, typer.Option("--coordinator", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
 
 
@@ -134,10 +135,18 @@ def token_issue(
 @token_app.command("rotate")
 def token_rotate(
     at_once: Annotated[bool, typer.Option("--at-once", help="A key got out: every token of older keys ends now.")] = False,
+    coordinator: NotThere = None,
     config: Config = None,
     state: State = None,
 ) -> int:
-    """Sign with a new key from now on; tokens of older keys live out their 15 minutes."""
+    """Sign with a new key from now on; tokens of older keys live out their 15 minutes.
+
+    Only where the keys lie: on the coordinator's own machine, with its --config or --state. A running coordinator sees it at once.
+    """
+    if coordinator is not None:
+        raise UsageError(
+            "keys are not rotated from another machine", hint="run it on the coordinator's own, without --coordinator"
+        )
     tokens, _ = _tokens(config, state)
     typer.echo(f"signing with key {tokens.rotate(at_once=at_once).kid}")
     return 0
@@ -158,10 +167,15 @@ def token_revoke(
     resolved = _resolved(config, state, sets, coordinator)
     if resolved.admin.address is not None:
         _require_device_role(role, "revoked")
-        epoch = _revoked_there(resolved, name)
+        epoch, known = _revoked_there(resolved, name)
     else:
-        epoch = _tokens(config, state)[0].revoke(role, name).epoch
+        row = _tokens(config, state)[0].revoke(role, name)
+        epoch, known = row.epoch, row.issued_at is not None
     typer.echo(f"{role} {name}: everything issued before now is refused; its epoch is {epoch}")
+    if not known:
+        typer.echo(
+            f"note: no token was issued to a {role} {name} before: is that the name? Its certificates are refused", err=True
+        )
     return 0
 
 
@@ -213,12 +227,14 @@ def _issued_there(config: CoordinatorConfig, device: str, tasks: Sequence[str], 
         return str(client.ask("IssueToken", request).token)
 
 
-def _revoked_there(config: CoordinatorConfig, device: str) -> int:
+def _revoked_there(config: CoordinatorConfig, device: str) -> tuple[int, bool]:
+    """Its epoch, and whether it was known there."""
     from coordinator.admin_client import access_of, required_coordinator
     from edge.rpc.v1 import admin_pb2
 
     with required_coordinator(access_of(config)) as client:
-        return int(client.ask("RevokeDevice", admin_pb2.RevokeDeviceRequest(device=device)).epoch)
+        reply = client.ask("RevokeDevice", admin_pb2.RevokeDeviceRequest(device=device))
+        return int(reply.epoch), bool(reply.known)
 
 
 def _tokens(config: Path | None, state: Path | None) -> tuple[Tokens, TokenStore]:

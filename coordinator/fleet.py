@@ -83,7 +83,8 @@ class Fleet:
         self._seen[device_id] = self._clock.now()
 
     async def set_disabled(self, device_id: str, disabled: bool) -> Device:
-        """Shut a device out, or let it in again. What it has under way is settled as ever. Raises InvalidRequest on a malformed id."""
+        """Shut a device out, or let it in again. What it has under way is settled as ever. Raises InvalidRequest on a malformed
+        id, NotFound for one to be enabled that nobody knows."""
         if not is_device_id(device_id):
             raise InvalidRequest("a device id is 1 to 64 letters, digits, dots, dashes or underscores")
         row = await self._store.set_device_disabled(device_id, disabled, self._clock.now())

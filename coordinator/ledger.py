@@ -59,6 +59,7 @@ from edge.dagrpo.dual import dual_step, shared_lr
 
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
+NEVER_SEEN_MS = 0
 
 
 class Tables(Protocol):
@@ -686,7 +687,8 @@ class Ledger:
         known = self._tables.device(device)
         if known is None:
             self._journal(now, "device", {"device": device, "disabled": False})
-        first_ms = known.first_seen_ms if known else milliseconds(now)
+        seen_before = known is not None and known.first_seen_ms != NEVER_SEEN_MS
+        first_ms = known.first_seen_ms if known is not None and seen_before else milliseconds(now)
         row = DeviceRow(device, agent_version, tuple(tasks), first_ms, milliseconds(now))
         self._tables.put_device(row)
         return row
@@ -699,11 +701,16 @@ class Ledger:
                 self._tables.put_device(replace(row, last_seen_ms=milliseconds(seen[device])))
 
     def set_device_disabled(self, device: str, disabled: bool, now: float) -> DeviceRow:
-        """Refuse a device from now on, or let it in again; also one that never registered. What it holds is settled as ever."""
+        """Refuse a device from now on, also one that never registered, or let it in again. What it holds is settled as ever.
+
+        Raises NotFound for one to be let in that nobody knows.
+        """
         if not device:
             raise InvalidRequest("a device needs an id")
         known = self._tables.device(device)
-        row = replace(known or DeviceRow(device, "", (), milliseconds(now), milliseconds(now)), disabled=disabled)
+        if known is None and not disabled:
+            raise NotFound(f"no device is called {device!r}", hint="`edge-coordinator devices` lists those that are known")
+        row = replace(known or DeviceRow(device, "", (), NEVER_SEEN_MS, NEVER_SEEN_MS), disabled=disabled)
         if row != known:
             self._tables.put_device(row)
             self._journal(now, "device", {"device": device, "disabled": disabled})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ _PERHAPS_EXECUTED_4XX = frozenset({408, 499})
 _MOST_ERROR_BYTES = 1 << 16
 LONGEST_WAIT_S = 86400.0
 _ERROR_BODY_S = 1.0
+_MEDIA_TYPE = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
+_STATUS_HINTS = {
+    402: "the provider wants to be paid first",
+    404: "check base_url and the model's name",
+    429: "the upstream's own rate limit; lower max_concurrency where it lasts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,9 @@ class HttpUpstream:
         """4xx (and a redirect, which is never followed) was not executed; 5xx perhaps."""
         status = response.status
         refused = 300 <= status < 500 and status not in _PERHAPS_EXECUTED_4XX
-        hint = f"check the key in ${self._key.env}" if status in (401, 403) and self._key else ""
+        hint = f"check the key in ${self._key.env}" if status in (401, 403) and self._key else _STATUS_HINTS.get(status, "")
+        if status >= 500:
+            hint = "the upstream failed; its own log says why"
         return ProviderError(
             f"the upstream answered with HTTP status {status}{word and f' ({word})'}",
             kind=f"http_{status}",
@@ -177,6 +186,12 @@ class Reply:
         self._max_bytes = max_bytes
         self._size = 0
 
+    @property
+    def media_type(self) -> str:
+        """What the response says that its body is, such as `application/json`; what is no media type at all is not repeated."""
+        told = self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return told if _MEDIA_TYPE.fullmatch(told) else "no known media type"
+
     async def whole(self) -> bytes:
         """The whole body. Raises ProviderError."""
         body = bytearray()
@@ -198,6 +213,13 @@ class Reply:
             message = f"the upstream's answer is larger than {self._max_bytes} bytes"
             raise ProviderError(message, kind="too_large", executed=True)
         return chunk
+
+    async def visible_piece(self) -> bytes:
+        """The next bytes from the first that is no blank on, b"" at the end. Raises ProviderError."""
+        while chunk := await self.piece():
+            if visible := chunk.lstrip():
+                return visible
+        return b""
 
     def close(self) -> None:
         """Give the connection back when the body was read to its end, else close it."""

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, endpoint_url
+from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
 from coordinator.providers.openai_wire import Answer, WireError, decode_answer, request_body, result_of, usage_of
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_by_bytes
 from coordinator.providers.sse import SseLines
+
+JSON, EVENTS = "application/json", "text/event-stream"
+UNREADABLE = "its JSON cannot be read"
+NO_STREAM = "the upstream's answer is no stream of events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class OpenAICompatibleProvider:
         body = request_body(request, self._tokens_field, streamed=False)
         reply = await self._http.post(body, request, end)
         try:
-            return _finished(_decoded(await reply.whole()))
+            return _finished(_decoded(await reply.whole(), _wanted(reply, JSON)))
         finally:
             reply.close()
 
@@ -72,14 +76,23 @@ class OpenAICompatibleProvider:
         reply = await self._http.post(body, request, end)
         lines, answer = SseLines(), Answer()
         try:
-            while not lines.done and (chunk := await reply.piece()):
+            chunk = await reply.visible_piece()
+            if chunk.startswith(b"{"):  # no event begins so: the server does not stream, its answer comes in one piece
+                result = _finished(_decoded(chunk + await reply.whole(), _wanted(reply, JSON)))
+                yield ProviderDelta(result.text)
+                yield ProviderDelta("", result)
+                return
+            while chunk:
                 for data in lines.feed(chunk):
                     if text := answer.add(_decoded(data)):
                         yield ProviderDelta(text)
+                chunk = b"" if lines.done else await reply.piece()
         except WireError as error:
             raise _garbage(str(error), answer) from error
         finally:
             reply.close()
+        if answer == Answer() and reply.media_type != EVENTS:
+            raise ProviderError(NO_STREAM, kind="garbage", executed=True, hint=_wanted(reply, EVENTS))
         yield ProviderDelta("", _finished(answer))
 
     async def aclose(self) -> None:
@@ -92,11 +105,16 @@ def chat_completions_url(endpoint: OpenAIEndpoint) -> str:
     return endpoint_url(endpoint.base_url, "/chat/completions", allow_plaintext=endpoint.allow_plaintext)
 
 
-def _decoded(data: bytes) -> Answer:
+def _wanted(reply: Reply, media_type: str) -> str:
+    """What came instead of what was asked for."""
+    return UNREADABLE if reply.media_type == media_type else f"it answered {reply.media_type}, {media_type} was wanted"
+
+
+def _decoded(data: bytes, hint: str = UNREADABLE) -> Answer:
     try:
         return decode_answer(data)
     except (WireError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProviderError("the upstream's answer is not what it should be", kind="garbage", executed=True) from error
+        raise ProviderError("the upstream's answer is not what it should be", kind="garbage", executed=True, hint=hint) from error
 
 
 def _finished(answer: Answer) -> ProviderResult:
@@ -107,4 +125,4 @@ def _finished(answer: Answer) -> ProviderResult:
 
 
 def _garbage(message: str, answer: Answer) -> ProviderError:
-    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer))
+    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer), hint=message)

@@ -30,6 +30,7 @@ from coordinator.stores.postgres_tables import (
 )
 from coordinator.stores.reach import NOTHING, Kind, Reach, Want
 from coordinator.stores.transactions import TransactingStore
+from coordinator.stores.trouble import Writability, not_written
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class PostgresLedgerStore(TransactingStore):
         self._writing: asyncpg.Connection[Any] | None = None
         self._epoch = 0
         self._written: tuple[int, str] | None = None  # the head this batch makes; None while it has written nothing
+        self._writability = Writability()
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -211,8 +213,9 @@ class PostgresLedgerStore(TransactingStore):
             if not isinstance(error, driver_errors()):
                 log.error("a batch of the ledger failed unexpectedly: %s", type(error).__name__)
             self._disconnect()
+            self._writability.failed(_one_line(error))
             for job in jobs:
-                job.value, job.error = None, _unavailable(f"the ledger cannot be written: {_one_line(error)}")
+                job.value, job.error = None, not_written()
 
     async def _blame(self, jobs: list[_Job], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
@@ -234,6 +237,7 @@ class PostgresLedgerStore(TransactingStore):
                 raise
         if self._written is not None:
             self.commits += 1
+            self._writability.wrote()
             self.operations += len(jobs)
 
     async def _transaction(self, jobs: list[_Job]) -> None:

@@ -31,6 +31,7 @@ from coordinator.stores.migrations import LEDGER, History, migrate_sqlite_file, 
 from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
 from coordinator.stores.transactions import TransactingStore
+from coordinator.stores.trouble import DAMAGED, Writability, advice, cannot_open_file, not_written
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class _Writer:
         self._opened_at = 0.0
         self._last_batch = 0
         self._never = threading.Event()
+        self._writability = Writability()
         self.commits = 0
         self.operations = 0
 
@@ -206,6 +208,7 @@ class _Writer:
         if not tables.is_written:
             changed = self._write(tables)
             self.commits += 1
+            self._writability.wrote()
             self.feed.publish(changed)
         self.operations += len(jobs)
 
@@ -222,8 +225,9 @@ class _Writer:
     def _abandon(self, jobs: list[_Job], error: Exception) -> None:
         """Nothing of the batch happened; the next batch starts on a fresh connection."""
         self._disconnect()
+        self._writability.failed(f"{self._path}: {error} ({advice(error)})")
         for job in jobs:
-            job.value, job.error = None, _unavailable(f"the ledger cannot be written: {error}")
+            job.value, job.error = None, not_written()
 
     def _connected(self) -> BufferedTables:
         """The rows; over a fresh connection after a failure. Raises OSError when the file was removed or replaced."""
@@ -310,7 +314,7 @@ def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
         connection.execute("BEGIN")
         yield SqliteTables(connection)
     except sqlite3.Error as error:
-        raise _as_state_error(file, error) from error
+        raise cannot_open_file(file, error, reading=True) from error
     finally:
         if connection is not None:
             connection.close()
@@ -407,7 +411,7 @@ def _as_read_now(connection: sqlite3.Connection, path: Path) -> sqlite3.Connecti
 def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
     finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if finding != "ok":
-        raise StateError(f"ledger {path} is damaged: {finding}", hint="restore it from a backup")
+        raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
 
 
 def _in_use(path: Path, lock: IO[str]) -> str:
@@ -417,9 +421,7 @@ def _in_use(path: Path, lock: IO[str]) -> str:
 
 
 def _as_state_error(path: Path, error: Exception) -> StateError:
-    if isinstance(error, StateError):
-        return error
-    return StateError(f"ledger {path} cannot be opened: {error}", hint="check the file and its folder's permissions")
+    return error if isinstance(error, StateError) else cannot_open_file(path, error)
 
 
 def _unavailable(message: str) -> CoordinatorUnavailable:

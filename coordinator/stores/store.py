@@ -113,7 +113,10 @@ class LedgerStore(Protocol):
         ...
 
     async def set_device_disabled(self, device: str, disabled: bool, now: float) -> DeviceRow:
-        """Refuse holds and steps of a device from now on, or let it in again; also one that never registered."""
+        """Refuse holds and steps of a device from now on, also of one that never registered, or let it in again.
+
+        Raises InvalidRequest without an id, NotFound for one to be let in that nobody knows.
+        """
         ...
 
     async def list_devices(self) -> tuple[DeviceRow, ...]:

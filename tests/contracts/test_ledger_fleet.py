@@ -25,7 +25,7 @@ from coordinator.accounts import (
 )
 from coordinator.stores.changes import EVERYTHING
 from coordinator.stores.store import LedgerStore
-from edge.core.errors import BudgetExhausted, InvalidRequest, PermissionDenied
+from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
 from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
@@ -368,8 +368,15 @@ async def test_a_disabled_device_gets_no_hold_no_step_and_no_answer_until_it_is_
     assert isinstance(await store.reserve(reserve_request()), Replay)
 
 
+async def test_letting_in_a_device_that_nobody_knows_makes_none(store: LedgerStore) -> None:
+    with pytest.raises(NotFound, match="'ghost'"):
+        await store.set_device_disabled("ghost", False, NOW)
+    assert await store.list_devices() == ()
+
+
 async def test_a_device_can_be_disabled_before_it_was_ever_seen(store: LedgerStore) -> None:
-    await store.set_device_disabled("stolen", True, NOW)
+    row = await store.set_device_disabled("stolen", True, NOW)
+    assert (row.first_seen_ms, row.last_seen_ms) == (0, 0)
     with pytest.raises(PermissionDenied):
         await store.reserve(reserve_request(device="stolen"))
     with pytest.raises(InvalidRequest):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,6 +80,9 @@ def settings_for(server: FakeUpstream, **changes: Any) -> dict[str, Any]:
     return {"upstreams": {"default": alias}, **changes}
 
 
+_OF_A_STOP = re.compile(r"stopping(, the parent is gone)?: waiting for \d+ calls?$|stopped$", re.MULTILINE)
+
+
 class CoordinatorProcess:
     """A child running `python -m coordinator serve`."""
 
@@ -121,11 +125,13 @@ class CoordinatorProcess:
         await self.process.wait()
 
     async def stop(self, number: int = signal.SIGTERM) -> str:
-        """Tell it to stop and wait; its stderr."""
+        """Tell it to stop and wait; its stderr, without the two lines that every stop is worth."""
         if self.process.returncode is None:
             self.process.send_signal(number)
         _, stderr = await asyncio.wait_for(self.process.communicate(), START_TIMEOUT_S)
-        return stderr.decode()
+        self.log = stderr.decode()
+        lines = self.log.splitlines(keepends=True)
+        return "".join(line for line in lines if not _OF_A_STOP.search(line))
 
 
 @asynccontextmanager

@@ -329,13 +329,20 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         seen = shown["calls"]
         assert (seen["call_key"], seen["state"], seen["charged"]["uusd"], seen["cached"]) == ("k1", "completed", 20, False)
         assert (shown["upstreams"]["alias"], shown["upstreams"]["price"]["out_uusd_per_mtok"]) == ("default", 2_000_000)
-        assert (await run("calls", "--in-state", "running"))[1] == ""
+        assert await run("calls", "--in-state", "running") == (0, "", "no calls to show\n")
+        assert await run("calls", "--in-state", "running", "--json") == (0, "", "no calls to show\n")
+        assert await run("devices", "list") == await run("devices")
+        assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 calls (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await client.complete(call("k2", "another"), 5.0)
         online = json.loads((await run("budget", "show", "--json"))[1])
+        assert "used by device[device:laptop]: calls 1 of 1," in (await run("budget", "show"))[1]
+        await run("budget", "set", "device", "--calls", "7")
+        assert "used by device[device:laptop]: calls 1 of 7," in (await run("budget", "show"))[1]
+        await run("budget", "set", "device", "--calls", "1")
     offline = json.loads((await run("budget", "show", "--json"))[1])
     assert online == offline and online["limits"]["device"]["calls_limit"] == 1
     code, stdout, stderr = await run("devices")

@@ -81,7 +81,12 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
 
         code, token, _ = await run("token", "issue", "oven", *there)
         assert code == 0 and fleet.tokens.check(token.strip()).name == "oven"
-        assert (await run("token", "revoke", "lamp", *there))[1].endswith("its epoch is 1\n")
+        code, told, stderr = await run("token", "revoke", "lamp", *there)
+        assert (code, stderr) == (0, "") and told.endswith("its epoch is 1\n")
+        code, told, stderr = await run("token", "revoke", "nosuch", *there)
+        assert code == 0 and told.endswith("its epoch is 1\n") and "nosuch before: is that the name?" in stderr
+        code, told, stderr = await run("token", "rotate", "--coordinator", admins)
+        assert (code, told) == (2, "") and "keys are not rotated from another machine" in stderr
         with pytest.raises(Unauthenticated):
             await lamp.get_budget("math")
     assert not (tmp_path / "empty").exists()

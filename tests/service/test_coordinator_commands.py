@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sqlite3
 
 import pytest
 
@@ -233,6 +234,54 @@ def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys
     assert "limit of fleet: 3 calls (total)" in out and "limit of device: no limit" in out
 
 
+def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(capsys, tmp_path) -> None:
+    now = SystemClock().now()
+    month = f"device[device:d]@{window_label('month', now)}"
+    budgets = [BudgetTerms(key, Limits(calls=12)) for key in ("fleet", month, "device[device:d]@2020-01")]
+
+    async def spend() -> None:
+        store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", now)
+        await store.reserve(reserve_request(budgets=budgets))
+        await store.aclose()
+
+    asyncio.run(spend())
+    for scope in ("fleet", "device"):
+        outcome(
+            capsys,
+            "budget",
+            "set",
+            scope,
+            "--calls",
+            "3",
+            "--window",
+            "total" if scope == "fleet" else "month",
+            "--state",
+            tmp_path,
+        )
+    file = tmp_path / "c.yaml"
+    file.write_text("budgets:\n  fleet: {calls_limit: 9}\n")
+    for configured in ((), ("--config", file)):
+        _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, *configured)
+        assert "used by fleet: calls 1 of 3" in out and f"used by {month}: calls 1 of 3" in out
+        assert "used by device[device:d]@2020-01: calls 1 of 12" in out
+
+
+def test_a_damaged_ledger_is_told_with_what_to_do(capsys, tmp_path) -> None:
+    (tmp_path / "ledger.sqlite3").write_bytes(b"not a database" * 500)
+    for arguments in (("ledger", "verify"), ("budget", "show"), ("budget", "set", "fleet", "--calls", "1")):
+        code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
+        assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err and "permissions" not in err
+
+
+def test_serving_can_be_made_to_depend_on_a_ledger_that_verifies(capsys, state) -> None:
+    connection = sqlite3.connect(state / "ledger.sqlite3")
+    connection.execute("UPDATE task_state SET next_step = next_step + 1")
+    connection.commit()
+    connection.close()
+    code, out, err = outcome(capsys, "serve", "--verify", "--listen", f"unix:{state}/s.sock", "--state", state)
+    assert (code, out, err.count("\n")) == (1, "", 1) and "does not verify, so it is not served" in err
+
+
 def test_the_ledger_and_its_lock_are_private(state) -> None:
     assert {file.stat().st_mode & 0o777 for file in state.glob("ledger.sqlite3*")} == {0o600}
 
@@ -337,3 +386,10 @@ def test_shared_prices_are_shown_with_the_tasks_that_follow_them(tmp_path, capsy
     told = json.loads(capsys.readouterr().out)
     assert [(price["key"], price["updates"]) for price in told["prices"]] == [("fleet[task:math]", 1)]
     assert told["tasks"][0]["dual"] == told["prices"][0]["dual"]
+
+
+def test_revoking_a_name_that_nobody_had_revokes_and_says_so(capsys, tmp_path) -> None:
+    code, told, stderr = outcome(capsys, "token", "revoke", "nosuch", "--state", tmp_path)
+    assert code == 0 and told.endswith("its epoch is 1\n") and "no token was issued to a device nosuch" in stderr
+    outcome(capsys, "token", "issue", "lamp", "--state", tmp_path)
+    assert outcome(capsys, "token", "revoke", "lamp", "--state", tmp_path)[2] == ""

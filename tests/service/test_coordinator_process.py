@@ -210,6 +210,8 @@ async def test_a_stop_signal_settles_the_running_call_first(tmp_path, upstream, 
         release.set()
         assert (await asking).charged_uusd == CHARGE_UUSD
         assert await child.stop() == "" and child.process.returncode == 0
+        stopping, stopped = child.log.splitlines()
+        assert stopping.endswith("stopping: waiting for 1 call") and stopped.endswith("stopped")
         await client.aclose()
         assert not (tmp_path / "c.sock").exists()
         await verify(child)

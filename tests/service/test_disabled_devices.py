@@ -110,6 +110,9 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
 
     code, told, err = await run("devices", "disable", "lamp", "--json")
     assert (code, err) == (0, "") and json.loads(told)["disabled"] is True
+    assert "lamp: agent unknown, no task, never seen, disabled" in (await run("devices", "disable", "lamp"))[1]
+    code, told, err = await run("devices", "enable", "ghost")
+    assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)),
         connected(tmp_path, "lamp", max_retries=0) as lamp,
@@ -121,6 +124,10 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
         code, told, err = await run("devices", "enable", "lamp")
         assert code == 0 and "disabled" not in told, err
         await lamp.register("1.0", ["math"])
+        assert "never seen" not in (await run("devices"))[1]
+        code, told, err = await run("devices", "enable", "ghost")
+        assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
+        assert "ghost" not in (await run("devices"))[1]
         code, told, err = await run("devices", "disable", "no device")
         assert (code, told) == (1, "") and err.count("\n") == 1
     code, _, err = await run("devices", "disable", "lamp", "--config", str(tmp_path / "none.yaml"))

@@ -304,7 +304,7 @@ async def test_a_head_that_is_locked_refuses_calls_and_recovers_when_it_is_free(
 
 
 async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_is_there_afterwards(
-    postgres_server: PostgresServer, dsn: str, store: PostgresLedgerStore
+    postgres_server: PostgresServer, dsn: str, store: PostgresLedgerStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.reserve(reserve_request())
     heard = asyncio.create_task(anext(store.changes()))
@@ -312,8 +312,13 @@ async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_i
     with pytest.raises(CoordinatorUnavailable) as refused:
         await store.reserve(reserve_request("k2"))
     assert refused.value.reason == "LEDGER_UNAVAILABLE"
+    with pytest.raises(CoordinatorUnavailable) as refused:
+        await store.reserve(reserve_request("k2"))
+    assert str(refused.value) == "the ledger cannot be written"  # no word of where the database is
     await asyncio.to_thread(postgres_server.start)
     assert (await store.settle(settlement())).applied
+    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
+    assert len(told) == 2 and "can be written again" in told[1]
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)
     assert await asyncio.wait_for(heard, 10.0) in {("", ""), ("d1", "math")}
 

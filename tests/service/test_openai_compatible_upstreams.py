@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -306,6 +307,36 @@ async def test_a_stream_without_usage_or_end_mark_is_complete_once_it_says_so() 
         result = (await streamed(provider, provider_request()))[-1].result
         assert result is not None
         assert (result.usage, result.finish) == (None, "length")
+
+
+@pytest.mark.parametrize("blanks", [b"", b"\n  \n"])
+async def test_a_server_that_ignores_that_a_stream_was_wanted_is_understood_with_its_usage(blanks: bytes) -> None:
+    async with provider_for(answers(blanks + json.dumps(completion()).encode())) as (provider, _):
+        pieces = await streamed(provider, provider_request())
+        assert [piece.text for piece in pieces] == ["forty-two", ""]
+        last = pieces[-1].result
+        assert last is not None
+        assert (last.text, last.usage, last.finish) == ("forty-two", TokenUsage(12, 3), "stop")
+
+
+@pytest.mark.parametrize(
+    ("ask", "wanted"), [(OpenAICompatibleProvider.complete, "application/json"), (streamed, "text/event-stream")]
+)
+async def test_an_answer_of_another_kind_is_told_with_what_was_wanted(ask: Ask, wanted: str) -> None:
+    async def page(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"<html>busy</html>", content_type="text/html")
+
+    async with provider_for(page) as (provider, _):
+        with pytest.raises(ProviderError) as failed:
+            await ask(provider, provider_request())
+        assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+        assert failed.value.hint == f"it answered text/html, {wanted} was wanted"
+
+
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+async def test_a_failing_status_says_where_to_look(status: int) -> None:
+    error, _ = await failure(answers(b"", status), provider_request())
+    assert error.hint
 
 
 @pytest.mark.parametrize(

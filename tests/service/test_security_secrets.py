@@ -162,7 +162,7 @@ def test_what_has_the_form_of_a_secret_or_a_quoted_prompt_is_cut(text) -> None:
 def test_ordinary_lines_stay_as_they_are() -> None:
     for line in (
         "2 calls outlived their lease and are charged as in doubt",
-        "upstream default gave no answer (http_401) check the key in $UPSTREAM_KEY",
+        "upstream default gave no answer (http_401): check the key in $UPSTREAM_KEY",
         "device lamp: epoch 3, 12 tokens, content of the journal",
         "GET http://127.0.0.1:8000/v1/chat/completions",
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import resource
 import signal
@@ -10,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from coordinator.accounts import Amount, CallState, InProgress, Reserved
 from coordinator.ledger import Ledger
 from coordinator.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, advice
 from coordinator.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
 from tests.unit.ledger_requests import HOLD, NOW, ROOMY, open_request, reserve_request, settlement
@@ -37,6 +39,12 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def sqlite_error(code: int) -> sqlite3.Error:
+    error = sqlite3.OperationalError("something failed")
+    error.sqlite_errorcode = code
+    return error
 
 
 @pytest.fixture
@@ -176,8 +184,45 @@ async def test_a_closed_store_refuses_calls_and_closes_again(store: SqliteLedger
 
 async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"not a database" * 500)
-    with pytest.raises(StateError, match="cannot be opened"):
+    with pytest.raises(StateError, match="cannot be opened") as refused:
         await SqliteLedgerStore.open(path, NOW)
+    assert refused.value.hint == DAMAGED
+    with pytest.raises(StateError, match="cannot be opened") as refused, open_read_only(path):
+        pass
+    assert refused.value.hint == DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("error", "reading", "hint"),
+    [
+        (sqlite_error(sqlite3.SQLITE_CORRUPT | 1 << 8), False, DAMAGED),
+        (sqlite_error(sqlite3.SQLITE_FULL), False, NO_SPACE),
+        (OSError(errno.ENOSPC, "no space"), False, NO_SPACE),
+        (OSError(errno.EROFS, "read-only"), False, READ_ONLY),
+        (sqlite_error(sqlite3.SQLITE_READONLY_CANTINIT), False, READ_ONLY),
+        (sqlite_error(sqlite3.SQLITE_CANTOPEN), True, READ_ONLY),
+        (sqlite_error(sqlite3.SQLITE_CANTOPEN), False, CHECK_RIGHTS),
+        (PermissionError(errno.EACCES, "no"), False, CHECK_RIGHTS),
+    ],
+)
+def test_each_kind_of_trouble_has_its_own_advice(error: Exception, reading: bool, hint: str) -> None:
+    assert advice(error, reading=reading) == hint
+
+
+async def test_a_disk_that_is_full_and_has_room_again_is_logged_once_each(
+    path: Path, store: SqliteLedgerStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.reserve(reserve_request())
+    with full_disk(path):
+        for number in range(20):
+            with suppress(CoordinatorUnavailable):
+                await store.reserve(reserve_request(f"full{number}"))
+    await store.settle(settlement())
+    await store.reserve(reserve_request("later"))
+    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
+    assert len(told) == 2
+    assert str(path) in told[0] and "calls are refused" in told[0]
+    assert told[1] == "the ledger can be written again"
 
 
 async def test_a_database_of_someone_else_is_refused_and_left_alone(path: Path) -> None:

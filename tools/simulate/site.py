@@ -30,7 +30,7 @@ from coordinator.upkeep import Upkeep
 from coordinator.upstreams import Upstream, UpstreamTable
 from coordinator.verify import VerifyReport, verify
 from coordinator.watch import BudgetBell, ring_changes
-from edge.core.errors import CoordinatorUnavailable
+from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.clock import VirtualClock
 from tools.simulate.disk import Disk, DiskError, DiskStore
@@ -202,7 +202,8 @@ class Site:
 
 
 async def _unless_unwritable(writing: Awaitable[object]) -> None:
-    with suppress(CoordinatorUnavailable):
+    """An unwritten `disable` of a device that nobody knows yet leaves nothing to `enable` either."""
+    with suppress(CoordinatorUnavailable, NotFound):
         await writing
 
 

@@ -177,20 +177,22 @@ class PriceRecord(_message.Message):
     def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., priced: bool = ..., in_uusd_per_mtok: _Optional[int] = ..., out_uusd_per_mtok: _Optional[int] = ...) -> None: ...
 
 class UpstreamRecord(_message.Message):
-    __slots__ = ("alias", "model", "provider", "deadline_s", "max_output_tokens", "waiting")
+    __slots__ = ("alias", "model", "provider", "deadline_s", "max_output_tokens", "waiting", "breaker")
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
     alias: str
     model: str
     provider: str
     deadline_s: float
     max_output_tokens: int
     waiting: int
-    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., provider: _Optional[str] = ..., deadline_s: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    breaker: str
+    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., provider: _Optional[str] = ..., deadline_s: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ..., breaker: _Optional[str] = ...) -> None: ...
 
 class ListUpstreamsRequest(_message.Message):
     __slots__ = ()
@@ -277,10 +279,12 @@ class RevokeDeviceRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ...) -> None: ...
 
 class RevokeDeviceResponse(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "known")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    known: bool
+    def __init__(self, epoch: _Optional[int] = ..., known: bool = ...) -> None: ...
 
 class CallRecord(_message.Message):
     __slots__ = ("device", "call_key", "task", "step", "prompt_id", "model", "help_units", "state", "attempts", "charged", "input_tokens", "output_tokens", "finish", "reason", "cached", "updated_ms")

@@ -1,0 +1,69 @@
+"""What is wrong with a ledger, for its operator. Knows SQLite's errors and when a line belongs in the log; knows nothing of rows.
+
+Devices are told only that the ledger cannot be written: where it lies and what its database says is the operator's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from pathlib import Path
+
+from edge.core.errors import CoordinatorUnavailable, StateError
+
+log = logging.getLogger(__name__)
+DAMAGED = (
+    "restore a copy of it, or move it away to begin a new ledger; `edge-coordinator ledger export` gives what can still be read"
+)
+NO_SPACE = "make room on its disk"
+READ_ONLY = (
+    "its folder cannot be written, and a ledger is read through files beside it: make it writable, copy the ledger with its -wal "
+    "file to where it is, or ask the running coordinator with --coordinator"
+)
+CHECK_RIGHTS = "check the file and its folder's permissions"
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+class Writability:
+    """Whether a ledger can be written, said in the log once when it cannot and once when it can again."""
+
+    def __init__(self) -> None:
+        self._is_writable = True
+
+    def failed(self, why: str) -> None:
+        """Nothing could be written."""
+        if self._is_writable:
+            self._is_writable = False
+            log.error("the ledger cannot be written, calls are refused: %s", why)
+
+    def wrote(self) -> None:
+        """Something was written."""
+        if not self._is_writable:
+            self._is_writable = True
+            log.warning("the ledger can be written again")
+
+
+def cannot_open_file(path: Path, error: Exception, *, reading: bool = False) -> StateError:
+    """Why a ledger's file cannot be opened (`reading`: nor read), with what to do about it."""
+    return StateError(f"ledger {path} cannot be opened: {error}", hint=advice(error, reading=reading))
+
+
+def advice(error: Exception, *, reading: bool = False) -> str:
+    """What an operator can do about an error of a ledger's file."""
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    number = error.errno if isinstance(error, OSError) else None
+    if primary in _DAMAGES:
+        return DAMAGED
+    if primary == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT):
+        return NO_SPACE
+    if primary == sqlite3.SQLITE_READONLY or number == errno.EROFS or (reading and primary in _READ_ONLY):
+        return READ_ONLY
+    return CHECK_RIGHTS
+
+
+def not_written() -> CoordinatorUnavailable:
+    """What a device is told whose operation could not be written."""
+    return CoordinatorUnavailable("the ledger cannot be written", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
