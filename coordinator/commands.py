@@ -417,7 +417,7 @@ def _export_stream(output: Path | None) -> Iterator[TextIO]:
 @config_app.command("check")
 def config_check(config: Config = None, sets: Sets = None, json_lines: Json = False) -> int:
     """Check a configuration file; exit code 1 with file and line when something is wrong."""
-    from coordinator.bootstrap import build_upstreams, check_security
+    from coordinator.bootstrap import build_upstreams, check_security, notes_on
     from coordinator.redact import redacted_data
     from coordinator.security import keys_are_shared
     from coordinator.tokens import SHARE_KEYS
@@ -425,6 +425,7 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
 
     resolved = _resolved(config, None, sets)
     check_security(resolved)
+    notes = notes_on(resolved)
     now = SystemClock().now()
     unpriced = {alias: why for alias, upstream in build_upstreams(resolved).items() if (why := upstream.why_unpriced(now))}
     if json_lines:
@@ -434,11 +435,14 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
                 "unpriced": list(unpriced),
                 "unpriced_because": unpriced,
                 "keys_shared": keys_are_shared(resolved),
+                "notes": notes,
                 "config": redacted_data(resolved.model_dump(mode="json")),
             }
         )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
+    for note in notes:
+        typer.echo(f"note: {note}")
     for alias, why in unpriced.items():
         typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED): {why}")
     if not keys_are_shared(resolved):

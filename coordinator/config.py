@@ -310,7 +310,8 @@ def _holds_password(dsn: str) -> bool:
 class TlsConfig(Section):
     """Server certificate and key (PEM files; read again when they change), and the authority of client certificates.
 
-    With `tls` every TCP listener speaks TLS. `require_client_cert: false` leaves it to tokens to tell who calls.
+    With `tls` every TCP listener speaks TLS. With `require_client_cert: false` devices show tokens and nothing else: no certificate is
+    asked for, so one that a device has does not count. Administrators show certificates wherever `client_ca` is given, tokens without it.
     """
 
     cert: str
@@ -323,6 +324,18 @@ class TlsConfig(Section):
         if self.require_client_cert and not self.client_ca:
             raise ValueError("needs client_ca, or require_client_cert: false so that tokens alone tell who calls")
         return self
+
+    def asks_certificate_of(self, role: Literal["device", "admin"]) -> bool:
+        """Whether the listener for this role requires client certificates; gRPC cannot ask for one without requiring it."""
+        return self.require_client_cert if role == "device" else self.client_ca is not None
+
+    @property
+    def note(self) -> str:
+        """What an operator may not expect of these settings; "" where there is nothing."""
+        if self.require_client_cert:
+            return ""
+        admins = "administrators show certificates" if self.asks_certificate_of("admin") else "administrators show tokens, too"
+        return f"tls.require_client_cert is false: devices show tokens, and their certificates are not asked for; {admins}"
 
 
 class DeviceGrant(Section):
@@ -404,7 +417,8 @@ class CoordinatorConfig(Section):
 
     No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
     "*" stands for every label not named. `admin_listen` is where administrators connect: null means `admin.sock` in the state folder, []
-    nowhere; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
+    nowhere; that socket is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
+    credential; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
     /metrics) and `console_listen` (the web console) are HOST:PORT, null: none; off loopback they need `tls` and tell only who shows a
     token. `metrics_devices` devices get series of their own.
 

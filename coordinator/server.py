@@ -225,7 +225,7 @@ def _make_room(path: Path) -> None:
     if _is_answered(path):
         raise ConfigError(
             f"cannot listen on unix:{path}: another process is using it",
-            hint="a second coordinator needs a state folder of its own (--state), or at least another admin_listen",
+            hint="a second coordinator needs a state folder of its own (--state), or at least a socket of its own in admin_listen",
         )
     with suppress(FileNotFoundError):
         path.unlink()
