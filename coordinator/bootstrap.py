@@ -196,10 +196,14 @@ def build_routes(config: CoordinatorConfig) -> dict[str, tuple[Leg, ...]]:
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
+    key = "provider"
     try:
-        provider: CloudProvider = PROVIDERS.load(upstream.provider)(upstream, alias)
+        build = PROVIDERS.load(upstream.provider)
+        key = "base_url" if upstream.base_url else key
+        provider: CloudProvider = build(upstream, alias)
     except EdgeError as error:
-        raise ConfigError(f"upstreams.{alias}: {error}", hint=error.hint) from error
+        at = f"{alias}.{key}" if key == "provider" or str(error).startswith(key) else alias
+        raise ConfigError(f"upstreams.{at}: {str(error).removeprefix(f'{key} ')}", hint=error.hint) from error
     return provider
 
 

@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edge.config.loader import Flag, Resolved, resolve
+from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
+EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
 
@@ -456,7 +457,9 @@ class CoordinatorConfig(Section):
         from coordinator.secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
-            raise ValueError(f"{where} looks like a secret itself; {HOW}")
+            raise ValueAt(
+                tuple(where.replace("[", ".").replace("]", "").split(".")), f"{where} looks like a secret itself; {HOW}"
+            )
         return self
 
     @property
@@ -474,15 +477,16 @@ def _check_legs(alias: str, legs: Sequence[LegConfig], upstreams: Mapping[str, U
     names = [leg.upstream for leg in legs]
     unknown = next((name for name in names if name not in upstreams), None)
     if unknown is not None:
-        raise ValueError(
-            f"alias {alias} names upstream {unknown}, which is not configured; known: {', '.join(sorted(upstreams))}"
+        raise ValueAt(
+            ("aliases", alias, names.index(unknown)),
+            f"alias {alias} names upstream {unknown}, which is not configured; known: {', '.join(sorted(upstreams))}",
         )
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"alias {alias} must name at least one upstream, and each only once")
+        raise ValueAt(("aliases", alias), f"alias {alias} must name at least one upstream, and each only once")
 
 
 def resolve_coordinator_config(
     file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
 ) -> Resolved[CoordinatorConfig]:
     """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
-    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags)
+    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags, example=EXAMPLE)
