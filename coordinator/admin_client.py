@@ -113,7 +113,8 @@ def access_of(config: CoordinatorConfig) -> AdminAccess:
     """As the configuration says. Raises ConfigError for files that cannot be used, UsageError for an address."""
     credentials, elsewhere = _credentials_of(config.admin), config.admin.address
     if elsewhere is None:
-        return AdminAccess(admin_listen_of(config), credentials, False)
+        sockets_first = sorted(admin_listen_of(config), key=lambda each: not parse_address(each).path)
+        return AdminAccess(tuple(sockets_first), credentials, False)
     if credentials.tls is None and not parse_address(elsewhere).is_local:
         raise UsageError(
             f"refusing to administer {elsewhere} unencrypted", hint="set admin.tls.ca, with admin.tls.cert and admin.tls.key"

@@ -120,7 +120,10 @@ class FailureLimiter:
 
 
 class Authenticator:
-    """Turns the facts of a call into an identity. `local_role` is what an uncredentialed local caller of this listener is taken for."""
+    """Turns the facts of a call into an identity.
+
+    `local_role` is what an uncredentialed local caller of this listener is taken for; with `tokens_only` it asks for no certificate.
+    """
 
     def __init__(
         self,
@@ -130,6 +133,7 @@ class Authenticator:
         clock: Clock,
         *,
         local_role: Literal["device", "admin"] = "device",
+        tokens_only: bool = False,
         allow_remote: bool = False,
     ) -> None:
         self._tokens = tokens
@@ -137,6 +141,7 @@ class Authenticator:
         self._limiter = limiter
         self._clock = clock
         self._local_role = local_role
+        self._tokens_only = tokens_only
         self._allow_remote = allow_remote
         self._certificates: OrderedDict[bytes, CertificateFacts] = OrderedDict()
 
@@ -182,12 +187,22 @@ class Authenticator:
 
     def _uncredentialed(self, facts: CallFacts) -> Identity:
         if facts.encrypted:
-            raise Unauthenticated("no credential was shown", hint="give the device a certificate or a token file")
+            raise self._nothing_shown()
         if self._local_role == "admin":
             if not facts.peer.startswith("unix:"):
                 raise Unauthenticated("no credential was shown", hint="use the Unix socket, or show an admin token")
             return Identity("admin", "local")
         return Identity("device", identify(facts.peer, facts.claimed_device, allow_remote=self._allow_remote))
+
+    def _nothing_shown(self) -> Unauthenticated:
+        """Over TLS: what the caller has to show, and where it is set."""
+        caller, section = ("administrator", "admin") if self._local_role == "admin" else ("device", "coordinator")
+        if not self._tokens_only:
+            return Unauthenticated("no credential was shown", hint=f"give the {caller} a certificate or a token file")
+        return Unauthenticated(
+            f"no credential was shown: this coordinator takes only tokens of {caller}s, and no certificates",
+            hint=f"set {section}.token_file (edge-coordinator token issue NAME --role {self._local_role} --out FILE)",
+        )
 
     def _credentialed(self, facts: CallFacts, token: str) -> Identity:
         certificate = self._certificate_of(facts.certificate_pem) if facts.certificate_pem is not None else None

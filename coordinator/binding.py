@@ -93,16 +93,35 @@ class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers whatever no other handler knows with UNIMPLEMENTED; register it last."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """One handler for all, whatever the kind of RPC."""
-        return UNKNOWN_METHOD
+        """One handler for all of a service, whatever the kind of RPC."""
+        service = handler_call_details.method.rpartition("/")[0].removeprefix("/")
+        return _ELSEWHERE.get(service, _UNKNOWN)
 
 
-async def _unknown_method(requests: Any, context: Any) -> AsyncIterator[bytes]:
-    await abort(context, NotImplementedThere("this coordinator does not know the RPC", hint="update the older of the two"))
-    yield b""
+def is_unknown(handler: Any) -> bool:
+    """Whether it is one of those that answer what this listener does not serve."""
+    return any(handler is each for each in (_UNKNOWN, *_ELSEWHERE.values()))
 
 
-UNKNOWN_METHOD = grpc.stream_stream_rpc_method_handler(_unknown_method)
+def _unserved(told: str, hint: str) -> grpc.RpcMethodHandler:
+    async def refuse(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        await abort(context, NotImplementedThere(told, hint=hint))
+        yield b""
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+_UNKNOWN = _unserved("this coordinator does not know the RPC", "update the older of the two")
+_OLDER = "; if it is, update the older of the two"
+_ELSEWHERE = {  # a listener knows every RPC of its own service, unless the caller is newer
+    "edge.rpc.v1.DeviceService": _unserved(
+        "this address does not serve devices with that RPC", f"devices connect to an address of `listen`{_OLDER}"
+    ),
+    "edge.rpc.v1.AdminService": _unserved(
+        "this address does not serve administrators with that RPC",
+        f"administrators connect to an address of `admin_listen`{_OLDER}",
+    ),
+}
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:

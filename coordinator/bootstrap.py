@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -82,13 +83,18 @@ def state_dir_of(config: CoordinatorConfig) -> Path:
 
 
 def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
-    """Where administrators connect: as configured, else a socket in the state folder where its path is short enough for one."""
+    """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
+
+    Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
+    """
     from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
 
-    if config.admin_listen is not None:
-        return config.admin_listen
+    named = config.admin_listen
+    if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
+        return named
     path = str((state_dir_of(config) / ADMIN_SOCKET).absolute())
-    return (UNIX_PREFIX + path,) if len(path.encode()) <= MAX_UNIX_PATH_BYTES else ()
+    fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+    return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
 
 def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
@@ -190,10 +196,14 @@ def build_routes(config: CoordinatorConfig) -> dict[str, tuple[Leg, ...]]:
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
+    key = "provider"
     try:
-        provider: CloudProvider = PROVIDERS.load(upstream.provider)(upstream, alias)
+        build = PROVIDERS.load(upstream.provider)
+        key = "base_url" if upstream.base_url else key
+        provider: CloudProvider = build(upstream, alias)
     except EdgeError as error:
-        raise ConfigError(f"upstreams.{alias}: {error}", hint=error.hint) from error
+        at = f"{alias}.{key}" if key == "provider" or str(error).startswith(key) else alias
+        raise ConfigError(f"upstreams.{at}: {str(error).removeprefix(f'{key} ')}", hint=error.hint) from error
     return provider
 
 
@@ -299,6 +309,8 @@ class Coordinator:
         bell = BudgetBell()
         self._observation = watching = Observation(config, self._clock)
         self._resources.push_async_callback(watching.aclose)
+        if config.tls is not None and config.tls.note:
+            log.warning("%s", config.tls.note)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
@@ -400,11 +412,21 @@ async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyR
 
 
 def check_security(config: CoordinatorConfig) -> None:
-    """Try the TLS files. Raises ConfigError."""
+    """Try the TLS files, as every listener will use them. Raises ConfigError."""
     from coordinator.tls import ServerCertificates
 
     if config.tls is not None:
-        ServerCertificates(config.tls, SystemClock()).credentials()
+        ServerCertificates(config.tls, SystemClock(), role="device").credentials()
+        ServerCertificates(config.tls, SystemClock(), role="admin").credentials()
+
+
+def notes_on(config: CoordinatorConfig) -> list[str]:
+    """What is allowed and may still surprise: who may not show a certificate, and variables that are not set here."""
+    notes = [config.tls.note] if config.tls is not None and config.tls.note else []
+    named = {f"upstreams.{alias}": upstream.key_name for alias, upstream in config.effective_upstreams.items()}
+    named["storage.dsn_env"] = config.storage.dsn_env
+    unset = [(where, name) for where, name in named.items() if name and not name.startswith("file:") and not os.environ.get(name)]
+    return [*notes, *(f"{where}: the environment variable {name} is not set here; `serve` needs it" for where, name in unset)]
 
 
 async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from coordinator.commands_security import pki_app, token_app
-from edge.core.errors import EdgeError, StateError, UsageError
+from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
 
 if TYPE_CHECKING:
     from coordinator.accounts import BudgetRow, TaskRow
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.bootstrap import Serving
     from coordinator.config import BudgetsConfig, CoordinatorConfig
     from coordinator.verify import VerifyReport
+    from edge.config.loader import Resolved
 
 app = typer.Typer(
     name="edge-coordinator",
@@ -117,12 +118,20 @@ def serve(
     redact_logs()
     failpoints.arm(os.environ)
 
-    def read() -> CoordinatorConfig:
-        return _resolved(config, state, sets, listen, {"console_listen": console, "metrics_listen": metrics})
+    latest: list[Resolved[CoordinatorConfig]] = []
 
-    if verify:
-        _require_verified(read())
-    asyncio.run(run(read, lambda serving: _tell(serving, json_lines), parent_pid=parent_pid))
+    def read() -> CoordinatorConfig:
+        latest[:] = [_read(config, state, sets, listen, {"console_listen": console, "metrics_listen": metrics})]
+        return latest[0].config
+
+    try:
+        if verify:
+            _require_verified(read())
+        asyncio.run(run(read, lambda serving: _tell(serving, json_lines), parent_pid=parent_pid))
+    except ConfigError as error:
+        if not latest:
+            raise
+        raise latest[0].placed(error) from error
     return 0
 
 
@@ -429,16 +438,25 @@ def _export_stream(output: Path | None) -> Iterator[TextIO]:
 @config_app.command("check")
 def config_check(config: Config = None, sets: Sets = None, json_lines: Json = False) -> int:
     """Check a configuration file; exit code 1 with file and line when something is wrong."""
-    from coordinator.bootstrap import build_upstreams, check_security
+    from coordinator.bootstrap import build_upstreams, check_security, notes_on
+    from coordinator.config import resolve_coordinator_config
+    from coordinator.listening import check_listening
     from coordinator.redact import redacted_data
     from coordinator.security import keys_are_shared
     from coordinator.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
 
-    resolved = _resolved(config, None, sets)
-    check_security(resolved)
+    read = resolve_coordinator_config(config, sets or ())
+    resolved = read.config
+    try:
+        check_listening(resolved)
+        check_security(resolved)
+        built = build_upstreams(resolved)
+    except ConfigError as error:
+        raise read.placed(error) from error
+    notes = notes_on(resolved)
     now = SystemClock().now()
-    unpriced = {alias: why for alias, upstream in build_upstreams(resolved).items() if (why := upstream.why_unpriced(now))}
+    unpriced = {alias: why for alias, upstream in built.items() if (why := upstream.why_unpriced(now))}
     if json_lines:
         _print_json(
             {
@@ -446,11 +464,14 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
                 "unpriced": list(unpriced),
                 "unpriced_because": unpriced,
                 "keys_shared": keys_are_shared(resolved),
+                "notes": notes,
                 "config": redacted_data(resolved.model_dump(mode="json")),
             }
         )
         return 0
     typer.echo(f"{config or 'defaults'}: ok")
+    for note in notes:
+        typer.echo(f"note: {note}")
     for alias, why in unpriced.items():
         typer.echo(f"note: upstream {alias} has no price, so its calls will be refused (UNPRICED): {why}")
     if not keys_are_shared(resolved):
@@ -474,13 +495,19 @@ def config_show(config: Config = None, sets: Sets = None, json_lines: Json = Fal
 
 
 def _resolved(
+    file: Path | None, state: Path | None, sets: Sequence[str] | None, coordinator: str | None = None
+) -> CoordinatorConfig:
+    return _read(file, state, sets, coordinator=coordinator).config
+
+
+def _read(
     file: Path | None,
     state: Path | None,
     sets: Sequence[str] | None,
     listen: Sequence[str] | None = None,
     sides: Mapping[str, str | None] | None = None,
     coordinator: str | None = None,
-) -> CoordinatorConfig:
+) -> Resolved[CoordinatorConfig]:
     from coordinator.config import resolve_coordinator_config
     from edge.config.loader import Flag
 
@@ -490,7 +517,7 @@ def _resolved(
     if listen:
         flags.append(Flag("listen", list(listen), "--listen"))
     flags += [Flag(key, value, f"--{key.removesuffix('_listen')}") for key, value in (sides or {}).items() if value is not None]
-    return resolve_coordinator_config(file, sets or (), flags).config
+    return resolve_coordinator_config(file, sets or (), flags)
 
 
 def _spending_in_running(config: CoordinatorConfig) -> Spending | None:

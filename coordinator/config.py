@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edge.config.loader import Flag, Resolved, resolve
+from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
+EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
 
@@ -310,7 +311,8 @@ def _holds_password(dsn: str) -> bool:
 class TlsConfig(Section):
     """Server certificate and key (PEM files; read again when they change), and the authority of client certificates.
 
-    With `tls` every TCP listener speaks TLS. `require_client_cert: false` leaves it to tokens to tell who calls.
+    With `tls` every TCP listener speaks TLS. With `require_client_cert: false` devices show tokens and nothing else: no certificate is
+    asked for, so one that a device has does not count. Administrators show certificates wherever `client_ca` is given, tokens without it.
     """
 
     cert: str
@@ -323,6 +325,18 @@ class TlsConfig(Section):
         if self.require_client_cert and not self.client_ca:
             raise ValueError("needs client_ca, or require_client_cert: false so that tokens alone tell who calls")
         return self
+
+    def asks_certificate_of(self, role: Literal["device", "admin"]) -> bool:
+        """Whether the listener for this role requires client certificates; gRPC cannot ask for one without requiring it."""
+        return self.require_client_cert if role == "device" else self.client_ca is not None
+
+    @property
+    def note(self) -> str:
+        """What an operator may not expect of these settings; "" where there is nothing."""
+        if self.require_client_cert:
+            return ""
+        admins = "administrators show certificates" if self.asks_certificate_of("admin") else "administrators show tokens, too"
+        return f"tls.require_client_cert is false: devices show tokens, and their certificates are not asked for; {admins}"
 
 
 class DeviceGrant(Section):
@@ -404,7 +418,8 @@ class CoordinatorConfig(Section):
 
     No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
     "*" stands for every label not named. `admin_listen` is where administrators connect: null means `admin.sock` in the state folder, []
-    nowhere; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
+    nowhere; that socket is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
+    credential; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
     /metrics) and `console_listen` (the web console) are HOST:PORT, null: none; off loopback they need `tls` and tell only who shows a
     token. `metrics_devices` devices get series of their own.
 
@@ -442,7 +457,9 @@ class CoordinatorConfig(Section):
         from coordinator.secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
-            raise ValueError(f"{where} looks like a secret itself; {HOW}")
+            raise ValueAt(
+                tuple(where.replace("[", ".").replace("]", "").split(".")), f"{where} looks like a secret itself; {HOW}"
+            )
         return self
 
     @property
@@ -460,15 +477,16 @@ def _check_legs(alias: str, legs: Sequence[LegConfig], upstreams: Mapping[str, U
     names = [leg.upstream for leg in legs]
     unknown = next((name for name in names if name not in upstreams), None)
     if unknown is not None:
-        raise ValueError(
-            f"alias {alias} names upstream {unknown}, which is not configured; known: {', '.join(sorted(upstreams))}"
+        raise ValueAt(
+            ("aliases", alias, names.index(unknown)),
+            f"alias {alias} names upstream {unknown}, which is not configured; known: {', '.join(sorted(upstreams))}",
         )
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"alias {alias} must name at least one upstream, and each only once")
+        raise ValueAt(("aliases", alias), f"alias {alias} must name at least one upstream, and each only once")
 
 
 def resolve_coordinator_config(
     file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
 ) -> Resolved[CoordinatorConfig]:
     """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
-    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags)
+    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags, example=EXAMPLE)

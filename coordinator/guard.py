@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from coordinator.auth import Authenticator, CallFacts, Identity, authorize, needs_identity
-from coordinator.binding import UNKNOWN_METHOD
+from coordinator.binding import is_unknown
 from coordinator.handshakes import Handshakes
 from coordinator.tokens import Tokens
 from edge.core.errors import CoordinatorError
@@ -74,7 +74,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return known
         handler = await continuation(details)
         service = method.rpartition("/")[0].removeprefix("/")
-        if handler is None or handler is UNKNOWN_METHOD:
+        if handler is None or is_unknown(handler):
             return handler
         guarded = self._guarded(handler, service, tells=method.rpartition("/")[2] in TELLING)
         if len(self._wrapped) < MAX_REMEMBERED:

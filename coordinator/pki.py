@@ -95,10 +95,15 @@ class Authority:
         self.folder = folder
 
     def create(self, now: float, *, force: bool = False) -> Written:
-        """A new authority. Raises StateError when one is there."""
+        """A new authority. Raises StateError when one is there, or its folder cannot be made."""
         from cryptography import x509
 
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StateError(
+                f"cannot make the folder {self.folder}: {error.strerror}", hint="name one that can be written"
+            ) from error
         key = _new_key()
         name = _subject("edge-coordinator authority")
         builder = _builder(name, name, key, now, CA_DAYS)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from coordinator.binding import UNKNOWN_METHOD
+from coordinator.binding import is_unknown
 from coordinator.guard import identity_of_call
 from coordinator.metrics import Meters, RpcMeter
 from coordinator.observe import Refusals
@@ -40,7 +40,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if known is not None:
             return known
         handler = await continuation(details)
-        if handler is None or handler is UNKNOWN_METHOD or path.startswith(UNMETERED, 1):
+        if handler is None or is_unknown(handler) or path.startswith(UNMETERED, 1):
             return handler
         metered = self._metered(handler, path.rpartition("/")[2])
         if len(self._wrapped) < MAX_METHODS:

@@ -32,28 +32,33 @@ class Security:
     def __init__(self, config: CoordinatorConfig, state_dir: Path, clock: Clock) -> None:
         from coordinator.auth import FailureLimiter
         from coordinator.handshakes import Handshakes
-        from coordinator.tls import ServerCertificates
 
         self._config = config
         self._clock = clock
         self.tokens = Tokens(token_store(config, state_dir), token_terms(config.auth), clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
-        self._certificates: ServerCertificates | None = None
         if config.tls:
             self.handshakes = Handshakes(clock, _longest_connection_s(config.service))
-            self._certificates = ServerCertificates(config.tls, clock, self.handshakes.began)
 
     def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
         """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
         from coordinator.guard import CredentialServicer, Guard
 
-        authenticator = self.authenticator(local_role)
+        tls = self._config.tls
+        authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
         guard = Guard(authenticator, self.handshakes)
-        return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates)
+        return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
 
-    def authenticator(self, local_role: Literal["device", "admin"] = "device") -> Authenticator:
-        """Who calls one listener; all count failures together."""
+    def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
+        from coordinator.tls import ServerCertificates
+
+        if self._config.tls is None or self.handshakes is None:
+            return None
+        return ServerCertificates(self._config.tls, self._clock, self.handshakes.began, role)
+
+    def authenticator(self, local_role: Literal["device", "admin"] = "device", *, tokens_only: bool = False) -> Authenticator:
+        """Who calls one listener, which with `tokens_only` asks for no certificate; all count failures together."""
         from coordinator.auth import Authenticator
 
         return Authenticator(
@@ -62,6 +67,7 @@ class Security:
             self._limiter,
             self._clock,
             local_role=local_role,
+            tokens_only=tokens_only,
             allow_remote=self._config.service.allow_insecure and local_role == "device",
         )
 

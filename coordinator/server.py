@@ -106,6 +106,8 @@ class Listener:
             )
         if address.path:
             _make_room(Path(address.path))
+        else:
+            _require_free(address)
         try:
             with _private_files():
                 port = self._listen(str(address), certificates)
@@ -226,10 +228,30 @@ def _make_room(path: Path) -> None:
     if _is_answered(path):
         raise ConfigError(
             f"cannot listen on unix:{path}: another process is using it",
-            hint="a second coordinator needs a state folder of its own (--state), or at least another admin_listen",
+            hint="a second coordinator needs a state folder of its own (--state), or at least a socket of its own in admin_listen",
         )
     with suppress(FileNotFoundError):
         path.unlink()
+
+
+def _require_free(address: Address) -> None:
+    """Raises ConfigError with the system's reason where none of a port's addresses can be taken; gRPC tells it only to stderr."""
+    refused: OSError | None = None
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in found:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(where)
+                    probe.listen(1)
+                return
+            except OSError as error:
+                refused = error
+    except OSError as error:
+        refused = error
+    reason = refused.strerror if refused is not None else "it has no address"
+    raise ConfigError(f"cannot listen on {address}: {reason}", hint="choose another port or address, or stop what uses it")
 
 
 def _is_answered(path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -25,8 +25,15 @@ Stamp = tuple[tuple[int, int, int], ...]
 class ServerCertificates:
     """The server's certificate, its key, and the authority that client certificates must come from."""
 
-    def __init__(self, config: TlsConfig, clock: Clock, on_handshake: Callable[[], None] = lambda: None) -> None:
-        """`on_handshake` is called before each handshake, on a thread of gRPC's."""
+    def __init__(
+        self,
+        config: TlsConfig,
+        clock: Clock,
+        on_handshake: Callable[[], None] = lambda: None,
+        role: Literal["device", "admin"] = "device",
+    ) -> None:
+        """For the listener of this role. `on_handshake` is called before each handshake, on a thread of gRPC's."""
+        self._asks_certificate = config.asks_certificate_of(role)
         self._config = config
         self._clock = clock
         self._on_handshake = on_handshake
@@ -35,7 +42,7 @@ class ServerCertificates:
     def credentials(self) -> grpc.ServerCredentials:
         """Server credentials that follow the files. Raises ConfigError when the files cannot be used now."""
         self._seen = self._stamp()
-        return grpc.dynamic_ssl_server_credentials(self._load(), self._changed, self._config.require_client_cert)
+        return grpc.dynamic_ssl_server_credentials(self._load(), self._changed, self._asks_certificate)
 
     def _changed(self) -> Any:
         """gRPC asks before each handshake: the new configuration, or None to go on with the one in use. Never raises."""
@@ -68,8 +75,12 @@ class ServerCertificates:
     def _load(self) -> grpc.ServerCertificateConfiguration:
         certificate, key, *authority = self._paths()
         chain, private = _read(certificate), _read(key, private=True)
-        _check_pair(chain, private, self._clock.now(), certificate)
-        return grpc.ssl_server_certificate_configuration([(private, chain)], _read(authority[0]) if authority else None)
+        now = self._clock.now()
+        _check_pair(chain, private, now, certificate)
+        roots = _read(authority[0]) if authority else None
+        if roots is not None:
+            _check_authorities(roots, now, authority[0])
+        return grpc.ssl_server_certificate_configuration([(private, chain)], roots)
 
 
 def _read(path: Path, *, private: bool = False) -> bytes:
@@ -95,3 +106,31 @@ def _check_pair(chain: bytes, private: bytes, now: float, path: Path) -> None:
         raise ConfigError(f"{path} and its key do not belong together")
     if now >= certificate.not_valid_after_utc.timestamp():
         raise ConfigError(f"{path} has expired", hint="renew it: edge-coordinator pki server DIR --name NAME --force")
+
+
+def _check_authorities(pem: bytes, now: float, path: Path) -> None:
+    """Raises ConfigError unless a client's certificate could come from one of the authorities in this file."""
+    from cryptography import x509
+
+    hint = "tls.client_ca is the ca.crt of `edge-coordinator pki init`"
+    try:
+        authorities = x509.load_pem_x509_certificates(pem)
+        signing = [each for each in authorities if _may_sign(each)]
+    except ValueError as error:
+        raise ConfigError(f"{path} (tls.client_ca) is no PEM file of certificates", hint=hint) from error
+    if not signing:
+        raise ConfigError(f"{path} (tls.client_ca) is no certificate of an authority", hint=hint)
+    if all(now >= each.not_valid_after_utc.timestamp() for each in signing):
+        raise ConfigError(
+            f"{path} (tls.client_ca) has expired", hint="make a new authority: edge-coordinator pki init DIR --force"
+        )
+
+
+def _may_sign(certificate: Any) -> bool:
+    """Whether a certificate is an authority's; one of the old form without extensions counts where it signed itself."""
+    from cryptography import x509
+
+    try:
+        return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
+    except x509.ExtensionNotFound:
+        return bool(certificate.issuer == certificate.subject)

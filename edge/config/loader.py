@@ -24,6 +24,14 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 DEFAULT_ORIGIN = "default"
 
 
+class ValueAt(ValueError):
+    """What a validator of a whole section raises about one value inside it: `path` below that section."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A command-line option that sets one value: its dotted key, the value, and how it is written (`--target-rate`)."""
@@ -45,6 +53,12 @@ class Resolved(Generic[ConfigT]):
         data = self.config.model_dump(mode="json")
         return [(dotted(path), value, self._origin(path)) for path, value in leaves(data)]
 
+    def placed(self, error: ConfigError) -> ConfigError:
+        """The error with the place of the value in front, where its text begins with the dotted key of one that a layer has set."""
+        path = tuple(str(error).partition(" ")[0].rstrip(":").split("."))
+        origin = self._origin(path)
+        return error if origin == DEFAULT_ORIGIN else ConfigError(f"{origin}: {error}", hint=error.hint)
+
     def to_yaml(self) -> str:
         """The resolved configuration as a YAML file that gives the same configuration again."""
         return yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -62,8 +76,10 @@ def resolve(
     files: Sequence[Path] = (),
     sets: Sequence[str] = (),
     flags: Sequence[Flag] = (),
+    example: str = "learning.group_size=8",
 ) -> Resolved[ConfigT]:
-    """Merge the layers and validate. `files` from the weakest (device profile) to the strongest; `sets` are `key=value` texts.
+    """Merge the layers and validate. `files` from the weakest (device profile) to the strongest; `sets` are `key=value` texts, and
+    `example` is one that the schema knows.
 
     Raises ConfigError with one line that starts with the place of the offending value.
     """
@@ -74,7 +90,7 @@ def resolve(
     for layer in layers:
         merged.merge(layer)
     for text in sets:
-        merged.put(*_parse_set(text))
+        merged.put(*_parse_set(text, example))
     for flag in flags:
         merged.put(flag.key, flag.value, flag.name)
     return merged.validated()
@@ -154,7 +170,8 @@ class _Merged(Generic[ConfigT]):
 
     def _problem(self, error: ErrorDetails) -> str:
         path = tuple(part for part in error["loc"] if not (isinstance(part, str) and "[" in part))
-        place = self._nearest_origin(path)
+        cause = error.get("ctx", {}).get("error")
+        place = self._nearest_origin((*path, *cause.path) if isinstance(cause, ValueAt) else path)
         text = f"{dotted(path)} {_complaint(error)}" if path else _complaint(error)
         return f"{place}: {text}" if place else text
 
@@ -187,10 +204,10 @@ def _complaint(error: ErrorDetails) -> str:
     return f"must be {expected}, not {value!r}"
 
 
-def _parse_set(text: str) -> tuple[str, Any, str]:
+def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: expected key=value, e.g. learning.group_size=8")
+        raise ConfigError(f"--set {text}: expected key=value, e.g. {example}")
     origin = f"--set {key.strip()}"
     return key.strip(), parse_value(value, origin), origin
 

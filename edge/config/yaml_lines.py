@@ -66,7 +66,7 @@ def parse_yaml(text: str, name: str) -> LinedData:
         raise ConfigError(_yaml_problem(name, error)) from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # a date or number that is written like one but is none
+    except (ValueError, OverflowError) as error:  # an escape in a text that stands for no character
         raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
     finally:
         loader.dispose()  # type: ignore[no-untyped-call]
@@ -107,7 +107,11 @@ class _Reader:
             return self._read_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
-        return self._loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        try:
+            return self._loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        except (ValueError, OverflowError) as error:  # a date or number that is written like one but is none
+            key, line = ".".join(map(str, path)), node.start_mark.line + 1
+            raise ConfigError(f"{self._name}:{line}: {key} cannot be read: {' '.join(str(error).split())}") from error
 
     def _read_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}

@@ -276,7 +276,8 @@ def test_administrators_connect_where_the_configuration_says_or_in_the_state_fol
         return admin_listen_of(CoordinatorConfig.model_validate({"state_dir": str(tmp_path), **settings}))
 
     assert of() == (f"unix:{tmp_path}/admin.sock",)
-    assert of(admin_listen=["127.0.0.1:0"]) == ("127.0.0.1:0",) and of(admin_listen=[]) == ()
+    assert of(admin_listen=["127.0.0.1:0"]) == ("127.0.0.1:0", f"unix:{tmp_path}/admin.sock") and of(admin_listen=[]) == ()
+    assert of(admin_listen=["unix:/run/a.sock", "127.0.0.1:0"]) == ("unix:/run/a.sock", "127.0.0.1:0")
     assert of(state_dir="/" + "x" * 120) == ()
 
 
@@ -291,7 +292,7 @@ async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_
 
 async def test_administration_works_on_loopback_and_can_be_left_out(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), admin_listen=("127.0.0.1:0",)) as coordinator:
-        (address,) = coordinator.serving.admin_addresses
+        address, _ = coordinator.serving.admin_addresses
         token = Tokens(TokenStore(tmp_path), token_terms(AuthConfig()), SystemClock()).issue("admin", "operator")
         async with grpc.aio.insecure_channel(address) as channel:
             stub, request = admin_pb2_grpc.AdminServiceStub(channel), admin_pb2.ListDevicesRequest()

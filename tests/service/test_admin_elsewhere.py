@@ -144,3 +144,35 @@ async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run
         file = Path(tmp_path / "admin.yaml")
         file.write_text(json.dumps({"admin": {"address": admins, "tls": tls}}))
         assert (await run("upstreams", "--config", str(file)))[1].startswith("default: m")
+
+
+async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_without_a_credential(fleet, tmp_path, capsys) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps({"admin_listen": ["127.0.0.1:1"], "state_dir": str(tmp_path), "tls": fleet.tls_settings()}))
+    async with administered(fleet):
+        for command in (("upstreams",), ("budget", "show"), ("healthcheck",)):
+            assert await asyncio.to_thread(main, [*command, "--config", str(config)]) == 0, command
+        assert "SERVING on unix:" in capsys.readouterr().out
+
+
+async def test_where_devices_show_tokens_administrators_still_show_certificates(fleet, run) -> None:
+    settings = {**fleet.tls_settings(), "require_client_cert": False}
+    eve = fleet.client_certificate("eve", role="admin")
+    async with fleet.running(tls=settings, admin_listen=("127.0.0.1:0",)) as (coordinator, address):
+        admins = coordinator.serving.admin_addresses[0]
+        assert (await run("upstreams", "--coordinator", admins, *shown(fleet, eve)))[0] == 0
+        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+        assert code == 1 and "wants a certificate of this administrator" in told
+        token = fleet.token_file(fleet.tokens.issue("device", "lamp"))
+        async with device(address, fleet.tls(), token) as lamp:
+            assert (await lamp.register("1", ["math"])).device_id == "lamp"
+        async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
+            with pytest.raises(Unauthenticated, match="takes only tokens of devices, and no certificates") as refused:
+                await lamp.register("1", ["math"])
+        assert "coordinator.token_file" in refused.value.hint
+
+
+async def test_an_administrator_without_a_token_is_told_so_where_only_tokens_are_taken(fleet, run) -> None:
+    async with administered(fleet, client_cert=False) as (_, admins):
+        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -49,6 +52,93 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     code, out, err = outcome(capsys, *arguments)
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address '127.0.0.1:99999'"),
+        ("listen: ['127.0.0.1:7443']\nadmin_listen: ['127.0.0.1:7443']\n", ":2: admin_listen: 127.0.0.1:7443 is taken by listen"),
+        (
+            "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n",
+            ":3: console_listen: 127.0.0.1:7443 is taken by listen",
+        ),
+        ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
+        ("service: {allow_insecure: true}\nadmin_listen: ['0.0.0.0:7443']\n", ":2: admin_listen: refusing to listen unencrypted"),
+        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
+        ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
+        ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
+        (
+            "listen: []\nupstreams:\n  a:\n    provider: openai_compatible\n    base_url: nonsense\n",
+            ":5: upstreams.a.base_url: must look like https://HOST/v1",
+        ),
+        (
+            "upstreams:\n  a:\n    prices:\n    - from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1\n",
+            ":4: upstreams.a.prices.0.from_day cannot be read: day",
+        ),
+    ],
+)
+def test_the_check_refuses_what_serve_would_with_the_line_of_the_value(capsys, tmp_path, text, told) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    code, out, err = outcome(capsys, "config", "check", "--config", file)
+    assert (code, out) == (1, "") and err.count("\n") == 1 and f"{file}{told}" in err
+
+
+def test_serve_names_the_line_of_a_value_that_only_it_looks_into(capsys, tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("upstreams:\n  a:\n    provider: nix\n")
+    code, _, err = outcome(
+        capsys, "serve", "--config", file, "--listen", f"unix:{tmp_path}/c.sock", "--state", tmp_path / "state"
+    )
+    assert code == 1 and f"{file}:3: upstreams.a.provider: unknown provider" in err
+
+
+def test_metrics_and_console_may_share_a_port_and_free_ports_never_clash(capsys, tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "metrics_listen: 127.0.0.1:9464\nconsole_listen: 127.0.0.1:9464\nlisten: ['127.0.0.1:0']\nadmin_listen: ['127.0.0.1:0']\n"
+    )
+    assert outcome(capsys, "config", "check", "--config", file)[0] == 0
+
+
+def test_the_check_notes_variables_that_are_not_set(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    monkeypatch.delenv("NO_SUCH_DSN", raising=False)
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "upstreams: {a: {provider: anthropic, model: m, api_key: 'env:NO_SUCH_KEY'}}\n"
+        "storage: {backend: postgres, dsn_env: NO_SUCH_DSN}\n"
+    )
+    code, out, _ = outcome(capsys, "config", "check", "--config", file)
+    assert code == 0 and "note: upstreams.a: the environment variable NO_SUCH_KEY is not set here" in out
+    assert "note: storage.dsn_env: the environment variable NO_SUCH_DSN is not set here" in out
+
+
+def test_a_set_without_a_value_shows_one_of_the_coordinators_own(capsys) -> None:
+    code, _, err = outcome(capsys, "config", "check", "--set", "nonsense")
+    assert code == 1 and err.endswith("expected key=value, e.g. budgets.device.calls_limit=100\n")
+
+
+def test_an_authority_where_no_folder_can_be_made_is_one_line(capsys, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = outcome(capsys, "pki", "init", tmp_path / "file" / "pki")
+    assert (
+        code == 1
+        and err.startswith(f"error: cannot make the folder {tmp_path}/file/pki: Not a directory")
+        and err.count("\n") == 1
+    )
+
+
+def test_a_port_that_is_taken_is_one_line_without_grpcs_own(tmp_path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "coordinator", "serve", "--listen", address, "--state", str(tmp_path / "state")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: cannot listen on {address}: Address already in use") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("budget",), ("ledger",), ("config",)])

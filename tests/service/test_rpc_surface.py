@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.auth import SERVICES_OF_ROLE
 from coordinator.stores.memory import MemoryLedgerStore
-from edge.rpc.errors import DOMAIN
+from edge.rpc.errors import DOMAIN, from_rpc_error
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
 
 DEVICE, ADMIN = "edge.rpc.v1.DeviceService", "edge.rpc.v1.AdminService"
@@ -409,3 +409,5 @@ async def test_administration_is_not_served_to_devices_nor_devices_to_administra
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await channel.unary_unary(path, request_serializer=None, response_deserializer=None)(b"")
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            right = "`admin_listen`" if listener == "c.sock" else "`listen`"
+            assert f"connect to an address of {right}" in from_rpc_error(caught.value).hint

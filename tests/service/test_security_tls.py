@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from coordinator.cli import main
 from coordinator.pki import Authority, write_private
 from edge.bootstrap import build_client
 from edge.config.agent import resolve_agent_config
@@ -208,3 +210,24 @@ async def refused(client) -> Exception:
     with pytest.raises((CoordinatorUnavailable, Unauthenticated, PermissionDenied)) as caught:
         await client.register("1", ["math"])
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [("nonsense", "is no PEM file of certificates"), (None, "is no certificate of an authority")]
+)
+def test_a_client_authority_that_is_none_is_named_by_the_check(fleet, tmp_path, capsys, content, told) -> None:
+    authority = tmp_path / "other.crt"
+    authority.write_text(content or fleet.server.certificate.read_text())
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps({"tls": {**fleet.tls_settings(), "client_ca": str(authority)}}))
+    assert main(["config", "check", "--config", str(config)]) == 1
+    error = capsys.readouterr().err
+    assert f"{authority} (tls.client_ca) {told}" in error and error.count("\n") == 1
+
+
+def test_the_check_notes_that_devices_certificates_do_not_count(fleet, tmp_path, capsys) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps({"tls": {**fleet.tls_settings(), "require_client_cert": False}}))
+    assert main(["config", "check", "--config", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "note: tls.require_client_cert is false: devices show tokens" in out and "administrators show certificates" in out
