@@ -155,10 +155,11 @@ async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_with
         assert "SERVING on unix:" in capsys.readouterr().out
 
 
-async def test_where_devices_show_tokens_administrators_still_show_certificates(fleet, run) -> None:
+async def test_where_devices_show_tokens_administrators_still_show_certificates(fleet, run, caplog) -> None:
     settings = {**fleet.tls_settings(), "require_client_cert": False}
     eve = fleet.client_certificate("eve", role="admin")
     async with fleet.running(tls=settings, admin_listen=("127.0.0.1:0",)) as (coordinator, address):
+        assert "tls.require_client_cert is false: devices show tokens" in caplog.text
         admins = coordinator.serving.admin_addresses[0]
         assert (await run("upstreams", "--coordinator", admins, *shown(fleet, eve)))[0] == 0
         code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
