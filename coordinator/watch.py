@@ -1,14 +1,15 @@
 """Who watches which budget. Knows watchers and when to wake them; knows nothing of gRPC or of what a budget is made of.
 
 A change rings for the device and task it concerns, whichever replica wrote it. What concerns many devices, such as what others spend of
-a shared budget, rings for them at once too, but then for what follows within a second only once, at its end. A watcher that is slow is
-rung once for many changes, and then reads the newest version only.
+a shared budget, rings for them in turn, a few at a time, and what follows while it does so rings in the next round: a fleet of ten
+thousand must not have to be told of every call of one. A watcher that is slow is rung once for many changes, and then reads the newest
+version only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,17 +18,23 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
 SHARED_PAUSE_S = 1.0
+RUNG_AT_ONCE = 20
+AT_ONCE_EVERY_S = 0.1
 Heard = Callable[[str], Awaitable[None]]
 
 
 class BudgetBell:
-    """Rings for watchers, for all devices together at most every `shared_pause_s`. Belongs to one event loop."""
+    """Rings for watchers. What concerns many rings for RUNG_AT_ONCE devices every AT_ONCE_EVERY_S, and begins again every `shared_pause_s`
+    at most. Belongs to one event loop."""
 
     def __init__(self, shared_pause_s: float = SHARED_PAUSE_S) -> None:
         self._listeners: dict[str, dict[asyncio.Event, str]] = defaultdict(dict)
         self._shared_pause_s = shared_pause_s
         self._shared: set[str] = set()
-        self._pause: asyncio.TimerHandle | None = None
+        self._round: set[str] = set()
+        self._in_turn: deque[str] = deque()
+        self._round_ends = 0.0
+        self._next: asyncio.TimerHandle | None = None
         self.stopped = False
 
     @property
@@ -55,18 +62,29 @@ class BudgetBell:
                     rung.set()
 
     def ring_shared(self, task: str = "") -> None:
-        """Something changed for all devices of a task ("": of any task): at once, or together with the rest when the pause is over."""
+        """Something changed for all devices of a task ("": of any task): they are rung in turn, from now on or in the next round."""
         self._shared.add(task)
-        if self._pause is None:
-            self._ring_shared()
+        if self._next is None:
+            self._begin_round()
 
-    def _ring_shared(self) -> None:
-        tasks, self._shared, self._pause = self._shared, set(), None
-        if tasks:
-            for device in tuple(self._listeners):
-                for task in sorted(tasks):
-                    self.ring(device, task)
-            self._pause = asyncio.get_running_loop().call_later(self._shared_pause_s, self._ring_shared)
+    def _begin_round(self) -> None:
+        self._next = None
+        if not self._shared:
+            return
+        self._round, self._shared, self._in_turn = self._shared, set(), deque(self._listeners)
+        self._round_ends = asyncio.get_running_loop().time() + self._shared_pause_s
+        self._ring_some()
+
+    def _ring_some(self) -> None:
+        for _ in range(min(RUNG_AT_ONCE, len(self._in_turn))):
+            device = self._in_turn.popleft()
+            for task in sorted(self._round):
+                self.ring(device, task)
+        loop = asyncio.get_running_loop()
+        if self._in_turn:
+            self._next = loop.call_later(AT_ONCE_EVERY_S, self._ring_some)
+        else:
+            self._next = loop.call_at(max(loop.time(), self._round_ends), self._begin_round)
 
     def ring_all(self) -> None:
         """Something changed for everybody."""

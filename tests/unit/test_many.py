@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.watch import BudgetBell, versions
+from coordinator.watch import RUNG_AT_ONCE, BudgetBell, versions
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.many import ManyAtOnce
@@ -203,6 +203,19 @@ async def test_what_concerns_many_rings_at_once_and_then_once_for_all_that_follo
         bell.ring_shared()
         assert not mine.is_set(), "the pause begins anew with each ring"
         await asyncio.wait_for(mine.wait(), 5.0)
+
+
+async def test_what_concerns_very_many_rings_a_few_at_a_time_and_for_everybody_in_the_end() -> None:
+    bell, count = BudgetBell(shared_pause_s=0.0), 3 * RUNG_AT_ONCE
+    with ExitStack() as held:
+        rungs = [held.enter_context(bell.listening(f"d{number}", "math")) for number in range(count)]
+        bell.ring_shared("math")
+        assert sum(rung.is_set() for rung in rungs) == RUNG_AT_ONCE
+        for rung in rungs:
+            rung.clear()
+        bell.ring_shared()  # those that were rung are told of this, too
+        for rung in rungs:
+            await asyncio.wait_for(rung.wait(), 10.0)
 
 
 async def test_a_watch_ends_with_draining_at_the_stop() -> None:
