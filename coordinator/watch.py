@@ -18,8 +18,8 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
 SHARED_PAUSE_S = 1.0
-RUNG_AT_ONCE = 20
-AT_ONCE_EVERY_S = 0.1
+RUNG_AT_ONCE = 5
+AT_ONCE_EVERY_S = 0.05
 Heard = Callable[[str], Awaitable[None]]
 
 
