@@ -126,7 +126,9 @@ async def test_without_replay_the_log_probabilities_are_still_close(tiny: TinyMo
             for response in group.responses
         ]
         off = np.concatenate([np.abs(np.subtract(*pair)) for pair in scored])
-        assert off.mean() < 0.05, "over all tokens: which calls share a batch depends on timing, and a lone response is few tokens"
+        assert off.mean() < 0.05, (
+            "over all tokens: which calls share a batch depends on timing, and a lone response is few tokens"
+        )
 
 
 async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) -> None:
