@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from edge.core.errors import CoordinatorUnavailable
 
@@ -34,17 +34,11 @@ class Gate:
         """How many wait for a slot."""
         return self._waiting
 
-    @asynccontextmanager
-    async def slot(self, max_wait_s: float, device: str = "") -> AsyncIterator[None]:
-        """Hold a slot. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when the queue is full or the wait too long."""
-        await self.enter(max_wait_s, device)
-        try:
-            yield
-        finally:
-            self.leave()
-
     async def enter(self, max_wait_s: float, device: str) -> None:
-        """Take a slot, which `leave` gives back. Raises like `slot`, without one then."""
+        """Take a slot, which `leave` gives back.
+
+        Raises CoordinatorUnavailable (OVERLOADED, with a delay) when the queue is full or the wait too long, without a slot then.
+        """
         if self._free > 0:
             self._free -= 1
             return

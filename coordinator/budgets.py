@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ SCOPES = ("device_task", "device", "fleet_task", "fleet")
 WINDOWS = ("total", "month", "week", "day", "hour")
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 MOST_KNOWN_TERMS = 10_000
-"""Pairs of device and task whose budgets stay known within an hour."""
+"""Pairs of device and task whose budgets stay known within an hour; no window is shorter."""
 _WINDOW_BY_LABEL_CHARS = {
     len(label): window for window, label in zip(WINDOWS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
 }
@@ -40,14 +39,8 @@ _WINDOW_BY_LABEL_CHARS = {
 
 def window_label(window: str, now: float) -> str:
     """The name of the window that `now` (seconds since the epoch) lies in, in UTC: `2026-10`, `2026-10-07`, "" for total."""
-    return _label_of_hour(window, int(now // 3600))
-
-
-@lru_cache(maxsize=256)
-def _label_of_hour(window: str, hour: int) -> str:
-    """No window is shorter than an hour."""
     pattern = _WINDOW_FORMATS[window]
-    return datetime.fromtimestamp(3600 * hour, UTC).strftime(pattern) if pattern else ""
+    return datetime.fromtimestamp(now, UTC).strftime(pattern) if pattern else ""
 
 
 class BudgetBook:

@@ -7,26 +7,25 @@ again at each message read and, where a stream tells until it is closed, at each
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NoReturn
 
-import grpc
 from google.protobuf.message import Message
 
 from coordinator.auth import Authenticator, CallFacts, Identity, authorize, needs_identity
 from coordinator.binding import is_unknown
 from coordinator.handshakes import Handshakes
 from coordinator.tokens import Tokens
+from coordinator.wrapping import WrappingInterceptor
 from edge.core.errors import CoordinatorError
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 from edge.rpc.v1 import credential_pb2, credential_pb2_grpc
 
 AUTHORIZATION_KEY = "authorization"
 DEVICE_ID_KEY = "device-id"
-MAX_REMEMBERED = 256
 TELLING = frozenset({"WatchBudget", "ReadJournal"})
 Held = Callable[["Identity | None", Any], Any]
 _IDENTITY: ContextVar[Identity] = ContextVar("identity")
@@ -58,28 +57,17 @@ async def refuse(context: Any, error: CoordinatorError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Guard(WrappingInterceptor):
     """Wraps every handler of a server."""
 
     def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None) -> None:
+        super().__init__()
         self._authenticator = authenticator
         self._handshakes = handshakes
-        self._wrapped: dict[str, Any] = {}
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The guarded handler of a method, None for an unknown one."""
-        method: str = details.method
-        known = self._wrapped.get(method)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        service = method.rpartition("/")[0].removeprefix("/")
-        if handler is None or is_unknown(handler):
-            return handler
-        guarded = self._guarded(handler, service, tells=method.rpartition("/")[2] in TELLING)
-        if len(self._wrapped) < MAX_REMEMBERED:
-            self._wrapped[method] = guarded
-        return guarded
+    def passes(self, method: str, handler: Any) -> bool:
+        """What does not exist is open."""
+        return is_unknown(handler)
 
     def admit(self, service: str, context: Any) -> Identity | None:
         """Authenticate and authorize a call before its first message; None for what is open to everybody. Raises CoordinatorError."""
@@ -93,18 +81,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         _IDENTITY.set(identity)
         return identity
 
-    def _guarded(self, handler: Any, service: str, *, tells: bool) -> Any:
-        kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        inner = getattr(handler, kind)
-        held = self._stream_held if handler.request_streaming else _held_to_tasks
-        if handler.response_streaming:
-            behaviour = self._streaming(inner, service, held, tells=tells)
-        else:
-            behaviour = self._replying(inner, service, held)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+    def replying(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """One reply."""
+        service, held = _service_of(method), self._held(reads_stream)
 
-    def _replying(self, inner: Any, service: str, held: Held) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             try:
                 request = held(self.admit(service, context), request)
@@ -114,7 +94,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return guarded
 
-    def _streaming(self, inner: Any, service: str, held: Held, *, tells: bool) -> Any:
+    def streaming(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """A stream of replies."""
+        service, held, tells = _service_of(method), self._held(reads_stream), method.rpartition("/")[2] in TELLING
+
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
                 identity = self.admit(service, context)
@@ -132,6 +115,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     yield reply
 
         return guarded
+
+    def _held(self, reads_stream: bool) -> Held:
+        return self._stream_held if reads_stream else _held_to_tasks
 
     async def _refuse_unless_current(self, identity: Identity | None, context: Any) -> None:
         try:
@@ -155,6 +141,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 error.metadata["call_key"] = request.call.call_key
                 held = error
             yield held
+
+
+def _service_of(method: str) -> str:
+    return method.rpartition("/")[0].removeprefix("/")
 
 
 def _held_to_tasks(identity: Identity | None, request: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.config import CoordinatorConfig
 from coordinator.metrics import CONTENT_TYPE, Gauges, Meters, UpstreamGauge, exposition
 from coordinator.observe import ItemMeter, Refusals, budgets_now, observed_provider, observed_store, remember_tasks, watch_loop
-from coordinator.tracing import open_tracing, trace_interceptor
+from coordinator.tracing import open_tracing
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class Observation:
         from coordinator.rpc_meter import RpcInterceptor, outcome_of
 
         meter = RpcInterceptor(self.meters, self.refusals, lasting)
-        return (meter,) if self.tracing is None else (trace_interceptor(self.tracing, outcome_of), meter)
+        if self.tracing is None:
+            return (meter,)
+        from coordinator.rpc_tracer import RpcTracer
+
+        return RpcTracer(self.tracing, outcome_of), meter
 
     async def aclose(self) -> None:
         """Send the traces that are left."""

@@ -6,7 +6,7 @@ The meter stands before the guard, so that what the guard refuses is counted too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,43 +17,29 @@ from coordinator.binding import is_unknown
 from coordinator.guard import identity_of_call
 from coordinator.metrics import Meters, RpcMeter
 from coordinator.observe import Refusals
+from coordinator.wrapping import WrappingInterceptor
 from edge.rpc.errors import DETAILS_KEY
 
 UNMETERED = ("grpc.health.", "grpc.reflection.")
-MAX_METHODS = 128
 CANCELLED = ("CANCELLED", "CALLER_LEFT")
 
 
-class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class RpcInterceptor(WrappingInterceptor):
     """Wraps every handler of a server. `lasting` names the streams whose duration says nothing."""
 
     def __init__(self, meters: Meters, refusals: Refusals, lasting: frozenset[str]) -> None:
+        super().__init__()
         self._meters = meters
         self._refusals = refusals
         self._lasting = lasting
-        self._wrapped: dict[str, Any] = {}
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The metered handler of a method."""
-        path: str = details.method
-        known = self._wrapped.get(path)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        if handler is None or is_unknown(handler) or path.startswith(UNMETERED, 1):
-            return handler
-        metered = self._metered(handler, path.rpartition("/")[2])
-        if len(self._wrapped) < MAX_METHODS:
-            self._wrapped[path] = metered
-        return metered
+    def passes(self, method: str, handler: Any) -> bool:
+        """Health checks, reflection and what does not exist are not counted."""
+        return is_unknown(handler) or method.startswith(UNMETERED, 1)
 
-    def _metered(self, handler: Any, method: str) -> Any:
-        kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        wrap = self._streaming if handler.response_streaming else self._replying
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrap(getattr(handler, kind), method), handler.request_deserializer, handler.response_serializer)
-
-    def _replying(self, inner: Any, method: str) -> Any:
+    def replying(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """One reply."""
+        method = method.rpartition("/")[2]
         meter, time = self._meters.rpc(method), asyncio.get_running_loop().time
 
         async def metered(request: Any, context: Any) -> Any:
@@ -70,7 +56,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return metered
 
-    def _streaming(self, inner: Any, method: str) -> Any:
+    def streaming(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """A stream of replies."""
+        method = method.rpartition("/")[2]
         meter, time, lasting = self._meters.rpc(method), asyncio.get_running_loop().time, method in self._lasting
 
         async def metered(request: Any, context: Any) -> AsyncIterator[Any]:

@@ -9,7 +9,7 @@ items of a batch to the RPC of the batch. What cannot be sent to the collector i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SERVICE_NAME = "edge-coordinator"
 EXPORT_TIMEOUT_S = 3.0
-UNTRACED = ("grpc.health.", "grpc.reflection.")
-MAX_METHODS = 128
-_NAMES_OF_TRACE_CONTEXT = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,79 +202,6 @@ class TracedProvider:
 
     def _carrying(self, request: ProviderRequest, span: Any) -> ProviderRequest:
         return replace(request, trace_headers=self._tracing.headers_of(span))
-
-
-def trace_interceptor(tracing: Tracing, outcome_of: Callable[[Any], tuple[str, str]]) -> Any:
-    """A gRPC server's interceptor that wraps every handler in a span. It stands before meter and guard, so that what they refuse is seen,
-    too. `outcome_of` tells code and reason of an RPC that ended without a reply, by its context.
-    """
-    import grpc
-
-    class Interceptor(TracedHandlers, grpc.aio.ServerInterceptor):  # type: ignore[misc]
-        """gRPC asks for its own base class."""
-
-    return Interceptor(tracing, outcome_of)
-
-
-class TracedHandlers:
-    """Wraps handlers in spans, each method's once."""
-
-    def __init__(self, tracing: Tracing, outcome_of: Callable[[Any], tuple[str, str]]) -> None:
-        self._tracing = tracing
-        self._outcome_of = outcome_of
-        self._wrapped: dict[str, Any] = {}
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The traced handler of a method."""
-        path: str = details.method
-        handler = self._wrapped.get(path) or await continuation(details)
-        if path in self._wrapped or handler is None or path.startswith(UNTRACED, 1):
-            return handler
-        traced = self._traced(handler, path)
-        if len(self._wrapped) < MAX_METHODS:
-            self._wrapped[path] = traced
-        return traced
-
-    def _traced(self, handler: Any, path: str) -> Any:
-        import grpc
-
-        kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        wrap = self._streaming if handler.response_streaming else self._replying
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrap(getattr(handler, kind), path), handler.request_deserializer, handler.response_serializer)
-
-    def _replying(self, inner: Any, path: str) -> Any:
-        async def traced(request: Any, context: Any) -> Any:
-            with self._rpc(path, context):
-                return await inner(request, context)
-
-        return traced
-
-    def _streaming(self, inner: Any, path: str) -> Any:
-        async def traced(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._rpc(path, context):
-                async with aclosing(inner(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
-
-        return traced
-
-    @contextmanager
-    def _rpc(self, path: str, context: Any) -> Iterator[None]:
-        span = self._tracing.begin_rpc(path, _trace_context(context.invocation_metadata()))
-        code, reason = "OK", ""
-        try:
-            yield
-        except BaseException:
-            code, reason = self._outcome_of(context)
-            raise
-        finally:
-            end_rpc(span, code, reason)
-
-
-def _trace_context(metadata: Any) -> dict[str, str]:
-    """Nothing else of the metadata is looked at."""
-    return {key: value for key, value in metadata or () if key in _NAMES_OF_TRACE_CONTEXT and isinstance(value, str)}
 
 
 def _tell_result(span: Any, result: ProviderResult) -> None:

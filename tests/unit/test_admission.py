@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,16 @@ from hypothesis import strategies as st
 
 from coordinator.admission import Gate, Turnstile
 from edge.core.errors import CoordinatorUnavailable
+
+
+@asynccontextmanager
+async def slot(gate: Gate, max_wait_s: float, device: str) -> AsyncIterator[None]:
+    """Hold a slot."""
+    await gate.enter(max_wait_s, device)
+    try:
+        yield
+    finally:
+        gate.leave()
 
 
 class Visits:
@@ -30,7 +41,7 @@ class Visits:
             await asyncio.sleep(0)
 
     async def _visit(self, device: str, wait_s: float) -> None:
-        async with self.gate.slot(wait_s, device):
+        async with slot(self.gate, wait_s, device):
             self.order.append(device)
             await self.go_on.wait()
 
@@ -70,19 +81,19 @@ async def test_a_full_queue_turns_the_newest_call_of_the_longest_line_away_for_a
 
 async def test_without_a_queue_nobody_waits() -> None:
     gate = Gate("g", 1, 0)
-    async with gate.slot(1.0, "a"):
+    async with slot(gate, 1.0, "a"):
         with pytest.raises(CoordinatorUnavailable):
-            async with gate.slot(1.0, "b"):
+            async with slot(gate, 1.0, "b"):
                 pytest.fail("there is one slot")
-    async with gate.slot(1.0, "b"):
+    async with slot(gate, 1.0, "b"):
         assert gate.waiting == 0
 
 
 async def test_a_wait_that_is_too_long_ends_and_leaves_the_queue() -> None:
     gate = Gate("g", 1, 5)
-    async with gate.slot(1.0, "a"):
+    async with slot(gate, 1.0, "a"):
         with pytest.raises(CoordinatorUnavailable, match="no slot within"):
-            async with gate.slot(0.01, "b"):
+            async with slot(gate, 0.01, "b"):
                 pytest.fail("there is one slot")
         assert gate.waiting == 0
 
@@ -90,13 +101,13 @@ async def test_a_wait_that_is_too_long_ends_and_leaves_the_queue() -> None:
 async def test_a_caller_that_goes_away_at_the_moment_it_got_its_slot_hands_it_on() -> None:
     gate = Gate("g", 1, 5)
     async with AsyncExitStack() as held:
-        await held.enter_async_context(gate.slot(1.0, "a"))
+        await held.enter_async_context(slot(gate, 1.0, "a"))
         visits = Visits(gate)
         await visits.queue("b")
         await held.aclose()  # b's turn is set but it has not run yet
         visits.tasks[0].cancel()
         await asyncio.gather(*visits.tasks, return_exceptions=True)
-    async with gate.slot(0.5, "c"):
+    async with slot(gate, 0.5, "c"):
         assert gate.waiting == 0
 
 
@@ -175,7 +186,7 @@ def test_no_more_than_the_slots_are_ever_held_and_none_is_lost(actions: list[tup
 
         async def visit(device: str, release: asyncio.Event) -> None:
             nonlocal inside, most
-            async with gate.slot(30.0, device):
+            async with slot(gate, 30.0, device):
                 inside += 1
                 most = max(most, inside)
                 try:
@@ -198,7 +209,7 @@ def test_no_more_than_the_slots_are_ever_held_and_none_is_lost(actions: list[tup
             release.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert most <= 2
-        async with gate.slot(0.1, "x"), gate.slot(0.1, "y"):
+        async with slot(gate, 0.1, "x"), slot(gate, 0.1, "y"):
             assert gate.waiting == 0
 
     asyncio.run(play())
