@@ -56,6 +56,8 @@ from tools.simulate.verdict import Verdict
 LATE_WORD_S = 15.0
 """What an administrator sent before everything healed has come by then, or never comes."""
 HORIZON_S = 30.0
+REST_S = 120.0
+"""For what is left once everything has healed: a rate of 30 calls a minute for all devices makes each of their last calls wait its turn."""
 DEADLINE_S = 6.0
 LEASE_MARGIN_S = 3.0
 SWEEP_S = 1.0
@@ -310,7 +312,7 @@ class World:
             await self._let_in()
             await asyncio.sleep(LATE_WORD_S)
             await self._let_in()
-        await self._until_done(self.loop.time() + HORIZON_S)
+        await self._until_done(self.loop.time() + REST_S)
         for device in self.devices:
             if device.host is not None and not device.notebook.done:
                 self.leftovers.append(f"{device.name} did not come to the end of its steps")
