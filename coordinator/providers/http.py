@@ -75,8 +75,11 @@ class _Connector(aiohttp.TCPConnector):
     """Notes that the request of this context has its connection; aiohttp's own tracing tells it too, and costs a tenth of a call."""
 
     async def connect(self, *request: Any, **more: Any) -> Any:
-        """A connection, new or out of the pool."""
+        """A connection, new or out of the pool; not one on which bytes came that nobody had asked for: they would answer this request."""
         connection = await super().connect(*request, **more)
+        while connection.protocol is not None and connection.protocol.should_close:
+            connection.close()
+            connection = await super().connect(*request, **more)
         _PROGRESS.get().connected = True
         return connection
 

@@ -433,3 +433,23 @@ async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(env
 def test_the_bound_of_input_tokens_is_never_below_the_bytes(content: str) -> None:
     provider = OpenAICompatibleProvider(OpenAIEndpoint("https://h/v1"))
     assert provider.input_token_bound(provider_request(content=content)) > len(content.encode())
+
+
+async def test_an_answer_that_comes_before_its_question_is_never_given_to_the_next_caller() -> None:
+    stray = json.dumps(completion(id="stray")).encode()
+    lines = ("HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(stray)}", "", "")
+    sent: list[web.Request] = []
+
+    async def answers_and_goes_on(request: web.Request) -> web.StreamResponse:
+        sent.append(request)
+        return await answers(completion(id=f"answer-{len(sent)}"))(request)
+
+    async with provider_for(answers_and_goes_on) as (provider, upstream):
+        told = []
+        for _ in range(3):
+            told.append((await provider.complete(provider_request())).upstream_id)
+            assert sent[-1].transport is not None, "the connection is kept"
+            sent[-1].transport.write("\r\n".join(lines).encode() + stray)
+            await asyncio.sleep(0.02)  # client and server share this loop: the bytes have arrived
+        assert told == ["answer-1", "answer-2", "answer-3"]
+        assert len(upstream.bodies) == 3
