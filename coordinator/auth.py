@@ -271,6 +271,6 @@ def host_of(peer: str) -> str:
 def _token_of(facts: CallFacts) -> str:
     if not facts.authorization:
         return ""
-    if facts.authorization[: len(BEARER)].lower() != BEARER:
+    if facts.authorization[: len(BEARER)].lower() != BEARER or not facts.authorization.isascii():
         raise Unauthenticated("the authorization is no bearer token", metadata={"cause": "MALFORMED"})
     return facts.authorization[len(BEARER) :].strip()

@@ -1,8 +1,9 @@
 """What a coordinator counts, and its exposition for Prometheus. Knows numbers and label values; knows nothing of gRPC, HTTP or ledgers.
 
 Counting costs an addition or two: plain numbers, no locks (everything counts on the event loop), no label objects. Prometheus's own
-classes are made when somebody scrapes. Labels are bounded: at most MAX_TASKS tasks and a configured number of devices get names, the rest
-is summed up as "other" or only shown as mean and maximum.
+classes are made when somebody scrapes. Labels are bounded: at most MAX_TASKS tasks, MAX_OUTCOMES outcomes of an upstream (it
+may answer with any status) and a configured number of devices get names, the rest is summed up as "other" or only shown as mean and
+maximum.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ LEDGER_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 MAX_TASKS = 64
 MAX_PAIRS = 10_000
+MAX_OUTCOMES = 32
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -167,11 +169,13 @@ class Meters:
         return meter
 
     def upstream_took(self, alias: str, outcome: str, seconds: float) -> None:
-        """An upstream was asked; `outcome` is "ok" or the kind of its failure."""
-        histogram = self.upstream_seconds.get((alias, outcome))
-        if histogram is None:
-            histogram = self.upstream_seconds[alias, outcome] = Histogram(RPC_BOUNDS_S)
+        """An upstream was asked; `outcome` is "ok" or the kind of its failure, "other" once there are too many."""
+        histogram = self.upstream_seconds.get((alias, outcome)) or self._new_outcome(alias, outcome)
         histogram.observe(seconds)
+
+    def _new_outcome(self, alias: str, outcome: str) -> Histogram:
+        known = sum(each == alias for each, _ in self.upstream_seconds)
+        return self.upstream_seconds.setdefault((alias, outcome if known < MAX_OUTCOMES else OTHER), Histogram(RPC_BOUNDS_S))
 
     def ledger(self, operation: str) -> Histogram:
         """The histogram of a ledger operation, made at its first use."""

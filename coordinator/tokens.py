@@ -35,6 +35,7 @@ ALGORITHM = "EdDSA"
 ISSUER = "edge-coordinator"
 ROLES = ("device", "admin", "console", "metrics")
 AUTH_FOLDER = "auth"
+PRIVATE_BYTES = 32
 SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
 _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun", "jti")
 
@@ -95,7 +96,7 @@ class TokenStore:
 
     def signing_keys(self) -> tuple[SigningKey, ...]:
         """Newest first. Raises StateError when the file is damaged."""
-        rows: tuple[SigningKey, ...] = self._cached("signing_keys.json", lambda data: tuple(SigningKey(**row) for row in data))
+        rows: tuple[SigningKey, ...] = self._cached("signing_keys.json", lambda data: tuple(map(_signing_key, data)))
         return rows
 
     def holders(self) -> dict[tuple[str, str], HolderRow]:
@@ -157,14 +158,29 @@ class TokenStore:
         return known[1]
 
 
+def _signing_key(row: dict[str, Any]) -> SigningKey:
+    """Raises ValueError, TypeError for one that could not sign."""
+    key = SigningKey(**row)
+    if len(bytes.fromhex(key.private)) != PRIVATE_BYTES or not _are_whole(key.made_at, key.ends_at or 0):
+        raise ValueError("no signing key")
+    return key
+
+
 def _holders(data: list[dict[str, Any]]) -> dict[tuple[str, str], HolderRow]:
-    return {(row["role"], row["name"]): HolderRow(**row) for row in data}
+    rows = [HolderRow(**row) for row in data]
+    if not _are_whole(*(each for row in rows for each in (row.epoch, row.revoked_at or 0, row.issued_at or 0))):
+        raise ValueError("no holders")
+    return {(row.role, row.name): row for row in rows}
+
+
+def _are_whole(*numbers: Any) -> bool:
+    return all(type(number) is int for number in numbers)
 
 
 def _decoded(path: Path, decode: Any) -> Any:
     try:
         return decode(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise StateError(f"{path} is damaged", hint="restore it, or delete the folder and issue all tokens anew") from error
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.metrics import MAX_TASKS, OTHER, Meters
+from coordinator.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.providers.provider import ProviderError
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.stores.sqlite import SqliteLedgerStore
@@ -166,6 +166,17 @@ def test_devices_and_tasks_beyond_the_limit_get_no_series_of_their_own() -> None
     assert len(labels) == MAX_TASKS + 1 and OTHER in labels
 
 
+def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_series() -> None:
+    meters = Meters()
+    for alias in ("a", "b"):
+        for status in range(300, 1000):
+            meters.upstream_took(alias, f"http_{status}", 0.1)
+    assert len(meters.upstream_seconds) == 2 * (MAX_OUTCOMES + 1)
+    for alias in ("a", "b"):
+        counted = [sum(each.counts) for (name, _), each in meters.upstream_seconds.items() if name == alias]
+        assert (sum(counted), sum(meters.upstream_seconds[alias, OTHER].counts)) == (700, 700 - MAX_OUTCOMES)
+
+
 async def test_off_loopback_metrics_need_tls_and_a_token_of_their_role(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     with pytest.raises(ConfigError, match="unencrypted"):
@@ -187,7 +198,8 @@ async def test_off_loopback_metrics_need_tls_and_a_token_of_their_role(tmp_path)
             "admin": (200, 200),
         }
         assert (await get(f"{console}/", ssl=False))[0] == 200
-        assert (await get(url, token="not.a.token", ssl=False))[0] == 401
+        for token in ("not.a.token", "n\u00f6.a.token"):
+            assert (await get(url, token=token, ssl=False))[0] == 401
 
 
 async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.tokens import SigningKey, Tokens, TokenStore, TokenTerms
 from edge.core.clock import ManualClock, SystemClock
-from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated, UsageError
+from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import budget_pb2, device_pb2_grpc
 from tests.service.in_process import call
@@ -261,6 +261,33 @@ def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> Non
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.folder.iterdir()} == {0o600}
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     assert store.signing_keys()[0].private not in repr(store.signing_keys())
+
+
+@pytest.mark.parametrize("name", ["signing_keys.json", "holders.json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}x",
+        "[1, 2]",
+        "[" * 100_000,
+        '[{"kid": "a", "private": "zz", "made_at": 1}]',
+        '[{"kid": "a", "private": "00", "made_at": 1}]',
+        '[{"kid": "a", "private": 5, "made_at": 1}]',
+        '[{"role": "device", "name": "lamp", "epoch": "1"}]',
+        '[{"role": "device", "name": "lamp", "epoch": null}]',
+        '[{"role": ["device"], "name": "lamp"}]',
+    ],
+)
+def test_a_damaged_store_is_a_state_error_to_whoever_issues_or_revokes(tmp_path, name: str, text: str) -> None:
+    tokens = Tokens(TokenStore(tmp_path), TokenTerms(), ManualClock())
+    tokens.issue("device", "lamp")
+    (tmp_path / "auth" / name).write_text(text)
+    with pytest.raises(StateError, match=f"{name} is damaged"):
+        tokens.issue("device", "lamp")
+    if name == "holders.json":
+        with pytest.raises(StateError, match=f"{name} is damaged"):
+            tokens.revoke("device", "lamp")
 
 
 async def test_a_damaged_store_lets_nobody_in(fleet) -> None:
