@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote
@@ -249,12 +250,15 @@ class _Writer:
         """Check what is there, or make it; then begin this process's epoch."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _make_private(self._path)
+        has_wal = self._path.with_name(f"{self._path.name}-wal").exists()
         _prepare_file(self._path, self._settings)
         self._connection = connection = _connect(self._path, self._settings)
         self._inode = self._path.stat().st_ino
         file = SqliteTables(connection)
         if file.meta("epoch") and not file.meta("stopped_cleanly"):
             _check_integrity(connection, self._path)
+            if not has_wal:
+                _tell_of_a_copy(file, self._path)
         self._epoch = file.meta("epoch") + 1
         connection.execute("BEGIN IMMEDIATE")
         file.put_meta("epoch", self._epoch)
@@ -264,6 +268,7 @@ class _Writer:
         self._tables.keep()
         self._tables.write()
         connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint")  # so that the file alone, too, says that it is in use
 
     def _close(self) -> None:
         with contextlib.suppress(sqlite3.Error, OSError):
@@ -412,6 +417,14 @@ def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
     finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if finding != "ok":
         raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
+
+
+def _tell_of_a_copy(file: SqliteTables, path: Path) -> None:
+    """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
+    seq, _ = file.journal_head()
+    last = max((entry.at_ms for entry in file.journal_after(seq - 1)), default=0)
+    when = datetime.fromtimestamp(last / 1000, UTC).isoformat(" ", "seconds")
+    log.warning("ledger %s is a copy of one in use, or lost its -wal file: what was spent after %s is not in it", path, when)
 
 
 def _in_use(path: Path, lock: IO[str]) -> str:

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -231,6 +231,23 @@ async def test_a_database_of_someone_else_is_refused_and_left_alone(path: Path) 
     other.close()
     with pytest.raises(StateError, match="not a ledger of version"):
         await SqliteLedgerStore.open(path, NOW)
+
+
+async def test_a_ledger_without_its_write_ahead_log_says_that_it_may_lack_what_was_spent_last(path: Path, caplog) -> None:
+    subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, check=False)
+    alone, whole, copied = (path.with_name(name) for name in ("alone", "whole", "copied"))
+    alone.write_bytes(path.read_bytes())
+    for suffix in ("", "-wal"):
+        whole.with_name(whole.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    with closing(sqlite3.connect(path)) as running, closing(sqlite3.connect(copied)) as copy:
+        running.backup(copy)
+    for file, told, calls in ((whole, 0, 20), (copied, 1, 20), (alone, 1, 0)):
+        for start in range(2):  # the second one after a clean stop
+            caplog.clear()
+            store = await SqliteLedgerStore.open(file, NOW)
+            assert len([record for record in caplog.records if "lost its -wal file" in record.message]) == (0 if start else told)
+            await store.aclose()
+        assert verify_file(file).calls == calls
 
 
 async def test_damage_after_an_unclean_stop_is_found_at_the_next_start(path: Path) -> None:
