@@ -3,10 +3,12 @@
 On loopback it speaks plain HTTP and trusts this machine: a request is served when its Host names loopback, so that no foreign page
 reaches it by DNS rebinding. What that does not protect against: other programs of this machine. Everywhere else it speaks TLS only, and
 data is told to who shows a token or a client certificate of one of the route's roles. It answers GET and HEAD alone, and changes nothing.
+A connection on which nothing was answered for IDLE_S is closed, so that half requests do not use up the process's descriptors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
@@ -24,6 +26,7 @@ from edge.core.errors import ConfigError, CoordinatorError, PermissionDenied, Ra
 from edge.rpc.address import Address, parse_address
 
 log = logging.getLogger(__name__)
+IDLE_S = 30.0
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SAFE = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "server": "edge-coordinator"}
@@ -46,7 +49,17 @@ class Route:
 class SidePort:
     """One HTTP listener with its routes."""
 
-    def __init__(self, listen: str, routes: Sequence[Route], authenticator: Authenticator, tls: TlsConfig | None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        routes: Sequence[Route],
+        authenticator: Authenticator,
+        tls: TlsConfig | None,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._idle_s = idle_s
+        self._quiet: set[object] = set()
+        self._sweeper: asyncio.Task[None] | None = None
         self._address = side_address(listen, tls)
         self._routes = tuple(routes)
         self._authenticator = authenticator
@@ -66,17 +79,31 @@ class SidePort:
         except OSError as error:
             await self.aclose()
             raise ConfigError(f"cannot listen on {self._address}: {error.strerror}", hint="choose another port") from error
+        self._sweeper = asyncio.create_task(self._close_idle(), name="side-port-sweeper")
         port = self._runner.addresses[0][1]
         return f"{'https' if self._tls else 'http'}://{Address(host=self._address.host, port=port)}"
 
     async def aclose(self) -> None:
         """Stop listening. Safe to call twice."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait([self._sweeper])
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
+    async def _close_idle(self) -> None:
+        """Close the connections that were there at the last look already and had no answer since."""
+        while self._runner is not None and self._runner.server is not None:
+            connections = self._runner.server.connections
+            for idle in [each for each in connections if each in self._quiet]:
+                idle.force_close()
+            self._quiet = set(connections)
+            await asyncio.sleep(self._idle_s)
+
     def _guarded(self, route: Route) -> Handler:
         async def reply(request: web.Request) -> web.StreamResponse:
+            self._quiet.discard(request.protocol)
             try:
                 self._check(route, request)
                 answer = await route.handler(request)

@@ -250,7 +250,7 @@ class _Writer:
         """Check what is there, or make it; then begin this process's epoch."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _make_private(self._path)
-        has_wal = self._path.with_name(f"{self._path.name}-wal").exists()
+        has_wal = _has_content(self._path.with_name(f"{self._path.name}-wal"))  # reading a copy leaves an empty one
         _prepare_file(self._path, self._settings)
         self._connection = connection = _connect(self._path, self._settings)
         self._inode = self._path.stat().st_ino
@@ -417,6 +417,10 @@ def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
     finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if finding != "ok":
         raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _tell_of_a_copy(file: SqliteTables, path: Path) -> None:

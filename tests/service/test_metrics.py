@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 
 from coordinator.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.providers.provider import ProviderError
+from coordinator.sideport import Route, SidePort
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
@@ -211,6 +213,28 @@ async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:
         followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         status, _, headers = await get(f"{it.serving.console_url}/", **followed)
         assert status == 200 and "default-src 'none'" in headers["content-security-policy"]
+
+
+async def test_half_requests_and_silent_connections_are_closed_and_others_served_meanwhile(tmp_path) -> None:
+    async def told(request: web.Request) -> web.Response:
+        return web.Response(text="told")
+
+    everybody = Route("/metrics", told, None)
+    authenticator = SecureFleet(tmp_path).tokens  # nobody is asked who they are
+    port = SidePort("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.05)  # type: ignore[arg-type]
+    url = await port.start()
+    host, _, number = url.removeprefix("http://").partition(":")
+    try:
+        async with asyncio.timeout(20):
+            for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost: local", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+                reader, writer = await asyncio.open_connection(host, int(number))
+                writer.write(sent)
+                answer = await reader.read()
+                assert answer.endswith(b"told") if sent.endswith(b"\n") else answer == b""
+                assert (await get(f"{url}/metrics"))[:2] == (200, "told")
+                writer.close()
+    finally:
+        await port.aclose()
 
 
 async def test_a_port_that_is_taken_is_one_line(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.auth import SERVICES_OF_ROLE
 from coordinator.stores.memory import MemoryLedgerStore
+from edge.core.log import quiet_transport
 from edge.rpc.errors import DOMAIN, from_rpc_error
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
 
@@ -411,3 +413,27 @@ async def test_administration_is_not_served_to_devices_nor_devices_to_administra
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
             right = "`admin_listen`" if listener == "c.sock" else "`listen`"
             assert f"connect to an address of {right}" in from_rpc_error(caught.value).hint
+
+
+async def test_a_peer_that_leaves_in_mid_message_is_no_traceback_and_other_errors_of_the_transport_are(caplog) -> None:
+    quiet_transport()
+
+    async def talk(requests, context):
+        while True:
+            yield bytes(500_000)
+
+    handler = grpc.method_handlers_generic_handler("talk", {"on": grpc.stream_stream_rpc_method_handler(talk)})
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    for _ in range(10):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream = channel.stream_stream("/talk/on")()
+            await stream.write(b"")
+            await stream.read()
+            stream.cancel()
+    await server.stop(0.0)
+    assert not [record for record in caplog.records if "ExecuteBatchError" in record.getMessage()]
+    logging.getLogger("grpc._cython.cygrpc").error("something else", exc_info=ValueError())
+    assert [record.getMessage() for record in caplog.records if record.name == "grpc._cython.cygrpc"] == ["something else"]
