@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from coordinator.commands_security import pki_app, token_app
+from coordinator.commands_security import State, pki_app, token_app
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ app.add_typer(pki_app, name="pki")
 app.add_typer(token_app, name="token")
 
 Config = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
-State = Annotated[Path | None, typer.Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set one value, e.g. budgets.device.calls_limit=100. Repeatable.", metavar="K=V")
 ]
@@ -121,6 +120,8 @@ def serve(
     latest: list[Resolved[CoordinatorConfig]] = []
 
     def read() -> CoordinatorConfig:
+        if latest and config is not None:
+            _require_settings(config)
         latest[:] = [_read(config, state, sets, listen, {"console_listen": console, "metrics_listen": metrics})]
         return latest[0].config
 
@@ -498,6 +499,14 @@ def _resolved(
     file: Path | None, state: Path | None, sets: Sequence[str] | None, coordinator: str | None = None
 ) -> CoordinatorConfig:
     return _read(file, state, sets, coordinator=coordinator).config
+
+
+def _require_settings(file: Path) -> None:
+    """A file that is empty when it is read again was cut short: taken at its word it would lift every limit. Raises ConfigError."""
+    from edge.config.yaml_lines import load_yaml
+
+    if not load_yaml(file).data:
+        raise ConfigError(f"{file} says nothing, and would lift every limit", hint="write it whole and send SIGHUP again")
 
 
 def _read(

@@ -21,14 +21,24 @@ pki_app = typer.Typer(help="Certificates of this fleet.", no_args_is_help=True, 
 TOKENS = "Short-lived tokens. Coordinators on one PostgreSQL ledger share keys and revocations through auth.folder in the configuration."
 token_app = typer.Typer(help=TOKENS, no_args_is_help=True, rich_markup_mode=None)
 
-Folder = Annotated[Path, typer.Argument(help="Where the authority lies.", metavar="DIR")]
+
+def folder_named(text: str | Path) -> Path:
+    """The folder; an empty text, as of a variable that is not set, does not mean the present one. Raises a usage error."""
+    if not str(text).strip():
+        raise typer.BadParameter("the name of the folder is empty")
+    return Path(text)
+
+
+Folder = Annotated[Path, typer.Argument(parser=folder_named, help="Where the authority lies.", metavar="DIR")]
 AuthorityFolder = Annotated[Path, typer.Option("--dir", help="Where the authority lies.", metavar="DIR")]
 Names = Annotated[
     list[str] | None, typer.Option("--name", help="Host name or address of the server. Repeatable.", metavar="NAME")
 ]
 Holder = Annotated[str, typer.Argument(help="Device, person or program.", metavar="NAME")]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
-State = Annotated[Path | None, typer.Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
+State = Annotated[
+    Path | None, typer.Option("--state", parser=folder_named, help="State folder (default: the platform's).", metavar="DIR")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
 Epoch = Annotated[
     int | None, typer.Option("--epoch", help="The holder's epoch (default: from the state folder; `token list` shows it).", min=0)

@@ -46,6 +46,10 @@ def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
         ("serve", "--listen", "nonsense"),
         ("serve", "--listen", "unix:/tmp/x", "--log-level", "loud"),
         ("drain", "--grace-s", "-1"),
+        ("serve", "--listen", "unix:/tmp/x", "--state", ""),
+        ("ledger", "verify", "--state", " "),
+        ("token", "issue", "lamp", "--state", ""),
+        ("pki", "init", ""),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments) -> None:

@@ -35,17 +35,19 @@ async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes
             await client.complete(call("k3", "three"), 10.0)
         with pytest.raises(NotFound):
             await client.complete(call("k4", "four", task="code"), 10.0)
-        child.reconfigure("tasks: {math: {target_rate: 7}}")
-        await asyncio.sleep(0.2)
+        for text in ("tasks: {math: {target_rate: 7}}", "", "# cut short\n"):
+            child.reconfigure(text)
+            await asyncio.sleep(0.2)
         assert (await client.get_budget("math")).calls_limit == 2
         child.reconfigure(settings_for(upstream, upstream=FREE, service={"max_rpcs": 7}, budgets={"device": {"calls_limit": 3}}))
         await until_the_limit_is(client, 3)
         await client.aclose()
         told = [line for line in (await child.stop()).splitlines() if "configuration" in line]
-    first, bad, second = told
+    first, bad, *empty, second = told
     assert "budgets.device.calls_limit None -> 2" in first and "tasks.math.target_rate None -> 0.7" in first
     assert "upstreams.default.price_in_uusd_per_mtok 1000000 -> 0" in first and "needs a restart: service.max_rpcs" in first
     assert "stays as it was" in bad and "coordinator.yaml:1" in bad
+    assert len(empty) == 2 and all("stays as it was" in line and "would lift every limit" in line for line in empty)
     assert "budgets.device.calls_limit 2 -> 3" in second and "price_in" not in second
 
 
