@@ -188,8 +188,8 @@ class Meters:
         self.loop_lag.observe(seconds)
 
     def named_pairs(self) -> list[tuple[str, str]]:
-        """(device, task) of the devices that have series of their own."""
-        return [pair for pair in self.pairs if pair[0] in self._devices]
+        """(device, task) of the devices and tasks that have series of their own."""
+        return [(device, task) for device, task in self.pairs if device in self._devices and self.task_label(task) in self._tasks]
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """λ, assist rate and spend over time, folded from the journal. Knows journal entries; knows nothing of HTTP or of who looks.
 
 The journal is followed only when somebody looks, from at most BACKLOG entries before its end, so that a long history costs a page of the
-store's time now and then and no memory. It tells the whole fleet, also what other replicas did.
+store's time now and then and no memory. It tells the whole fleet, also what other replicas did, of the TASKS_KEPT tasks that closed a
+step last.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.journal import JournalEntry
 
@@ -18,10 +19,14 @@ BACKLOG = 100_000
 PAGE = 500
 PAGES_A_LOOK = 40
 CLOSINGS_KEPT = 4000
+TASKS_KEPT = 64
+TARGETS_KEPT = 10_000
 MINUTES_KEPT = 10_080
 POINTS = 160
 MINUTE_MS = 60_000
 _CHARGING = frozenset({"completed", "failed", "in_doubt"})
+K = TypeVar("K")
+V = TypeVar("V")
 Read = Callable[[int, int], Awaitable[Sequence[JournalEntry]]]
 
 
@@ -81,7 +86,7 @@ class Curves:
             self._charge(entry)
         elif entry.kind == "open_step":
             body = entry.data()
-            self._targets[body["device"], body["task"]] = float.fromhex(body["target_rate"])
+            _put_last(self._targets, (body["device"], body["task"]), float.fromhex(body["target_rate"]), TARGETS_KEPT)
         elif entry.kind == "close_step":
             self._close(entry.at_ms, entry.data())
 
@@ -95,10 +100,19 @@ class Curves:
 
     def _close(self, at_ms: int, body: dict[str, Any]) -> None:
         device, task = body["device"], body["task"]
-        rows = self._closings.setdefault(task, deque(maxlen=CLOSINGS_KEPT))
+        rows = self._closings.get(task) or deque(maxlen=CLOSINGS_KEPT)
+        _put_last(self._closings, task, rows, TASKS_KEPT)
         target = self._targets.get((device, task), 0.0)
         dual = float.fromhex(body["dual_after"])
         rows.append(Closing(at_ms, device, body["step"], body["total_units"], body["help_units"], target, dual))
+
+
+def _put_last(rows: dict[K, V], key: K, value: V, most: int) -> None:
+    """Keep the `most` that were put last."""
+    rows.pop(key, None)
+    rows[key] = value
+    if len(rows) > most:
+        del rows[next(iter(rows))]
 
 
 async def journal_end(read: Read) -> int:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from coordinator.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
+from coordinator.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Gauges, Meters, exposition
 from coordinator.providers.provider import ProviderError
 from coordinator.sideport import Route, SidePort
 from coordinator.stores.memory import MemoryLedgerStore
@@ -164,8 +164,18 @@ def test_devices_and_tasks_beyond_the_limit_get_no_series_of_their_own() -> None
     for number in range(5):
         meters.task_now(f"d{number}", "math", 0.5, 0.3)
     assert meters.named_pairs() == [("d0", "math"), ("d1", "math")]
-    labels = {meters.task_label(f"t{number}") for number in range(MAX_TASKS + 20)}
+    labels = {meters.task_label(task) for task in ("math", *(f"t{number}" for number in range(MAX_TASKS + 20)))}
     assert len(labels) == MAX_TASKS + 1 and OTHER in labels
+
+
+def test_a_device_that_opens_tasks_without_end_gets_a_bounded_number_of_series() -> None:
+    meters = Meters()
+    for number in range(3 * MAX_TASKS):
+        meters.task_now("lamp", f"t{number}", 0.5, 0.3)
+    assert meters.named_pairs() == [("lamp", f"t{number}") for number in range(MAX_TASKS)]
+    text = exposition(meters, Gauges(), {"version": "1"}).decode()
+    assert text.count("edge_coordinator_device_dual{") == MAX_TASKS
+    assert text.count("edge_coordinator_target_rate{") == MAX_TASKS + 1
 
 
 def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_series() -> None:

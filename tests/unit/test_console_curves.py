@@ -7,7 +7,7 @@ import json
 import pytest
 
 from coordinator.console import curves as module
-from coordinator.console.curves import POINTS, Curves, journal_end
+from coordinator.console.curves import POINTS, TASKS_KEPT, Curves, journal_end
 from coordinator.journal import JournalEntry
 
 
@@ -46,6 +46,19 @@ async def test_a_price_is_the_mean_of_what_each_device_had_last() -> None:
     points = curves.tasks()["math"]
     assert [(point["assist_rate"], point["dual"]) for point in points] == [(0.2, 0.5), (0.4, 0.6), (0.0, pytest.approx(0.4))]
     assert {point["target_rate"] for point in points} == {0.3}
+
+
+async def test_of_tasks_without_end_the_ones_that_closed_a_step_last_are_shown() -> None:
+    def of(task: str, seq: int) -> list[JournalEntry]:
+        closed = {"step": 0, "total_units": 10, "help_units": 1, "dual_after": (0.5).hex()}
+        opened = entry(seq, "open_step", device="a", task=task, target_rate=(0.3).hex())
+        return [opened, entry(seq + 1, "close_step", device="a", task=task, **closed)]
+
+    names = ["math", *(f"t{number}" for number in range(TASKS_KEPT - 1)), "math", "t-last"]
+    curves = Curves(reader([each for place, name in enumerate(names) for each in of(name, 1 + 2 * place)]))
+    assert await curves.catch_up()
+    assert set(curves.tasks()) == set(names) - {"t0"}
+    assert [point["target_rate"] for point in curves.tasks()["t-last"]] == [0.3]
 
 
 async def test_many_steps_become_few_points_and_lose_none() -> None:
