@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
@@ -32,7 +32,14 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Window = Literal["total", "month", "week", "day", "hour"]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
-AnswerCache = Literal["off", "device", "fleet"]
+
+
+def _off_word(value: object) -> object:
+    """YAML reads a bare off as a truth value."""
+    return "off" if value is False else value
+
+
+AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(_off_word)]
 
 
 class Section(BaseModel):
@@ -64,7 +71,7 @@ class BreakerConfig(Section):
     )
     longest_pause_s: Positive = Field(60.0, description="Most seconds that a pause grows to.")
     longest_retry_after_s: Positive = Field(
-        600.0, description="Most seconds of pause that an upstream can ask for by Retry-After; more counts as this."
+        600.0, description="Longest pause that an upstream can ask for by Retry-After, in seconds; a longer one counts as this."
     )
 
 
@@ -342,7 +349,7 @@ class ServiceConfig(Section):
     max_queue: int = Field(
         1024,
         ge=0,
-        description="Calls that may wait for a slot of one upstream; beyond them the newest call of the device with most is turned away (OVERLOADED).",
+        description="Calls that may wait for a slot of one upstream; beyond them the newest of the device with most is OVERLOADED.",
     )
     max_queue_wait_s: Positive = Field(
         60.0, description="Seconds a call waits for a slot of its upstream; then it is turned away (OVERLOADED)."
@@ -599,7 +606,7 @@ class CoordinatorConfig(Section):
     storage: StorageConfig = Field(StorageConfig(), description="Where the ledger lies, and how coordinators share it.")
     tls: TlsConfig | None = Field(
         None,
-        description="Certificates of every TCP listener, and of who connects (null: no encryption, so loopback and Unix sockets only, but see service.allow_insecure).",
+        description="Certificates of every TCP listener (null: none, so loopback and Unix sockets alone; but see service.allow_insecure).",
     )
     auth: AuthConfig = Field(AuthConfig(), description="Tokens and rights.")
     admin: AdminConfig = Field(

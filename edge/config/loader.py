@@ -97,7 +97,7 @@ def resolve(
     except UnknownKey as error:
         if not keys_command:
             raise
-        command = f"{keys_command} {error.section}".rstrip()
+        command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
         joint = " " if str(error).endswith("?") else "; "
         raise ConfigError(f"{error}{joint}`{command}` describes what there is") from error
 

@@ -195,7 +195,8 @@ def _block(key: Key, about: str) -> list[str]:
 
 def _terms(key: Key) -> str:
     """`number, above 0, or null; default 60`"""
-    kind = f"{'any' if key.type.startswith('list') else 'one'} of {', '.join(key.choices)}" if key.choices else key.type
+    choices = ", ".join(choice or '""' for choice in key.choices)
+    kind = f"{'any' if key.type.startswith('list') else 'one'} of {choices}" if choices else key.type
     bounds = _bounds_text(key.bounds)
     kind += (f", {bounds}" if bounds else "") + ((", or null" if bounds or key.choices else " or null") if key.nullable else "")
     if key.required:
@@ -258,8 +259,7 @@ def _near_text(keys: Sequence[Key], prefix: str) -> str:
         *difflib.get_close_matches(wanted, paths, n=1, cutoff=0.85),
         *(path for name in close for path in paths if by_name[path] == name),
         *(path for path in paths if last and last in by_name[path]),
-        *difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6),
-    ]
+    ] or difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MOST_NEAR])}?"
-    return f"known: {', '.join(path for path in paths if '.' not in path)}"
+    return f"sections: {', '.join(key.path for key in keys if key.has_keys and not key.parent)}"
