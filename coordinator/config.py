@@ -94,7 +94,7 @@ class UpstreamConfig(Section):
     )
     path: str | None = Field(
         None,
-        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded); others ignore it.",
+        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded).",
     )
     base_url: str | None = Field(
         None, description="Address of the server, as https://HOST/v1 (null: Anthropic's own; openai_compatible needs one)."
@@ -134,7 +134,7 @@ class UpstreamConfig(Section):
         60.0, description="Seconds a call may take at this upstream, all in all; a device's own deadline can only shorten them."
     )
     max_output_tokens: int = Field(4096, ge=1, description="Most output tokens that a call may ask of this upstream.")
-    threads: int = Field(1, ge=1, description="Processor threads of the bundled provider; others ignore it.")
+    threads: int = Field(1, ge=1, description="bundled: processor threads that the model runs on.")
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", description="openai_compatible: what the server calls the limit of output tokens."
     )
@@ -190,7 +190,11 @@ class UpstreamConfig(Section):
 
 
 class LegConfig(Section):
-    """One upstream of an alias."""
+    """One upstream of an alias.
+
+    An alias shares its calls among its upstreams, and asks a second one when the first is left alone by its breaker or certainly did not
+    execute a call.
+    """
 
     upstream: str = Field(description="Name of the upstream, a key of upstreams.")
     weight: Positive = Field(
@@ -362,7 +366,7 @@ class ServiceConfig(Section):
         2.0, description="Seconds between two rounds of upkeep, which charge holds whose lease is over."
     )
     lease_margin_s: Positive = Field(
-        30.0, description="Seconds a hold outlives its call's deadline; then the call counts as in doubt and is charged in full."
+        30.0, description="Seconds a hold outlives its call's deadline; then the call is in doubt and is charged what was held."
     )
     answers_kept_s: Positive = Field(
         7 * 86400.0, description="Seconds that answers stay stored, to be given again; charges and digests stay for good."
@@ -499,7 +503,7 @@ class AuthConfig(Section):
         30,
         ge=0,
         le=60,
-        description="Seconds that a device's or another coordinator's clock may differ when a token's times are checked.",
+        description="Seconds that the clock where a token was issued may differ from this one.",
     )
     renewable_s: int = Field(
         30 * 86400,
@@ -569,20 +573,23 @@ class CoordinatorConfig(Section):
     """Everything a coordinator needs to know.
 
     The socket `admin.sock` is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
-    credential. Ports off loopback need `tls`; `metrics_listen` and `console_listen` then tell only who shows a token. An alias with several
-    upstreams shares its calls among them, and asks a second one when the first is left alone by its breaker or certainly did not execute
-    a call.
+    credential.
     """
 
     listen: tuple[str, ...] = Field(
-        (), description="Where devices connect: HOST:PORT or unix:PATH; serve needs at least one, here or by --listen."
+        (),
+        description="Where devices connect: HOST:PORT (off loopback with tls) or unix:PATH; serve needs one, here or by --listen.",
     )
     admin_listen: tuple[str, ...] | None = Field(
         None,
-        description="Where administrators connect: HOST:PORT or unix:PATH (null: admin.sock in the state folder; []: nowhere).",
+        description="Where administrators connect, as in listen (null: admin.sock in the state folder, which ports alone do not replace; []: nowhere).",
     )
-    metrics_listen: str | None = Field(None, description="HOST:PORT of Prometheus metrics, at /metrics (null: none).")
-    console_listen: str | None = Field(None, description="HOST:PORT of the web console (null: none).")
+    metrics_listen: str | None = Field(
+        None, description="HOST:PORT of Prometheus metrics, at /metrics; off loopback with tls and a token (null: none)."
+    )
+    console_listen: str | None = Field(
+        None, description="HOST:PORT of the web console; off loopback with tls and a token (null: none)."
+    )
     metrics_devices: int = Field(
         20, ge=0, le=1000, description="The first so many devices that are seen get series of their own in the metrics."
     )

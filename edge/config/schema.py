@@ -58,9 +58,9 @@ class ModelConfig(Section):
 class EngineConfig(Section):
     """The engine: what computes answers, and how it uses the machine.
 
-    `edge-agent doctor` shows which engine `auto` chooses. `streamed` weights are turned into floats matrix by matrix. `onnx` serves with ONNX
-    Runtime while torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made of it once and kept in the state
-    folder.
+    `edge-agent doctor` shows which engine `auto` chooses. `streamed` weights are turned into floats matrix by matrix. `onnx` serves with
+    ONNX Runtime while torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made of it once and kept in the
+    state folder.
     """
 
     backend: EngineBackend = Field(
@@ -255,7 +255,7 @@ class EmbeddedCoordinatorConfig(Section):
     )
     path: str | None = Field(
         None,
-        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded); others ignore it.",
+        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded).",
     )
     price_in_uusd_per_mtok: int | None = Field(
         None,
@@ -273,7 +273,7 @@ class EmbeddedCoordinatorConfig(Section):
     allow_plaintext: bool = Field(
         False, description="Ask a base_url that is plain http beyond loopback: prompts and key travel unencrypted."
     )
-    threads: int = Field(1, ge=1, le=MOST_THREADS, description="Processor threads of the bundled provider; others ignore it.")
+    threads: int = Field(1, ge=1, le=MOST_THREADS, description="bundled: processor threads that the model runs on.")
     step_credit_kappa: NotNegative | None = Field(
         None, description="κ: a step may make at most ceil(κ·τ·prompts) calls (null: no such limit, as in the paper)."
     )
