@@ -497,7 +497,7 @@ def config_show(config: Config = None, sets: Sets = None, json_lines: Json = Fal
 @config_app.command("keys")
 def config_keys(
     prefix: Annotated[
-        str, typer.Argument(help="Only these, e.g. storage or upstreams.NAME.prices.", metavar="[PREFIX]", show_default=False)
+        str, typer.Argument(help="Only these, e.g. storage or upstreams.NAME.prices.", metavar="PREFIX", show_default=False)
     ] = "",
     json_lines: Json = False,
 ) -> int:

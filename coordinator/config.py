@@ -582,13 +582,14 @@ class CoordinatorConfig(Section):
     )
     admin_listen: tuple[str, ...] | None = Field(
         None,
-        description="Where administrators connect, as in listen (null: admin.sock in the state folder, which ports alone do not replace; []: nowhere).",
+        description="Where administrators connect, as in listen (null: admin.sock in the state folder, also beside ports; []: nowhere).",
     )
     metrics_listen: str | None = Field(
-        None, description="HOST:PORT of Prometheus metrics, at /metrics; off loopback with tls and a token (null: none)."
+        None,
+        description="HOST:PORT of Prometheus metrics, at /metrics; off loopback with tls, for a token or certificate (null: none).",
     )
     console_listen: str | None = Field(
-        None, description="HOST:PORT of the web console; off loopback with tls and a token (null: none)."
+        None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
     )
     metrics_devices: int = Field(
         20, ge=0, le=1000, description="The first so many devices that are seen get series of their own in the metrics."

@@ -367,7 +367,7 @@ def config_check(
 @config_app.command("keys")
 def config_keys(
     prefix: Annotated[
-        str, typer.Argument(help="Only these, e.g. learning or coordinator.embedded.", metavar="[PREFIX]", show_default=False)
+        str, typer.Argument(help="Only these, e.g. learning or coordinator.embedded.", metavar="PREFIX", show_default=False)
     ] = "",
     json: Json = False,
 ) -> int:
