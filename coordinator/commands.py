@@ -521,6 +521,26 @@ def config_show(config: Config = None, sets: Sets = None, json_lines: Json = Fal
     return 0
 
 
+@config_app.command("keys")
+def config_keys(
+    prefix: Annotated[
+        str, typer.Argument(help="Only these, e.g. storage or upstreams.NAME.prices.", metavar="PREFIX", show_default=False)
+    ] = "",
+    json_lines: Json = False,
+) -> int:
+    """Every key that a configuration may hold: its type, range, default, and what it does."""
+    from coordinator.config import CoordinatorConfig
+    from edge.config.reference import keys_of, keys_under, text_of
+
+    keys = keys_under(keys_of(CoordinatorConfig), prefix)
+    if json_lines:
+        for key in keys:
+            _print_json(key.to_json())
+    else:
+        typer.echo(text_of(keys))
+    return 0
+
+
 def _resolved(
     file: Path | None, state: Path | None, sets: Sequence[str] | None, coordinator: str | None = None
 ) -> CoordinatorConfig:

@@ -163,6 +163,7 @@ def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> 
         ("ledger", "verify"),
         ("ledger", "export"),
         ("config", "check"),
+        ("config", "keys"),
     ],
 )
 def test_every_command_has_help(capsys, arguments) -> None:
