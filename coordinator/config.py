@@ -156,6 +156,8 @@ class UpstreamConfig(Section):
     def _one_way_to_say_a_price(self) -> UpstreamConfig:
         if self.prices and (self.price_in_uusd_per_mtok is not None or self.price_out_uusd_per_mtok is not None):
             raise ValueError("has prices and price_in_uusd_per_mtok or price_out_uusd_per_mtok; give one of them")
+        if self.provider != "bundled" and (self.price_in_uusd_per_mtok is None) != (self.price_out_uusd_per_mtok is None):
+            raise ValueError("has one of price_in_uusd_per_mtok and price_out_uusd_per_mtok; give both")
         days = [price.from_day for price in self.prices]
         if len(set(days)) < len(days):
             raise ValueError("has two prices from the same day")
@@ -577,8 +579,8 @@ class CoordinatorConfig(Section):
     """
 
     listen: tuple[str, ...] = Field(
-        (),
-        description="Where devices connect: HOST:PORT (off loopback with tls) or unix:PATH; serve needs one, here or by --listen.",
+        ("127.0.0.1:7420",),
+        description="Where devices connect: HOST:PORT (off loopback with tls) or unix:PATH.",
     )
     admin_listen: tuple[str, ...] | None = Field(
         None,

@@ -189,7 +189,7 @@ def test_types_ranges_and_defaults_are_told_in_words() -> None:
 def test_the_whole_reference_is_readable_at_its_width(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = outcome(capsys)
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= WIDTH
-    assert out.startswith("listen: list of texts; default []\n    Where devices connect")
+    assert out.startswith('listen: list of texts; default ["127.0.0.1:7420"]\n    Where devices connect')
     assert "\n\nstorage: section\n    Where the ledger lies" in out
 
 
