@@ -78,7 +78,10 @@ class Identity:
     def require_tasks(self, tasks: Collection[str]) -> None:
         """Raises PermissionDenied when one of them is not this caller's."""
         if self.tasks is not None and (foreign := sorted(set(tasks) - self.tasks)):
-            raise PermissionDenied(f"{self.role} {self.device} may not work on task {foreign[0][:64]!r}")
+            raise PermissionDenied(
+                f"{self.role} {self.device} may not work on task {foreign[0][:64]!r}",
+                hint="its token and auth.devices of the coordinator's configuration name its tasks",
+            )
 
 
 class Grants(Protocol):
@@ -173,7 +176,10 @@ class Authenticator:
     def renewed_token(self, identity: Identity) -> str:
         """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local."""
         if identity.shown == "local":
-            raise PermissionDenied("a token is renewed by who shows a valid token or certificate")
+            raise PermissionDenied(
+                "a token is renewed by who shows a valid token or certificate",
+                hint="a first one comes from: edge-coordinator token issue",
+            )
         if identity.claims is not None:
             return self._tokens.renew(identity.role, identity.device, identity.claims.tasks, identity.claims.begun)
         return self._tokens.renew(identity.role, identity.device)
@@ -255,7 +261,10 @@ def authorize(identity: Identity, service: str) -> None:
     """Raises PermissionDenied unless this role may use this service; what is not listed is refused."""
     allowed = service in SERVICES_OF_ROLE[identity.role] or service in SHARED_SERVICES
     if not allowed:
-        raise PermissionDenied(f"role {identity.role} may not use {service.rpartition('.')[2]}")
+        raise PermissionDenied(
+            f"role {identity.role} may not use {service.rpartition('.')[2]}",
+            hint="show a credential of another role (edge-coordinator token issue NAME --role ROLE)",
+        )
 
 
 def needs_identity(service: str) -> bool:

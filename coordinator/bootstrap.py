@@ -219,7 +219,7 @@ class Coordinator:
         upstreams: Mapping[str, Upstream] | None = None,
     ) -> None:
         if not config.listen:
-            raise ConfigError("nowhere to listen", hint="give --listen unix:PATH or --listen HOST:PORT, or `listen` in the file")
+            raise ConfigError("nowhere to listen", hint="`listen` is empty: take it out, or name addresses")
         self.config = self._started = config
         self.state_dir = state_dir_of(config)
         self._clock = clock or SystemClock()

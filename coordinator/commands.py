@@ -394,6 +394,33 @@ def ledger_export(
     return 0
 
 
+@ledger_app.command("backup")
+def ledger_backup(
+    output: Annotated[Path, typer.Argument(help="A new file.", metavar="FILE", show_default=False)],
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """Copy the ledger as it is now into a new file, also while the coordinator serves, and verify the copy.
+
+    A ledger in PostgreSQL is copied with pg_dump. To go back: stop the coordinator, put the copy where the ledger was (without the old -wal
+    and -shm files), and start with `serve --verify`. What was spent after the copy is not in it: take it off the limits.
+    """
+    from coordinator.bootstrap import ledger_path, state_dir_of
+    from coordinator.stores.sqlite import copy_file
+    from coordinator.verify import verify_file
+
+    resolved = _resolved(config, state, sets)
+    if resolved.storage.backend != "sqlite":
+        raise ConfigError(
+            f"a ledger in {resolved.storage.backend} is no file",
+            hint="copy a PostgreSQL ledger with pg_dump, which sees one state of it",
+        )
+    copy_file(ledger_path(state_dir_of(resolved)), output)
+    return _report(verify_file(output), json_lines)
+
+
 def _export(config: CoordinatorConfig, stream: TextIO, after: int) -> int:
     from coordinator.admin_client import access_of, required_coordinator
     from coordinator.bootstrap import open_rows
@@ -491,6 +518,26 @@ def config_show(config: Config = None, sets: Sets = None, json_lines: Json = Fal
             _print_json({"key": key, "value": value, "origin": origin})
         else:
             typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False)}  # {origin}")
+    return 0
+
+
+@config_app.command("keys")
+def config_keys(
+    prefix: Annotated[
+        str, typer.Argument(help="Only these, e.g. storage or upstreams.NAME.prices.", metavar="PREFIX", show_default=False)
+    ] = "",
+    json_lines: Json = False,
+) -> int:
+    """Every key that a configuration may hold: its type, range, default, and what it does."""
+    from coordinator.config import CoordinatorConfig
+    from edge.config.reference import keys_of, keys_under, text_of
+
+    keys = keys_under(keys_of(CoordinatorConfig), prefix)
+    if json_lines:
+        for key in keys:
+            _print_json(key.to_json())
+    else:
+        typer.echo(text_of(keys))
     return 0
 
 

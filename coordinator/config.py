@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
@@ -21,6 +21,7 @@ from edge.core.errors import PermissionDenied
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
+KEYS_COMMAND = "edge-coordinator config keys"
 EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
@@ -31,7 +32,14 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Window = Literal["total", "month", "week", "day", "hour"]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
-AnswerCache = Literal["off", "device", "fleet"]
+
+
+def _off_word(value: object) -> object:
+    """YAML reads a bare off as a truth value."""
+    return "off" if value is False else value
+
+
+AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(_off_word)]
 
 
 class Section(BaseModel):
@@ -41,53 +49,98 @@ class Section(BaseModel):
 
 
 class PriceConfig(Section):
-    """Micro-USD per million input and output tokens from a day on (UTC), until the next entry's day or through `until_day`."""
+    """A price and the days it holds on."""
 
-    from_day: date = date.min
-    until_day: date | None = None
-    in_uusd_per_mtok: Count
-    out_uusd_per_mtok: Count
+    from_day: date = Field(date.min, description="First day the price holds on, in UTC (left out: from the beginning).")
+    until_day: date | None = Field(
+        None, description="Last day it holds on, in UTC (null: until the next entry's first day, or for good)."
+    )
+    in_uusd_per_mtok: Count = Field(description="Price of a million input tokens, in micro-USD.")
+    out_uusd_per_mtok: Count = Field(description="Price of a million output tokens, in micro-USD.")
 
 
 class BreakerConfig(Section):
-    """After `failures_to_open` failures in a row an upstream is left alone for `first_pause_s`, twice as long after each failed probe, at
-    most `longest_pause_s`; as long as its Retry-After asks for, at most `longest_retry_after_s`.
+    """When an upstream is left alone.
+
+    A Retry-After is kept to, even where it is longer than the pause.
     """
 
-    failures_to_open: int = Field(5, ge=1)
-    first_pause_s: Positive = 5.0
-    longest_pause_s: Positive = 60.0
-    longest_retry_after_s: Positive = 600.0
+    failures_to_open: int = Field(5, ge=1, description="So many failures in a row open the breaker.")
+    first_pause_s: Positive = Field(
+        5.0, description="Seconds an upstream is left alone when its breaker opens; twice as long after each failed probe."
+    )
+    longest_pause_s: Positive = Field(60.0, description="Most seconds that a pause grows to.")
+    longest_retry_after_s: Positive = Field(
+        600.0, description="Longest pause that an upstream can ask for by Retry-After, in seconds; a longer one counts as this."
+    )
 
 
 class UpstreamConfig(Section):
-    """One cloud LLM under an alias.
+    """One cloud LLM.
 
-    `bundled` runs `model` (nano-cloud, or `path` to a GGUF file) in this process at a small notional price, so that spend moves and caps
-    can be tried; `openai_compatible` asks a server at `base_url`; `anthropic` asks the Messages API there (its own address when none is
-    given); `recorded` replays the cassette at `path`. All but the bundled one need their real price, or their calls are UNPRICED: `prices`
-    with the days they hold from, or the two `price_*` for one that always holds, or the price file that comes with the package, when it
-    knows the model at the host of `base_url`. `overloaded_is_refusal`: Anthropic's status 529 is taken for certainly not executed.
-    `api_key` is a reference, `env:NAME` or `file:/PATH`; `api_key_env: NAME` is short for the former.
+    `bundled` runs a model in this process at a small notional price, so that spend moves and caps can be tried; `openai_compatible` asks a
+    server at `base_url`; `anthropic` asks the Messages API there; `recorded` replays a cassette. All but the bundled one need their real
+    price, or their calls are UNPRICED: `prices`, or the two `price_*` together, or the price file that comes with the package, when it
+    knows the model at the host of `base_url`.
     """
 
-    provider: str = "bundled"
-    model: str = "nano-cloud"
-    path: str | None = None
-    base_url: str | None = None
-    api_key: str | None = None
-    api_key_env: str | None = None
-    price_in_uusd_per_mtok: Count | None = None
-    price_out_uusd_per_mtok: Count | None = None
-    prices: tuple[PriceConfig, ...] = ()
-    overloaded_is_refusal: bool = False
-    breaker: BreakerConfig = BreakerConfig()
-    max_concurrency: int = Field(16, ge=1, le=4096)
-    deadline_s: Positive = 60.0
-    max_output_tokens: int = Field(4096, ge=1)
-    threads: int = Field(1, ge=1)
-    tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    allow_plaintext: bool = False
+    provider: str = Field(
+        "bundled",
+        description="Who answers: bundled, openai_compatible, anthropic, recorded, or one that an installed package adds.",
+    )
+    model: str = Field(
+        "nano-cloud",
+        description="Name of the model, as its server knows it; for bundled one that comes with the package, unless path is given.",
+    )
+    path: str | None = Field(
+        None,
+        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded).",
+    )
+    base_url: str | None = Field(
+        None, description="Address of the server, as https://HOST/v1 (null: Anthropic's own; openai_compatible needs one)."
+    )
+    api_key: str | None = Field(
+        None,
+        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: api_key_env says, or no key is sent).",
+    )
+    api_key_env: str | None = Field(
+        None,
+        description="Name of the environment variable with the API key: short for api_key env:NAME (null: see api_key).",
+    )
+    price_in_uusd_per_mtok: Count | None = Field(
+        None,
+        description="Price of a million input tokens at all times, in micro-USD (null: as published, where known; bundled: 100000).",
+    )
+    price_out_uusd_per_mtok: Count | None = Field(
+        None,
+        description="Price of a million output tokens at all times, in micro-USD (null: as published, where known; bundled: 400000).",
+    )
+    prices: tuple[PriceConfig, ...] = Field(
+        (), description="Prices with the days they hold on, instead of price_in_uusd_per_mtok and price_out_uusd_per_mtok."
+    )
+    overloaded_is_refusal: bool = Field(
+        False, description="anthropic: status 529 counts as certainly not executed: refunded, and another upstream may be asked."
+    )
+    breaker: BreakerConfig = Field(
+        BreakerConfig(), description="When the upstream is left alone after failures, and for how long."
+    )
+    max_concurrency: int = Field(
+        16,
+        ge=1,
+        le=4096,
+        description="Calls that are under way at this upstream at once; for bundled also the rows decoded together.",
+    )
+    deadline_s: Positive = Field(
+        60.0, description="Seconds a call may take at this upstream, all in all; a device's own deadline can only shorten them."
+    )
+    max_output_tokens: int = Field(4096, ge=1, description="Most output tokens that a call may ask of this upstream.")
+    threads: int = Field(1, ge=1, description="bundled: processor threads that the model runs on.")
+    tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="openai_compatible: what the server calls the limit of output tokens."
+    )
+    allow_plaintext: bool = Field(
+        False, description="Ask a base_url that is plain http beyond loopback: prompts and key travel unencrypted."
+    )
 
     @model_validator(mode="after")
     def _what_the_provider_needs(self) -> UpstreamConfig:
@@ -103,6 +156,8 @@ class UpstreamConfig(Section):
     def _one_way_to_say_a_price(self) -> UpstreamConfig:
         if self.prices and (self.price_in_uusd_per_mtok is not None or self.price_out_uusd_per_mtok is not None):
             raise ValueError("has prices and price_in_uusd_per_mtok or price_out_uusd_per_mtok; give one of them")
+        if self.provider != "bundled" and (self.price_in_uusd_per_mtok is None) != (self.price_out_uusd_per_mtok is None):
+            raise ValueError("has one of price_in_uusd_per_mtok and price_out_uusd_per_mtok; give both")
         days = [price.from_day for price in self.prices]
         if len(set(days)) < len(days):
             raise ValueError("has two prices from the same day")
@@ -137,19 +192,27 @@ class UpstreamConfig(Section):
 
 
 class LegConfig(Section):
-    """One upstream of an alias. Lower `order` is asked first; upstreams of one order share the calls by `weight`."""
+    """One upstream of an alias.
 
-    upstream: str
-    weight: Positive = 1.0
-    order: int = Field(0, ge=0)
+    An alias shares its calls among its upstreams, and asks a second one when the first is left alone by its breaker or certainly did not
+    execute a call.
+    """
+
+    upstream: str = Field(description="Name of the upstream, a key of upstreams.")
+    weight: Positive = Field(
+        1.0, description="Its part of the calls, in proportion to the weights of the upstreams of the same order."
+    )
+    order: int = Field(
+        0, ge=0, description="Lower is asked first; higher ones when those cannot be asked or certainly did not execute a call."
+    )
 
 
 class RatePoint(Section):
-    """From this step of a device on, or from this date on (UTC where it names no zone), τ is `target_rate`."""
+    """A beginning and the τ that holds from then on."""
 
-    from_step: int | None = Field(None, ge=0)
-    from_date: datetime | None = None
-    target_rate: Rate
+    from_step: int | None = Field(None, ge=0, description="From this step of a device on; or give from_date.")
+    from_date: datetime | None = Field(None, description="From this time on, UTC where it names no zone; or give from_step.")
+    target_rate: Rate = Field(description="τ from then on.")
 
     @model_validator(mode="after")
     def _one_beginning(self) -> RatePoint:
@@ -166,27 +229,40 @@ class RatePoint(Section):
 
 
 class TaskConfig(Section):
-    """What a task label is held to: τ, λ_0, η_λ, and κ of the step credit ceil(κ·τ·planned_prompts) (null: no step credit).
+    """What a task label is held to.
 
-    With `target_rate_from_device` the τ that a device sends with OpenStep (its phase's) is taken instead of `target_rate`; with a
-    `target_rate_schedule` neither is, once one of its points holds: the last of those that hold counts.
-
-    `dual_scope`: one λ for each device and task (`task`), over all tasks of a device (`global`, the paper's), over all devices for this
-    task (`fleet`), or over all devices and tasks (`fleet_all`). `answer_cache`: an answer may be given again, without a charge, to the same
-    device in this task or to the whole fleet; up to `answer_cache_ttl_s` old (null: as long as answers are kept) and only at temperature 0,
-    unless `answer_cache_any_temperature`.
+    A point of `target_rate_schedule` that holds counts before what the device sends, and that before `target_rate`.
     """
 
-    target_rate: Rate = 0.3
-    target_rate_schedule: tuple[RatePoint, ...] = ()
-    dual_scope: DualScope = "task"
-    dual_init: NotNegative = 0.5
-    dual_lr: NotNegative = 0.01
-    step_credit_kappa: NotNegative | None = 2.0
-    target_rate_from_device: bool = True
-    answer_cache: AnswerCache = "device"
-    answer_cache_ttl_s: Positive | None = None
-    answer_cache_any_temperature: bool = False
+    target_rate: Rate = Field(
+        0.3,
+        description="τ: the share of responses that may ask for help, where neither a schedule nor the device says otherwise.",
+    )
+    target_rate_schedule: tuple[RatePoint, ...] = Field(
+        (), description="Values of τ from a step or a time on; of the points that hold, the last one in the list counts."
+    )
+    dual_scope: DualScope = Field(
+        "task",
+        description="What shares one λ: nothing (task), all tasks of a device (global, the paper's), this task on all devices, or all.",
+    )
+    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step is closed.")
+    dual_lr: NotNegative = Field(
+        0.01, description="η_λ: how far a closed step moves λ for each unit by which its assist rate misses τ."
+    )
+    step_credit_kappa: NotNegative | None = Field(
+        2.0, description="κ: a step may make at most ceil(κ·τ·planned_prompts) calls (null: no such limit)."
+    )
+    target_rate_from_device: bool = Field(
+        True, description="Take the τ that a device sends with OpenStep, where it sends one, instead of target_rate."
+    )
+    answer_cache: AnswerCache = Field(
+        "device",
+        description="Who is given a stored answer to the same question, uncharged: nobody, the same device in this task, or all devices.",
+    )
+    answer_cache_ttl_s: Positive | None = Field(
+        None, description="Oldest answer that is given again, in seconds (null: as old as answers are kept)."
+    )
+    answer_cache_any_temperature: bool = Field(False, description="Give answers again at temperatures above 0, too.")
 
     @model_validator(mode="after")
     def _one_source_of_the_target_rate(self) -> TaskConfig:
@@ -200,40 +276,52 @@ class TaskConfig(Section):
 
 
 class LimitConfig(Section):
-    """Hard limits of one scope in each window (null: none). Windows are those of the calendar in UTC, weeks begin on Monday (ISO 8601);
-    `total` never ends."""
+    """Hard limits of one scope in each window.
 
-    window: Window = "total"
-    calls_limit: Count | None = None
-    tokens_limit: Count | None = None
-    spend_limit_uusd: Count | None = None
+    Windows are those of the calendar in UTC, weeks begin on Monday (ISO 8601); `total` never ends. What `edge-coordinator budget set` says
+    wins over what is written here.
+    """
+
+    window: Window = Field(
+        "total",
+        description="How long an amount counts against the limits: until the calendar's next hour, day, week or month begins, or for good.",
+    )
+    calls_limit: Count | None = Field(None, description="Most calls in a window (null: no limit).")
+    tokens_limit: Count | None = Field(None, description="Most tokens in a window, input and output together (null: no limit).")
+    spend_limit_uusd: Count | None = Field(None, description="Most spend in a window, in micro-USD (null: no limit).")
 
 
 class BudgetsConfig(Section):
-    """Limits of the whole fleet, of each task over the fleet, of each device, and of each task on each device."""
+    """Hard limits by scope."""
 
-    fleet: LimitConfig = LimitConfig()
-    fleet_task: LimitConfig = LimitConfig()
-    device: LimitConfig = LimitConfig()
-    device_task: LimitConfig = LimitConfig()
+    fleet: LimitConfig = Field(LimitConfig(), description="Limits of all devices and tasks together.")
+    fleet_task: LimitConfig = Field(LimitConfig(), description="Limits of each task, over all devices.")
+    device: LimitConfig = Field(LimitConfig(), description="Limits of each device, over all its tasks.")
+    device_task: LimitConfig = Field(LimitConfig(), description="Limits of each task on each device.")
 
 
 class FleetConfig(Section):
-    """What devices that share a coordinator owe each other.
+    """What devices that share a coordinator owe each other."""
 
-    `fairness_floor` f: of the N devices that have calls in a window each can rely on f/N of the fleet's limits (0: first come, first
-    served). A device that opens or closes no step for `price_idle_s` leaves the rounds of shared prices until its next one.
-    """
-
-    fairness_floor: Rate = 0.0
-    price_idle_s: Positive = 3600.0
+    fairness_floor: Rate = Field(
+        0.0,
+        description="f: each of the N devices with calls in a window can rely on f/N of the fleet's limits (0: first come, first served).",
+    )
+    price_idle_s: Positive = Field(
+        3600.0,
+        description="A device that opens or closes no step for so many seconds leaves the rounds of shared λ until its next one.",
+    )
 
 
 class RateConfig(Section):
-    """Calls that may be started in a minute (null: any number), and how many of them at once (null: a tenth of a minute's)."""
+    """How fast calls may be started; a bucket that fills again as time goes by."""
 
-    calls_per_min: int | None = Field(None, ge=1, le=10**9)
-    burst: int | None = Field(None, ge=1, le=10**9)
+    calls_per_min: int | None = Field(
+        None, ge=1, le=10**9, description="Calls that may be started in a minute (null: any number)."
+    )
+    burst: int | None = Field(
+        None, ge=1, le=10**9, description="How many of them may be started at once (null: a tenth of calls_per_min, at least 1)."
+    )
 
     @property
     def most_at_once(self) -> int:
@@ -242,49 +330,92 @@ class RateConfig(Section):
 
 
 class RatesConfig(Section):
-    """Rate limits of each device and of the whole fleet. Beyond them a call is RATE_LIMITED, before anything is held for it."""
+    """How fast calls may be started.
 
-    device: RateConfig = RateConfig()
-    fleet: RateConfig = RateConfig()
+    Beyond a rate limit a call is RATE_LIMITED, before anything is held for it. Each coordinator counts by itself.
+    """
+
+    device: RateConfig = Field(RateConfig(), description="Rate limit of each device.")
+    fleet: RateConfig = Field(RateConfig(), description="Rate limit of all devices together, at this coordinator.")
 
 
 class ServiceConfig(Section):
-    """Limits that protect the service itself. A call waits at most `max_queue_wait_s` for its upstream's slot; then OVERLOADED.
+    """Limits that protect the service itself.
 
-    `max_open_streams` bounds batches and watches together, `batch_items` what one batch has under way. A connection is ended politely
-    when it is `connection_age_s` old, so that devices spread over replicas again; what runs on it then has `connection_grace_s`.
+    Of `max_rpcs` and `max_open_streams` one device alone gets about half, so that another finds
+    room. Connections are ended politely when they are old, so that devices spread over replicas again.
     """
 
-    max_message_bytes: int = Field(4 << 20, ge=1024)
-    max_rpcs: int = Field(4096, ge=1)
-    max_queue: int = Field(1024, ge=0)
-    max_queue_wait_s: Positive = 60.0
-    drain_grace_s: NotNegative = 30.0
-    sweep_interval_s: Positive = 2.0
-    lease_margin_s: Positive = 30.0
-    answers_kept_s: Positive = 7 * 86400.0
-    answer_cache: bool = True
-    allow_insecure: bool = False
-    max_open_streams: int = Field(16384, ge=1)
-    max_streams_per_connection: int = Field(4096, ge=1, le=2**31 - 1)
-    batch_items: int = Field(256, ge=1)
-    watch_heartbeat_s: Positive = 30.0
-    connection_age_s: float = Field(1800.0, ge=1.0, le=2_000_000.0)
-    connection_grace_s: float = Field(300.0, ge=1.0, le=2_000_000.0)
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message in either direction, in bytes.")
+    max_rpcs: int = Field(
+        4096,
+        ge=1,
+        description="Requests of devices that run at once, each call of a batch counted; further ones are turned away (OVERLOADED).",
+    )
+    max_queue: int = Field(
+        1024,
+        ge=0,
+        description="Calls that may wait for a slot of one upstream; beyond them the newest of the device with most is OVERLOADED.",
+    )
+    max_queue_wait_s: Positive = Field(
+        60.0, description="Seconds a call waits for a slot of its upstream; then it is turned away (OVERLOADED)."
+    )
+    drain_grace_s: NotNegative = Field(
+        30.0,
+        description="Seconds that calls under way have to end when the coordinator stops; what is cut then is charged as in doubt.",
+    )
+    sweep_interval_s: Positive = Field(
+        2.0, description="Seconds between two rounds of upkeep, which charge holds whose lease is over."
+    )
+    lease_margin_s: Positive = Field(
+        30.0, description="Seconds a hold outlives its call's deadline; then the call is in doubt and is charged what was held."
+    )
+    answers_kept_s: Positive = Field(
+        7 * 86400.0, description="Seconds that answers stay stored, to be given again; charges and digests stay for good."
+    )
+    answer_cache: bool = Field(True, description="Give stored answers again as tasks.NAME.answer_cache says; false: at no task.")
+    allow_insecure: bool = Field(
+        False,
+        description="Serve devices on other machines without tls: what they send is unencrypted, and they are who they say they are.",
+    )
+    max_open_streams: int = Field(16384, ge=1, description="Batches and watches that are open at once, over all devices.")
+    max_streams_per_connection: int = Field(
+        4096, ge=1, le=2**31 - 1, description="HTTP/2 streams, so RPCs of any kind, that one connection may have open at once."
+    )
+    batch_items: int = Field(
+        256, ge=1, description="Calls of one batch that are under way at once; further ones are read when one ends."
+    )
+    watch_heartbeat_s: Positive = Field(
+        30.0, description="Seconds without a change after which a watched budget sends a heartbeat."
+    )
+    connection_age_s: float = Field(
+        1800.0, ge=1.0, le=2_000_000.0, description="Seconds after which a connection is ended politely, give or take a tenth."
+    )
+    connection_grace_s: float = Field(
+        300.0, ge=1.0, le=2_000_000.0, description="Seconds that what still runs on such a connection has to end."
+    )
 
 
 class StorageConfig(Section):
-    """Where the ledger lies: in one SQLite file of the state folder, in PostgreSQL (for several coordinators), or in memory (for trials).
+    """Where the ledger lies.
 
-    `dsn` (postgresql://user@host/database) may not hold a password: name an environment variable with the whole DSN in `dsn_env`, or use
-    PGPASSWORD or a password file. A coordinator on PostgreSQL that was not heard of for `replica_lease_s` counts as gone, and what it
-    left running is charged as in doubt.
+    A password for PostgreSQL is never written here: use `dsn_env`, PGPASSWORD or a password file.
     """
 
-    backend: Literal["sqlite", "postgres", "memory"] = "sqlite"
-    dsn: str | None = None
-    dsn_env: str | None = None
-    replica_lease_s: Positive = 15.0
+    backend: Literal["sqlite", "postgres", "memory"] = Field(
+        "sqlite",
+        description="Where the ledger lies: in a file of the state folder, in PostgreSQL (for several coordinators), or in memory.",
+    )
+    dsn: str | None = Field(
+        None, description="postgres: the database, as postgresql://USER@HOST/DATABASE, without a password; or give dsn_env."
+    )
+    dsn_env: str | None = Field(
+        None, description="postgres: name of the environment variable with the whole DSN, password and all; instead of dsn."
+    )
+    replica_lease_s: Positive = Field(
+        15.0,
+        description="postgres: a coordinator not heard of for so many seconds is gone; what it left running is charged as in doubt.",
+    )
 
     @model_validator(mode="after")
     def _one_place(self) -> StorageConfig:
@@ -309,16 +440,21 @@ def _holds_password(dsn: str) -> bool:
 
 
 class TlsConfig(Section):
-    """Server certificate and key (PEM files; read again when they change), and the authority of client certificates.
+    """Certificates.
 
-    With `tls` every TCP listener speaks TLS. With `require_client_cert: false` devices show tokens and nothing else: no certificate is
-    asked for, so one that a device has does not count. Administrators show certificates wherever `client_ca` is given, tokens without it.
+    With `tls` every TCP listener speaks TLS. Administrators show certificates wherever `client_ca` is given, tokens
+    without it; a certificate that a device has does not count where none is asked for.
     """
 
-    cert: str
-    key: str
-    client_ca: str | None = None
-    require_client_cert: bool = True
+    cert: str = Field(description="PEM file with the server's certificate; read again when it changes.")
+    key: str = Field(description="PEM file with the certificate's key; read again when it changes.")
+    client_ca: str | None = Field(
+        None,
+        description="PEM file with the authority of client certificates; read again when it changes (null: no certificate is asked for).",
+    )
+    require_client_cert: bool = Field(
+        True, description="Devices must show a certificate; false: they show tokens, and no certificate is asked for."
+    )
 
     @model_validator(mode="after")
     def _an_authority_for_clients(self) -> TlsConfig:
@@ -340,30 +476,49 @@ class TlsConfig(Section):
 
 
 class DeviceGrant(Section):
-    """What one device may do: the tasks it may work on (null: every task)."""
+    """What one device may do."""
 
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = Field(None, description="The tasks it may work on (null: every task).")
 
 
 class AuthConfig(Section):
-    """Tokens and rights. A token lives `token_life_s` and can be renewed by its holder until the first of the chain is `renewable_s` old.
+    """Tokens and rights.
 
-    `devices` narrows what a device may do; with `unlisted_devices: refuse` only the devices named there are served.
-    `max_failures_per_min` failed authentications of one peer are answered, further ones are RATE_LIMITED.
-
-    `folder` holds signing keys and epochs (null: `auth` in the state folder). Coordinators that share a ledger must share it, on a file
-    system that shows a change at once, or else what one revokes would be valid at the others: on PostgreSQL nothing is issued or revoked
-    without it.
+    Coordinators that share a ledger must share `folder`, on a file system that shows a change at once, or else what one revokes would be
+    valid at the others: on PostgreSQL nothing is issued or revoked without it.
     """
 
-    folder: str | None = None
-    audience: str = Field("edge-coordinator", min_length=1, max_length=200)
-    token_life_s: int = Field(900, ge=10, le=900)
-    clock_skew_s: int = Field(30, ge=0, le=60)
-    renewable_s: int = Field(30 * 86400, ge=900)
-    max_failures_per_min: int = Field(20, ge=1)
-    devices: dict[str, DeviceGrant] = {}
-    unlisted_devices: Literal["serve", "refuse"] = "serve"
+    folder: str | None = Field(
+        None,
+        description="Folder of signing keys and epochs (null: auth in the state folder); coordinators on one ledger must share it.",
+    )
+    audience: str = Field(
+        "edge-coordinator",
+        min_length=1,
+        max_length=200,
+        description="Whom tokens are for; a token for another audience is refused.",
+    )
+    token_life_s: int = Field(
+        900, ge=10, le=900, description="Seconds that a token lives, unless it is issued for a shorter life."
+    )
+    clock_skew_s: int = Field(
+        30,
+        ge=0,
+        le=60,
+        description="Seconds that the clock where a token was issued may differ from this one.",
+    )
+    renewable_s: int = Field(
+        30 * 86400,
+        ge=900,
+        description="Seconds after which a token and those renewed from it can be renewed no more, counted from the first.",
+    )
+    max_failures_per_min: int = Field(
+        20, ge=1, description="Failed authentications a minute that one host is answered; more are RATE_LIMITED."
+    )
+    devices: dict[str, DeviceGrant] = Field({}, description="What single devices may do, by the device's name.")
+    unlisted_devices: Literal["serve", "refuse"] = Field(
+        "serve", description="Whether devices that are not named under devices are served or refused."
+    )
 
     def tasks_of(self, device: str) -> frozenset[str] | None:
         """The tasks a device may work on, None for every task. Raises PermissionDenied for one that is not served."""
@@ -374,27 +529,30 @@ class AuthConfig(Section):
 
 
 class AdminConfig(Section):
-    """How commands reach the administrators' listener of a coordinator on another machine; nothing here matters to `serve`.
+    """How commands reach the administrators' listener of a coordinator on another machine.
 
-    `address` is its HOST:PORT (null: `admin_listen` of a coordinator on this machine). Over `tls` the certificate there or the token in
-    `token_file` (mode 0600, role admin) tells who administers.
+    Nothing here matters to `serve`. Over TLS the certificate of `tls` or the token in `token_file` tells who administers.
     """
 
-    address: str | None = None
-    tls: CoordinatorTlsConfig | None = None
-    token_file: str | None = None
+    address: str | None = Field(
+        None,
+        description="HOST:PORT or unix:PATH of the coordinator to administer (null: admin_listen of the one on this machine).",
+    )
+    tls: CoordinatorTlsConfig | None = Field(None, description="How to speak TLS there; needed beyond this machine.")
+    token_file: str | None = Field(None, description="File (mode 0600) with a token of role admin (null: none is shown).")
 
 
 class TelemetryConfig(Section):
-    """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`). They tell devices' tasks, models, outcomes and
-    amounts, and never a prompt, an answer or a key.
+    """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`).
 
-    `otlp_endpoint` is its OTLP/HTTP address, as http://127.0.0.1:4318. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in
-    the environment. `sample_rate`: the share of the traces that begin here; those that a device began are kept where it says so.
+    They tell devices' tasks, models, outcomes and
+    amounts, and never a prompt, an answer or a key. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in the environment.
     """
 
-    otlp_endpoint: str
-    sample_rate: Rate = 1.0
+    otlp_endpoint: str = Field(description="The collector's OTLP/HTTP address, as http://127.0.0.1:4318.")
+    sample_rate: Rate = Field(
+        1.0, description="Share of the traces beginning here that are kept; those that a device began are kept where it says so."
+    )
 
     @model_validator(mode="after")
     def _an_address_without_secrets(self) -> TelemetryConfig:
@@ -416,35 +574,57 @@ class TelemetryConfig(Section):
 class CoordinatorConfig(Section):
     """Everything a coordinator needs to know.
 
-    No `upstreams` means `default: {provider: bundled}`; no `tasks` means that every label is held to the defaults of a task. A task named
-    "*" stands for every label not named. `admin_listen` is where administrators connect: null means `admin.sock` in the state folder, []
-    nowhere; that socket is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
-    credential; off loopback it needs `tls`. `admin` is for commands that administer from another machine. `metrics_listen` (Prometheus, at
-    /metrics) and `console_listen` (the web console) are HOST:PORT, null: none; off loopback they need `tls` and tell only who shows a
-    token. `metrics_devices` devices get series of their own.
-
-    Each upstream is an alias by its own name. `aliases` gives more: an alias over several upstreams shares calls among them by weight, and
-    asks a second one when the first is left alone by its breaker or certainly did not execute a call.
+    The socket `admin.sock` is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
+    credential.
     """
 
-    listen: tuple[str, ...] = ()
-    admin_listen: tuple[str, ...] | None = None
-    metrics_listen: str | None = None
-    console_listen: str | None = None
-    metrics_devices: int = Field(20, ge=0, le=1000)
-    state_dir: str | None = None
-    upstreams: dict[str, UpstreamConfig] = {}
-    aliases: dict[str, tuple[LegConfig, ...]] = {}
-    tasks: dict[str, TaskConfig] = {}
-    budgets: BudgetsConfig = BudgetsConfig()
-    fleet: FleetConfig = FleetConfig()
-    rates: RatesConfig = RatesConfig()
-    service: ServiceConfig = ServiceConfig()
-    storage: StorageConfig = StorageConfig()
-    tls: TlsConfig | None = None
-    auth: AuthConfig = AuthConfig()
-    admin: AdminConfig = AdminConfig()
-    telemetry: TelemetryConfig | None = None
+    listen: tuple[str, ...] = Field(
+        ("127.0.0.1:7420",),
+        description="Where devices connect: HOST:PORT (off loopback with tls) or unix:PATH.",
+    )
+    admin_listen: tuple[str, ...] | None = Field(
+        None,
+        description="Where administrators connect, as in listen (null: admin.sock in the state folder, also beside ports; []: nowhere).",
+    )
+    metrics_listen: str | None = Field(
+        None,
+        description="HOST:PORT of Prometheus metrics, at /metrics; off loopback with tls, for a token or certificate (null: none).",
+    )
+    console_listen: str | None = Field(
+        None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
+    )
+    metrics_devices: int = Field(
+        20, ge=0, le=1000, description="The first so many devices that are seen get series of their own in the metrics."
+    )
+    state_dir: str | None = Field(
+        None, description="State folder: ledger, signing keys, admin.sock (null: the platform's folder for application data)."
+    )
+    upstreams: dict[str, UpstreamConfig] = Field(
+        {}, description="The cloud LLMs by name, each an alias of its own (none: default, the bundled provider)."
+    )
+    aliases: dict[str, tuple[LegConfig, ...]] = Field(
+        {}, description="Names that devices may ask for with several upstreams behind them."
+    )
+    tasks: dict[str, TaskConfig] = Field(
+        {},
+        description='What task labels are held to, by label; "*" stands for every label not named (none: every label has the defaults).',
+    )
+    budgets: BudgetsConfig = Field(BudgetsConfig(), description="Hard limits; a call must fit into all of them.")
+    fleet: FleetConfig = Field(FleetConfig(), description="What devices that share a coordinator owe each other.")
+    rates: RatesConfig = Field(RatesConfig(), description="Rate limits: how many calls may be started.")
+    service: ServiceConfig = Field(ServiceConfig(), description="Limits that protect the service itself.")
+    storage: StorageConfig = Field(StorageConfig(), description="Where the ledger lies, and how coordinators share it.")
+    tls: TlsConfig | None = Field(
+        None,
+        description="Certificates of every TCP listener (null: none, so loopback and Unix sockets alone; but see service.allow_insecure).",
+    )
+    auth: AuthConfig = Field(AuthConfig(), description="Tokens and rights.")
+    admin: AdminConfig = Field(
+        AdminConfig(), description="How commands reach the administrators' listener of a coordinator on another machine."
+    )
+    telemetry: TelemetryConfig | None = Field(
+        None, description="Traces of RPCs and calls for an OpenTelemetry collector; needs the extra otel (null: none)."
+    )
 
     @model_validator(mode="after")
     def _aliases_name_upstreams(self) -> CoordinatorConfig:
@@ -489,4 +669,5 @@ def resolve_coordinator_config(
     file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
 ) -> Resolved[CoordinatorConfig]:
     """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
-    return resolve(CoordinatorConfig, files=[file] if file is not None else [], sets=sets, flags=flags, example=EXAMPLE)
+    files = [file] if file is not None else []
+    return resolve(CoordinatorConfig, files=files, sets=sets, flags=flags, example=EXAMPLE, keys_command=KEYS_COMMAND)

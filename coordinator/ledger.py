@@ -60,6 +60,8 @@ from edge.dagrpo.dual import dual_step, shared_lr
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
 NEVER_SEEN_MS = 0
+PURGED_IN_ENTRY = 1000
+"""How many calls one journal entry of a purge names: an entry has to fit into a message."""
 
 
 class Tables(Protocol):
@@ -726,8 +728,9 @@ class Ledger:
         rows = self._tables.results_before(milliseconds(before))
         for row in rows:
             self._tables.put_call(replace(row, result=None))
-        if rows:
-            self._journal(now, "purge", {"calls": [[row.device, row.key] for row in rows]})
+        for start in range(0, len(rows), PURGED_IN_ENTRY):
+            told = [[row.device, row.key] for row in rows[start : start + PURGED_IN_ENTRY]]
+            self._journal(now, "purge", {"calls": told})
         return len(rows)
 
     def _meet_task(self, request: ReserveRequest | OpenStepRequest) -> TaskRow:
@@ -841,8 +844,9 @@ def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
 
 
 def _mismatch(task: str, step: int, expected: int) -> StepMismatch:
-    metadata = {"expected_step": str(expected)}
-    return StepMismatch(f"step {step} of task {task!r} does not fit; step {expected} is expected", metadata=metadata)
+    """A step that is not the open one. `expected`: the task's next step, open or not."""
+    what = "is not open" if step == expected else f"does not fit; step {expected} is expected"
+    return StepMismatch(f"step {step} of task {task!r} {what}", metadata={"expected_step": str(expected)})
 
 
 def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:

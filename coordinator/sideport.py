@@ -92,13 +92,15 @@ class SidePort:
 
     def _check(self, route: Route, request: web.Request) -> None:
         if self._address.is_local and _name_of(request.host) not in LOOPBACK_NAMES:
-            raise PermissionDenied("this host name is not served here")
+            raise PermissionDenied("this host name is not served here", hint="ask for localhost")
         _check_fetch_site(request)
         if route.roles is None or (self._address.is_local and "authorization" not in request.headers):
             return
         identity = self._authenticator.authenticate(_facts(request))
         if identity.role not in route.roles:
-            raise PermissionDenied(f"role {identity.role} may not read {route.path}")
+            raise PermissionDenied(
+                f"role {identity.role} may not read {route.path}", hint=f"show a token of role {' or '.join(sorted(route.roles))}"
+            )
 
 
 def side_address(listen: str, tls: TlsConfig | None) -> Address:

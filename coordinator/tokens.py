@@ -14,11 +14,11 @@ import json
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.pki import write_private
 from edge.core.clock import Clock
@@ -36,12 +36,16 @@ ISSUER = "edge-coordinator"
 ROLES = ("device", "admin", "console", "metrics")
 AUTH_FOLDER = "auth"
 SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
+T = TypeVar("T")
 _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun", "jti")
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain."""
+    """What a token says. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain.
+
+    `kid`: the key that signed it.
+    """
 
     role: str
     name: str
@@ -50,6 +54,7 @@ class Claims:
     issued_at: int
     expires_at: int
     begun: int
+    kid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ class Tokens:
         self._store = store
         self._terms = terms
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[str, Claims]] = OrderedDict()
+        self._known: OrderedDict[bytes, Claims] = OrderedDict()
 
     def issue(self, role: str, name: str, tasks: Sequence[str] = (), life_s: int | None = None) -> str:
         """A first token for a holder; makes the first signing key where there is none. Raises UsageError, StateError."""
@@ -233,18 +238,19 @@ class Tokens:
 
     def check(self, token: str) -> Claims:
         """The claims of a valid token. Raises Unauthenticated that says why not, CoordinatorUnavailable when keys cannot be read."""
-        try:
+        digest = _digest(token)
+        claims = self._known.get(digest)
+        if claims is None:
             claims = self._signed_claims(token)
-        except StateError as error:
-            raise CoordinatorUnavailable(
-                "credentials cannot be checked now", reason="LEDGER_UNAVAILABLE", retry_after_s=2.0
-            ) from error
+            self._remember(digest, claims)
         self.require_current(claims)
         return claims
 
     def require_current(self, claims: Claims) -> None:
-        """Hold claims that were checked before to time and epoch again. Raises as `check` does."""
+        """Hold claims that were checked before to their key, to time and to the epoch again. Raises as `check` does."""
         now, skew_s = self._clock.now(), self._terms.skew_s
+        if not _may_verify(_key_of(claims.kid, _readable(self._store.signing_keys)), now):
+            raise _unknown_key()
         if now >= claims.expires_at + skew_s:
             raise _refusal("the token has expired", "EXPIRED")
         if claims.issued_at > now + skew_s:
@@ -253,33 +259,19 @@ class Tokens:
 
     def require_epoch(self, role: str, name: str, epoch: int) -> None:
         """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
-        try:
-            current = self._store.epoch_of(role, name)
-        except StateError as error:
-            raise CoordinatorUnavailable(
-                "credentials cannot be checked now", reason="LEDGER_UNAVAILABLE", retry_after_s=2.0
-            ) from error
-        if epoch != current:
+        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
             raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
     def _signed_claims(self, token: str) -> Claims:
         if len(token) > MAX_TOKEN_CHARS:
             raise _refusal("the token is too long", "MALFORMED")
-        digest = _digest(token)
-        known = self._known.get(digest)
-        keys = self._store.signing_keys()
-        if known is not None and _may_verify(_key_of(known[0], keys), self._clock.now()):
-            return known[1]
-        kid = _kid_of(token)
-        key = _key_of(kid, keys)
+        key = _key_of(_kid_of(token), _readable(self._store.signing_keys))
         if key is None or not _may_verify(key, self._clock.now()):
-            raise _refusal("the token is signed with an unknown key", "UNKNOWN_KEY")
-        claims = _verified(token, key, self._terms.audience)
-        self._remember(digest, kid, claims)
-        return claims
+            raise _unknown_key()
+        return _verified(token, key, self._terms.audience)
 
-    def _remember(self, digest: bytes, kid: str, claims: Claims) -> None:
-        self._known[digest] = (kid, claims)
+    def _remember(self, digest: bytes, claims: Claims) -> None:
+        self._known[digest] = claims
         if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
 
@@ -303,6 +295,20 @@ class Tokens:
         return jwt.encode(payload, _private(signer), algorithm=ALGORITHM, headers={"kid": signer.kid})
 
 
+def _readable(read: Callable[[], T]) -> T:
+    """Keys and epochs that cannot be read are no reason to refuse for good. Raises CoordinatorUnavailable for StateError."""
+    try:
+        return read()
+    except StateError as error:
+        raise CoordinatorUnavailable(
+            "credentials cannot be checked now", reason="LEDGER_UNAVAILABLE", retry_after_s=2.0
+        ) from error
+
+
+def _unknown_key() -> Unauthenticated:
+    return _refusal("the token is signed with an unknown key", "UNKNOWN_KEY")
+
+
 def _verified(token: str, key: SigningKey, audience: str) -> Claims:
     """The claims of a token with a good signature, issuer, audience and shape; times are not compared with now."""
     import jwt
@@ -322,10 +328,10 @@ def _verified(token: str, key: SigningKey, audience: str) -> Claims:
         raise _refusal("the token is for another audience", "AUDIENCE") from error
     except jwt.PyJWTError as error:
         raise _refusal("the token does not verify", "SIGNATURE") from error
-    return _claims(data)
+    return _claims(data, key.kid)
 
 
-def _claims(data: dict[str, Any]) -> Claims:
+def _claims(data: dict[str, Any], kid: str) -> Claims:
     numbers = [data[name] for name in ("epoch", "iat", "nbf", "exp", "begun")]
     tasks = data.get("tasks", [])
     texts_fit = isinstance(tasks, list) and all(isinstance(each, str) for each in (data["sub"], data["role"], *tasks))
@@ -334,7 +340,7 @@ def _claims(data: dict[str, Any]) -> Claims:
     epoch, issued_at, not_before, expires_at, begun = numbers
     if not 0 < expires_at - issued_at <= MAX_LIFE_S:
         raise _refusal("the token lives too long", "MALFORMED")
-    return Claims(data["role"], data["sub"], tuple(tasks), epoch, max(issued_at, not_before), expires_at, begun)
+    return Claims(data["role"], data["sub"], tuple(tasks), epoch, max(issued_at, not_before), expires_at, begun, kid)
 
 
 def _kid_of(token: str) -> str:

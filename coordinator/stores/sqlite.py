@@ -37,19 +37,23 @@ from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateErro
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 StorePath = str | os.PathLike[str]
+PAGES_OF_COMMIT = 8
+"""A commit changes about so many pages of the file, and one more for each operation: counted in the write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
     """How the store waits and batches: seconds to wait for a foreign lock on the file, most operations per commit; and its schema.
 
-    After a commit of `crowd` operations or more, the next one waits `gather_s` for others to come along.
+    After a commit of `crowd` operations or more, the next one waits `gather_s` for others to come along. What the write-ahead log holds is
+    moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
     """
 
     busy_timeout_s: float = 2.0
     max_batch: int = 512
     crowd: int = 4
     gather_s: float = 0.002
+    checkpoint_pages: int = 2000
     schema: History = LEDGER
 
 
@@ -133,6 +137,7 @@ class _Writer:
         self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
         self._opened_at = 0.0
         self._last_batch = 0
+        self._pages_in_log = 0
         self._never = threading.Event()
         self._writability = Writability()
         self.commits = 0
@@ -182,7 +187,17 @@ class _Writer:
         if jobs:
             self._commit_or_abandon(jobs)
             _deliver(jobs)
+            self._checkpoint(len(jobs))
         return batch[-1] is not None
+
+    def _checkpoint(self, operations: int) -> None:
+        """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable."""
+        self._pages_in_log += PAGES_OF_COMMIT + operations
+        if self._pages_in_log < self._settings.checkpoint_pages or self._connection is None:
+            return
+        self._pages_in_log = 0
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _commit_or_abandon(self, jobs: list[_Job]) -> None:
         """Commit all together; where the file refuses a row, each by itself, so that only the one that wrote it fails."""
@@ -320,10 +335,48 @@ def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
             connection.close()
 
 
+def copy_file(path: Path, copy: Path) -> None:
+    """The ledger as it is now in a new file, also while a coordinator writes; there whole and on the disk, or not at all.
+
+    Raises StateError: no such ledger, a file of that name, or one that cannot be written.
+    """
+    if not path.is_file():
+        raise StateError(f"there is no ledger at {path}")
+    if copy.exists():
+        raise StateError(f"{copy} exists already", hint="name a new file")
+    partial = copy.with_name(copy.name + ".part")
+    try:
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600)
+        _copy_rows(path, partial)
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.rename(copy)
+    except OSError as error:
+        raise StateError(f"{copy} cannot be written: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise StateError(f"ledger {path} cannot be copied to {copy}: {error}", hint=advice(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _copy_rows(path: Path, copy: Path) -> None:
+    """In one step, which sees one state of a ledger that goes on being written."""
+    with contextlib.ExitStack() as stack:
+        source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+        stack.callback(source.close)
+        target = sqlite3.connect(copy)
+        stack.callback(target.close)
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
+
+
 def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=settings.busy_timeout_s, isolation_level=None, cached_statements=256)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     return connection
 
 

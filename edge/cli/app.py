@@ -364,6 +364,19 @@ def config_check(
     return command.check(Settings(file or config, sets), as_json=json)
 
 
+@config_app.command("keys")
+def config_keys(
+    prefix: Annotated[
+        str, typer.Argument(help="Only these, e.g. learning or coordinator.embedded.", metavar="PREFIX", show_default=False)
+    ] = "",
+    json: Json = False,
+) -> int:
+    """Every key that a configuration may hold: its type, range, default, and what it does."""
+    from edge.cli import config as command
+
+    return command.keys(prefix, as_json=json)
+
+
 @config_app.command("path")
 def config_path(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
     """Where the state folder and the logs are."""

@@ -1,4 +1,4 @@
-"""`edge-agent config show | check | path`. Knows how to print settings; knows nothing of what they mean."""
+"""`edge-agent config show | check | keys | path`. Knows how to print settings; knows nothing of what they mean."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def check(settings: Settings, *, as_json: bool) -> int:
         print_json({"ok": True, "file": str(settings.file) if settings.file else None})
     else:
         print(f"{name} is fine")
+    return 0
+
+
+def keys(prefix: str, *, as_json: bool) -> int:
+    """Every key that a configuration may hold, or those under a prefix. Raises UsageError for an unknown one."""
+    from edge.config.reference import keys_of, keys_under, text_of
+    from edge.config.schema import AgentConfig
+
+    found = keys_under(keys_of(AgentConfig), prefix)
+    if as_json:
+        print_json([key.to_json() for key in found])
+    else:
+        print(text_of(found))
     return 0
 
 

@@ -9,6 +9,8 @@ from edge.config.loader import Flag, Resolved, resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 
+KEYS_COMMAND = "edge-agent config keys"
+
 
 def resolve_agent_config(file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()) -> Resolved[AgentConfig]:
     """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer.
@@ -16,10 +18,10 @@ def resolve_agent_config(file: Path | None = None, sets: Sequence[str] = (), fla
     Raises ConfigError with one line.
     """
     files = [file] if file is not None else []
-    resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags)
+    resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags, keys_command=KEYS_COMMAND)
     if resolved.config.device_profile is None:
         return resolved
     profile = Path(resolved.config.device_profile)
     if not profile.is_file():
         raise ConfigError(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
-    return resolve(AgentConfig, files=[profile, *files], sets=sets, flags=flags)
+    return resolve(AgentConfig, files=[profile, *files], sets=sets, flags=flags, keys_command=KEYS_COMMAND)

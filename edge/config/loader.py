@@ -32,6 +32,14 @@ class ValueAt(ValueError):
         self.path = path
 
 
+class UnknownKey(ConfigError):
+    """A key that the schema does not have; `section` is where it stands, as `edge.config.reference` writes paths ("" at the top)."""
+
+    def __init__(self, message: str, section: str) -> None:
+        super().__init__(message)
+        self.section = section
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A command-line option that sets one value: its dotted key, the value, and how it is written (`--target-rate`)."""
@@ -77,12 +85,26 @@ def resolve(
     sets: Sequence[str] = (),
     flags: Sequence[Flag] = (),
     example: str = "learning.group_size=8",
+    keys_command: str = "",
 ) -> Resolved[ConfigT]:
     """Merge the layers and validate. `files` from the weakest (device profile) to the strongest; `sets` are `key=value` texts, and
-    `example` is one that the schema knows.
+    `example` is one that the schema knows. `keys_command` lists the keys of a section named after it, if there is such a command.
 
     Raises ConfigError with one line that starts with the place of the offending value.
     """
+    try:
+        return _resolved(schema, files, sets, flags, example)
+    except UnknownKey as error:
+        if not keys_command:
+            raise
+        command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
+        joint = " " if str(error).endswith("?") else "; "
+        raise ConfigError(f"{error}{joint}`{command}` describes what there is") from error
+
+
+def _resolved(
+    schema: type[ConfigT], files: Sequence[Path], sets: Sequence[str], flags: Sequence[Flag], example: str
+) -> Resolved[ConfigT]:
     layers = [load_yaml(path) for path in files]
     for layer in layers:
         check_known_keys(schema, layer)
@@ -97,7 +119,7 @@ def resolve(
 
 
 def check_known_keys(schema: type[BaseModel], layer: LinedData) -> None:
-    """Raise ConfigError at the first key the schema does not have, with its line and the nearest known name."""
+    """Raise UnknownKey at the first key the schema does not have, with its line and the nearest known name."""
     _check_mapping((schema,), layer.data, (), layer)
 
 
@@ -212,25 +234,27 @@ def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
     return key.strip(), parse_value(value, origin), origin
 
 
-def _check_mapping(schemas: Sequence[type[BaseModel]], data: Mapping[Any, Any], path: KeyPath, layer: LinedData) -> None:
+def _check_mapping(
+    schemas: Sequence[type[BaseModel]], data: Mapping[Any, Any], path: KeyPath, layer: LinedData, section: str = ""
+) -> None:
     fields = {name: info for schema in schemas for name, info in schema.model_fields.items()}
     for key, value in data.items():
         here = (*path, key)
         if key not in fields:
-            raise ConfigError(f"{layer.place(here)}: unknown key {dotted(here)}{_suggestion(str(key), fields)}")
-        _check_value(fields[key].annotation, value, here, layer)
+            raise UnknownKey(f"{layer.place(here)}: unknown key {dotted(here)}{_suggestion(str(key), fields)}", section)
+        _check_value(fields[key].annotation, value, here, layer, f"{section}.{key}" if section else key)
 
 
-def _check_value(annotation: Any, value: Any, path: KeyPath, layer: LinedData) -> None:
+def _check_value(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str) -> None:
     if isinstance(value, Mapping):
         if schemas := list(_models_of(annotation)):
-            _check_mapping(schemas, value, path, layer)
+            _check_mapping(schemas, value, path, layer, section)
         elif element := _element_of(annotation):
             for key, inner in value.items():
-                _check_value(element, inner, (*path, key), layer)
+                _check_value(element, inner, (*path, key), layer, f"{section}.NAME")
     elif isinstance(value, list) and (element := _element_of(annotation)):
         for index, inner in enumerate(value):
-            _check_value(element, inner, (*path, index), layer)
+            _check_value(element, inner, (*path, index), layer, f"{section}[]")
 
 
 def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:

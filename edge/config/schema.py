@@ -25,7 +25,7 @@ def _switch_word(value: object) -> object:
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
-Rate = Annotated[float, AfterValidator(_share)]
+Rate = Annotated[float, AfterValidator(_share), Field(json_schema_extra={"minimum": 0.0, "maximum": 1.0})]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -43,43 +43,67 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The SLM: a GGUF file or (on MLX) a folder by path, a bundled model by name (`nano-edge`), or a pulled one by its hub name."""
+    """The SLM."""
 
-    path: str = "nano-edge"
-    context_tokens: int = Field(1024, ge=64, le=MOST_TOKENS)
-    prompt_form: Literal["auto", "compact", "full"] = "auto"
+    path: str = Field(
+        "nano-edge", description="A bundled model by name, a pulled one by its hub name, a GGUF file, or on MLX a folder."
+    )
+    context_tokens: int = Field(1024, ge=64, le=MOST_TOKENS, description="Tokens that a prompt and its response share.")
+    prompt_form: Literal["auto", "compact", "full"] = Field(
+        "auto",
+        description="How the SLM is asked: bare question (compact) or worded prompt (full); auto: as the model was made for.",
+    )
 
 
 class EngineConfig(Section):
-    """The engine: threads (0: one per physical core) and rows decoded together (0: as many as fit in memory, 8 to 32, to 128 on a graphics
-    processor).
+    """The engine: what computes answers, and how it uses the machine.
 
-    `backend` auto is MLX on Apple silicon where it is installed, and llama.cpp with torch elsewhere (`edge-agent doctor` shows which). MLX
-    chooses its threads itself. `weights`: how torch holds the model's weights while learning, as floats in memory (`resident`) or in the
-    file that serves, dequantised matrix by matrix (`streamed`); `auto` streams all but small models. `repack`: llama.cpp may keep a second
-    copy of 4-bit weights, arranged for faster products. `gpu_layers` of the model go to the graphics processor where llama.cpp was built
-    for one: all of them unless told.
-
-    `backend` onnx serves with ONNX Runtime, and torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made
-    of it once and kept in the state folder. `onnx_providers` are execution providers in order of preference (`[CUDA, CoreML]`); what is
-    not there falls back to the CPU.
+    `edge-agent doctor` shows which engine `auto` chooses. `streamed` weights are turned into floats matrix by matrix. `onnx` serves with
+    ONNX Runtime while torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made of it once and kept in the
+    state folder.
     """
 
-    backend: EngineBackend = "auto"
-    threads: int = Field(0, ge=0, le=MOST_THREADS)
-    max_rows: int = Field(0, ge=0, le=4096)
-    weights: Literal["auto", "resident", "streamed"] = "auto"
-    repack: bool = True
-    gpu_layers: int | None = Field(None, ge=0, le=MOST_LAYERS)
-    onnx_providers: tuple[str, ...] = ()
+    backend: EngineBackend = Field(
+        "auto", description="The engine; auto: MLX on Apple silicon where it is installed, llama.cpp with torch elsewhere."
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=MOST_THREADS,
+        description="Processor threads for answering (0: one per physical core); MLX chooses its threads itself.",
+    )
+    max_rows: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Rows decoded together (0: as many as fit in memory, 8 to 32, on a graphics processor to 128).",
+    )
+    weights: Literal["auto", "resident", "streamed"] = Field(
+        "auto",
+        description="How torch holds the weights: as floats in memory, or in the file that serves; auto: streams all but small models.",
+    )
+    repack: bool = Field(True, description="llama.cpp may keep a second copy of 4-bit weights, arranged for faster products.")
+    gpu_layers: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_LAYERS,
+        description="Layers that llama.cpp puts on the graphics processor, where it was built for one (null: all).",
+    )
+    onnx_providers: tuple[str, ...] = Field(
+        (),
+        description="ONNX Runtime's providers in order of preference, as [CUDA, CoreML]; what is not there falls back to the CPU.",
+    )
 
 
 class AdapterConfig(Section):
-    """The LoRA adapter. Effective scale is alpha / rank."""
+    """The LoRA adapter."""
 
-    rank: int = Field(16, ge=1, le=4096)
-    alpha: float = Field(32.0, gt=0, le=LARGEST_ALPHA)
-    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    rank: int = Field(16, ge=1, le=4096, description="Rank of the adapter's matrices.")
+    alpha: float = Field(32.0, gt=0, le=LARGEST_ALPHA, description="Scale of the adapter; what counts is alpha / rank.")
+    targets: tuple[LoraTarget, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        description="Layers that get an adapter, at least one.",
+    )
 
     @field_validator("targets")
     @classmethod
@@ -90,69 +114,89 @@ class AdapterConfig(Section):
 
 
 class LearningConfig(Section):
-    """DA-GRPO. `dual_*` are used by the embedded coordinator; a remote one has its operator's values.
+    """DA-GRPO.
 
-    `temperature` 1 without truncation is what the estimator assumes; `advantage_scale` other than `none` is a departure from the paper.
-    `memory_probe`: before the first step, the longest micro-batch that can come is computed once and forgotten, so that memory runs out
-    at once or never (auto: only where by its shapes it takes more than a quarter of what is free). `gradient_checkpointing` computes a
-    block's activations again in the backward pass instead of keeping them: the same gradients in less memory and more time (auto: only
-    where the probe finds that it does not fit otherwise). `answer_match`: which verdict on a mathematical answer is the reward, the
-    exact string (paper) or equivalence (needs math-verify). `unanimous_calls`: where all G responses to a prompt ask, whatever the cloud
-    would answer moves nothing, since all Â are 0; skip saves the call, make (the paper) pays it and knows if the answer was right.
-    `device`: where torch trains (auto: CUDA, else Metal, else the processor); MLX has its own.
+    `dual_init` and `dual_lr` are used by the embedded coordinator; a remote one has its operator's values.
     """
 
-    group_size: int = Field(8, ge=2, le=1024)
-    prompts_per_step: int = Field(8, ge=1, le=4096)
-    learning_rate: Positive = 5e-4
-    weight_decay: NotNegative = 0.0
-    max_grad_norm: Positive = 1.0
-    dual_lr: NotNegative = 0.02
-    dual_init: NotNegative = 0.5
-    temperature: Positive = 1.0
-    max_tokens: int = Field(288, ge=1, le=MOST_TOKENS)
-    seed: int = Field(0, ge=0, le=LARGEST_SEED)
-    advantage_scale: AdvantageScale = "none"
-    answer_match: AnswerMatch = "exact"
-    unanimous_calls: Literal["make", "skip"] = "make"
-    importance_cap: Positive = 2.0
-    micro_batch_tokens: int = Field(1024, ge=1)
-    torch_threads: int = Field(0, ge=0, le=MOST_THREADS)
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    memory_probe: Switch = "auto"
-    gradient_checkpointing: Switch = "auto"
-    enabled: bool = True
+    group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
+    prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
+    learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
+    weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
+    max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+    dual_lr: NotNegative = Field(0.02, description="η_λ: how far a step moves λ for each unit by which its assist rate misses τ.")
+    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
+    temperature: Positive = Field(
+        1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
+    )
+    max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="Seed of prompts, responses and first weights.")
+    advantage_scale: AdvantageScale = Field(
+        "none", description="What advantages are divided by: nothing (the paper), or the deviation of their group or the batch."
+    )
+    answer_match: AnswerMatch = Field(
+        "exact",
+        description="How a mathematical answer is judged: by its exact string (the paper) or by equivalence (needs math-verify).",
+    )
+    unanimous_calls: Literal["make", "skip"] = Field(
+        "make",
+        description="Where all G responses ask, the call moves no weight but tells if it was right: make it (the paper) or skip it.",
+    )
+    importance_cap: Positive = Field(
+        2.0, description="Most that a token's importance weight (trainer's probability over the sampler's) counts."
+    )
+    micro_batch_tokens: int = Field(
+        1024, ge=1, description="Most tokens of a micro-batch, padding included; fewer need less memory."
+    )
+    torch_threads: int = Field(0, ge=0, le=MOST_THREADS, description="Threads of torch (0: as many as torch chooses).")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Where torch trains; auto: CUDA, else Metal, else the processor. MLX has its own."
+    )
+    memory_probe: Switch = Field(
+        "auto",
+        description="Before the first step, try the longest micro-batch that can come; auto: only where it may need much of the memory.",
+    )
+    gradient_checkpointing: Switch = Field(
+        "auto",
+        description="Compute activations again, not keep them: less memory, more time; auto: where it does not fit otherwise.",
+    )
+    enabled: bool = Field(True, description="Learn in run; false: only answer.")
 
 
 class GateConfig(Section):
     """The promotion gate: a step's adapter serves only after stored items of every task learned so far (anchors) and the rate were tested.
 
-    `enabled` None: in `run`, where people are served, and not in `learn`, whose runs are measurements. Judged are every `every`-th step
-    and a phase's last one. `anchors` items of each task are answered without the cloud; a task's share right may fall by `max_drop`. The
-    share that asks, meant over `rate_window` steps, lies within `rate_band` of τ or no further away than before. After `max_refusals`
-    in a row training goes back to the adapter in use. `keep`: versions that served and stay on disk to go back to.
+    Anchors are answered without the cloud.
     """
 
-    enabled: bool | None = None
-    every: int = Field(10, ge=1)
-    anchors: int = Field(16, ge=1)
-    max_drop: Rate = 0.2
-    rate_band: Rate = 0.15
-    rate_window: int = Field(10, ge=1)
-    max_refusals: int = Field(5, ge=1)
-    keep: int = Field(3, ge=1)
+    enabled: bool | None = Field(
+        None,
+        description="Whether there is a gate (null: in run, where people are served, and not in learn, whose runs are measurements).",
+    )
+    every: int = Field(10, ge=1, description="Steps between two judgements; a phase's last step is judged, too.")
+    anchors: int = Field(16, ge=1, description="Stored items of each task that are answered.")
+    max_drop: Rate = Field(0.2, description="Most that a task's share of right answers may fall.")
+    rate_band: Rate = Field(
+        0.15, description="How far the share that asks may lie from τ; further only where it is no further away than before."
+    )
+    rate_window: int = Field(10, ge=1, description="Steps whose mean is the share that asks.")
+    max_refusals: int = Field(5, ge=1, description="So many refusals in a row take training back to the adapter in use.")
+    keep: int = Field(3, ge=1, description="Versions that have served and stay on disk, to go back to.")
 
 
 class RoutingConfig(Section):
-    """Who decides, in learning and evaluation, that a response is handed to the cloud; people are answered by the model's own decision.
+    """Who decides that a response is handed to the cloud.
 
-    `policy` self: the response asks (the paper). router: a classifier from `edge-agent router train` in the file `router` hands over above
-    its threshold, or above `threshold` where one is given; it runs on the providers of `engine.onnx_providers`.
+    This is so in learning and evaluation; people are answered by the model's own decision.
     """
 
-    policy: Literal["self", "router"] = "self"
-    router: str | None = None
-    threshold: Rate | None = None
+    policy: Literal["self", "router"] = Field(
+        "self", description="The response itself asks (self, the paper), or a classifier decides (router)."
+    )
+    router: str | None = Field(
+        None, description="File of edge-agent router train; it runs on the providers of engine.onnx_providers."
+    )
+    threshold: Rate | None = Field(None, description="Score above which the router hands over (null: the one in its file).")
 
     @model_validator(mode="after")
     def _a_router_has_a_file(self) -> RoutingConfig:
@@ -162,16 +206,17 @@ class RoutingConfig(Section):
 
 
 class PhaseConfig(Section):
-    """One stretch of learning: a task source held to a target rate τ for some steps (None: without end).
+    """One stretch of learning: a task source held to a target rate."""
 
-    `source` is a name that `edge-agent tasks list` shows, or a path to a .jsonl file. `task` overrides the label whose λ applies (default:
-    the items' own).
-    """
-
-    source: str = "practice:group1"
-    target_rate: Rate = 0.3
-    steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    task: str | None = None
+    source: str = Field(
+        "practice:group1",
+        description="Where items come from: a name that edge-agent tasks list shows, or a .jsonl file.",
+    )
+    target_rate: Rate = Field(0.3, description="τ: the share of responses that may ask for help.")
+    steps: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="Steps of the phase (null: without end; only the last phase)."
+    )
+    task: str | None = Field(None, description="Label whose λ applies (null: the items' own).")
 
     @field_validator("source")
     @classmethod
@@ -188,27 +233,51 @@ FIRST_PHASE_STEPS = 150
 class EmbeddedCoordinatorConfig(Section):
     """The coordinator that the agent starts for itself, with one cloud LLM.
 
-    `upstream`: `bundled` runs `model` (or the GGUF file at `path`) beside the agent; `openai_compatible` asks a server at `base_url`,
-    `anthropic` the Messages API (its own address when no `base_url` is given); `recorded` replays the cassette at `path`. `api_key` says
-    where the key lies, `env:NAME` or `file:/PATH`, and never holds it; `api_key_env: NAME` is short for the former. Prices are micro-USD
-    per million tokens; where neither they nor published ones are known, calls are refused as UNPRICED. `tokens_field` and `allow_plaintext`
-    are as in the coordinator's own configuration. `step_credit_kappa` κ bounds a step's calls by ceil(κ·τ·prompts) (None: λ alone
-    steers, as in the paper, and the limits of `budget` stand behind it).
+    Where neither prices are given nor published ones known, calls are refused as UNPRICED.
     """
 
-    upstream: Literal["bundled", "openai_compatible", "anthropic", "recorded"] = "bundled"
-    model: str = "nano-cloud"
-    base_url: str | None = None
-    api_key: str | None = None
-    api_key_env: str | None = None
-    path: str | None = None
-    price_in_uusd_per_mtok: int | None = Field(None, ge=0)
-    price_out_uusd_per_mtok: int | None = Field(None, ge=0)
-    tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    allow_plaintext: bool = False
-    threads: int = Field(1, ge=1, le=MOST_THREADS)
-    step_credit_kappa: NotNegative | None = None
-    start_timeout_s: Positive = 30.0
+    upstream: Literal["bundled", "openai_compatible", "anthropic", "recorded"] = Field(
+        "bundled", description="Who answers: a model beside the agent, a server, Anthropic's Messages API, or a cassette."
+    )
+    model: str = Field(
+        "nano-cloud",
+        description="Name of the model, as its server knows it; for bundled one that comes with the package, unless path is given.",
+    )
+    base_url: str | None = Field(
+        None, description="Address of the server, as https://HOST/v1 (null: Anthropic's own; openai_compatible needs one)."
+    )
+    api_key: str | None = Field(
+        None,
+        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: api_key_env says, or no key is sent).",
+    )
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable with the API key: short for api_key env:NAME (null: see api_key)."
+    )
+    path: str | None = Field(
+        None,
+        description="File: of the GGUF model instead of one of the package (bundled), or of the cassette (recorded).",
+    )
+    price_in_uusd_per_mtok: int | None = Field(
+        None,
+        ge=0,
+        description="Price of a million input tokens, in micro-USD (null: as published, where known; bundled: 100000).",
+    )
+    price_out_uusd_per_mtok: int | None = Field(
+        None,
+        ge=0,
+        description="Price of a million output tokens, in micro-USD (null: as published, where known; bundled: 400000).",
+    )
+    tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="openai_compatible: what the server calls the limit of output tokens."
+    )
+    allow_plaintext: bool = Field(
+        False, description="Ask a base_url that is plain http beyond loopback: prompts and key travel unencrypted."
+    )
+    threads: int = Field(1, ge=1, le=MOST_THREADS, description="bundled: processor threads that the model runs on.")
+    step_credit_kappa: NotNegative | None = Field(
+        None, description="κ: a step may make at most ceil(κ·τ·prompts) calls (null: no such limit, as in the paper)."
+    )
+    start_timeout_s: Positive = Field(30.0, description="Seconds that the embedded coordinator has to start.")
 
     @model_validator(mode="after")
     def _what_the_upstream_needs(self) -> EmbeddedCoordinatorConfig:
@@ -225,15 +294,14 @@ class EmbeddedCoordinatorConfig(Section):
 
 
 class CoordinatorTlsConfig(Section):
-    """PEM files: `ca` of the coordinator's authority; `cert` and `key` of this device where it has a certificate.
+    """Certificates for speaking to a coordinator, as PEM files."""
 
-    `server_name`: the name in the coordinator's certificate when it is not the host of the address.
-    """
-
-    ca: str
-    cert: str | None = None
-    key: str | None = None
-    server_name: str | None = None
+    ca: str = Field(description="PEM file with the authority of the coordinator's certificate.")
+    cert: str | None = Field(None, description="PEM file with the certificate to show (null: none; a token tells who calls).")
+    key: str | None = Field(None, description="PEM file with the key of cert; given where cert is.")
+    server_name: str | None = Field(
+        None, description="The name in the coordinator's certificate, where it is not the host of the address (null: it is)."
+    )
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> CoordinatorTlsConfig:
@@ -243,54 +311,78 @@ class CoordinatorTlsConfig(Section):
 
 
 class CoordinatorConfig(Section):
-    """Where the cloud is asked. `address` is HOST:PORT or unix:PATH; without one an embedded coordinator is started.
+    """Where the cloud is asked, and how.
 
-    `device_id` names this device to a coordinator that trusts the connection (None: derived from the state folder's run id). Another
-    machine is spoken to over `tls`, and the certificate or the token in `token_file` (mode 0600, renewed by the agent) names the device.
-    `hint_chars`: so many characters of the SLM's own attempt go along to the cloud LLM, without e-mail addresses, keys, passwords and
-    numbers of more than 8 digits (0: nothing goes along). They are paid like any other input.
+    Another machine is spoken to over `tls`, and the certificate or the token names the device. Of an attempt that goes along (`hint_chars`)
+    e-mail addresses, keys, passwords and numbers of more than 8 digits are left out.
     """
 
-    address: str | None = None
-    tls: CoordinatorTlsConfig | None = None
-    token_file: str | None = None
-    device_id: str | None = None
-    allow_insecure: bool = False
-    call_deadline_s: Positive = 60.0
-    control_deadline_s: Positive = 10.0
-    max_output_tokens: int = Field(512, ge=1, le=MOST_TOKENS)
-    model_alias: str = "default"
-    prompt_form: Literal["auto", "compact", "full"] = "auto"
-    hint_chars: int = Field(0, ge=0, le=16_000)
-    embedded: EmbeddedCoordinatorConfig = EmbeddedCoordinatorConfig()
+    address: str | None = Field(
+        None, description="HOST:PORT or unix:PATH of the coordinator (null: the agent starts one for itself)."
+    )
+    tls: CoordinatorTlsConfig | None = Field(
+        None, description="How to speak TLS to a coordinator on another machine (null: not at all)."
+    )
+    token_file: str | None = Field(
+        None, description="File (mode 0600) with this device's token, which the agent renews (null: none is shown)."
+    )
+    device_id: str | None = Field(
+        None,
+        description="Name of this device at a coordinator that trusts the connection (null: made of the state folder's run id).",
+    )
+    allow_insecure: bool = Field(False, description="Connect to another machine without tls: what is sent is unencrypted.")
+    call_deadline_s: Positive = Field(
+        60.0,
+        description="Seconds that a call may take while learning or evaluating, and at most at the embedded coordinator's upstream.",
+    )
+    control_deadline_s: Positive = Field(10.0, description="Seconds that every other request to the coordinator may take.")
+    max_output_tokens: int = Field(512, ge=1, le=MOST_TOKENS, description="Most output tokens of a cloud completion.")
+    model_alias: str = Field("default", description="Which of the coordinator's models is asked.")
+    prompt_form: Literal["auto", "compact", "full"] = Field(
+        "auto",
+        description="How the cloud LLM is asked: bare question (compact) or worded prompt (full); auto: compact for the bundled one.",
+    )
+    hint_chars: int = Field(
+        0,
+        ge=0,
+        le=16_000,
+        description="Characters of the SLM's own attempt that go along to the cloud LLM, paid like other input (0: none).",
+    )
+    embedded: EmbeddedCoordinatorConfig = Field(
+        EmbeddedCoordinatorConfig(), description="The coordinator that the agent starts for itself, where address is null."
+    )
 
 
 class ServeConfig(Section):
-    """Answering people: the local endpoint and how answers are sampled (temperature 0 is greedy).
+    """Answering people: the local endpoint and how answers are sampled."""
 
-    `task` is the label whose budget served cloud calls use (None: the label being learned).
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(8040, ge=0, le=65535)
-    temperature: NotNegative = 0.0
-    max_tokens: int = Field(512, ge=1, le=MOST_TOKENS)
-    max_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    task: str | None = None
-    cloud_deadline_s: Positive = 20.0
+    host: str = Field(
+        "127.0.0.1", description="Loopback address of the endpoint; others are refused, since it has no users or passwords."
+    )
+    port: int = Field(8040, ge=0, le=65535, description="Port of the endpoint (0: any free one).")
+    temperature: NotNegative = Field(0.0, description="Temperature of answers (0: greedy).")
+    max_tokens: int = Field(512, ge=1, le=MOST_TOKENS, description="Most tokens of an answer of the SLM.")
+    max_steps: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_STEPS,
+        description="Reasoning steps that an answer may have and still be well-formed (null: any number).",
+    )
+    task: str | None = Field(None, description="Label whose budget cloud calls for people use (null: the label being learned).")
+    cloud_deadline_s: Positive = Field(20.0, description="Seconds that a cloud call may take while a person waits.")
 
 
 class ProgramsConfig(Section):
-    """Running programs that a model has written. `timeout_s` bounds one run, `memory_mib` its address space.
+    """Running programs that a model has written."""
 
-    `sandbox` auto is the best one that works here (`edge-agent doctor` shows which); `unsafe` (`--unsafe-programs`) lets auto end in none,
-    and alone makes none possible: programs then run with the rights of this user.
-    """
-
-    sandbox: Literal["auto", "bubblewrap", "landlock", "sandbox-exec", "container", "none"] = "auto"
-    unsafe: bool = False
-    timeout_s: Positive = 5.0
-    memory_mib: int = Field(512, ge=128)
+    sandbox: Literal["auto", "bubblewrap", "landlock", "sandbox-exec", "container", "none"] = Field(
+        "auto", description="What confines them; auto: the best that works here (edge-agent doctor shows which)."
+    )
+    unsafe: bool = Field(
+        False, description="Let sandbox be none, or auto end there: programs then run with the rights of this user."
+    )
+    timeout_s: Positive = Field(5.0, description="Seconds that a program may run.")
+    memory_mib: int = Field(512, ge=128, description="Address space of a program, in MiB.")
 
     @model_validator(mode="after")
     def _none_is_said_twice(self) -> ProgramsConfig:
@@ -300,70 +392,88 @@ class ProgramsConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Hard limits of the embedded coordinator's ledger (None: no limit) and the dial: the share of served questions that may ask.
+    """Hard limits of the embedded coordinator's ledger, and the dial.
 
-    The dial acts without retraining; None leaves the decision to the model alone.
+    The limits hold for good; they never start anew.
     """
 
-    calls_limit: int | None = Field(None, ge=0)
-    tokens_limit: int | None = Field(None, ge=0)
-    spend_limit_uusd: int | None = Field(None, ge=0)
-    dial: Rate | None = None
+    calls_limit: int | None = Field(None, ge=0, description="Most calls (null: no limit).")
+    tokens_limit: int | None = Field(None, ge=0, description="Most tokens, input and output together (null: no limit).")
+    spend_limit_uusd: int | None = Field(None, ge=0, description="Most spend, in micro-USD (null: no limit).")
+    dial: Rate | None = Field(
+        None,
+        description="Share of people's questions that may ask, at once and without retraining (null: the model decides alone).",
+    )
 
 
 class DecodeRate(Section):
-    """Tokens/s of all rows together when so many are decoded at once."""
+    """How fast so many rows are decoded at once."""
 
-    rows: int = Field(ge=1)
-    tokens_per_s: Positive
+    rows: int = Field(ge=1, description="Rows decoded at once.")
+    tokens_per_s: Positive = Field(description="Tokens/s of all of them together.")
 
 
 class DeviceConfig(Section):
     """What was measured on this machine; the part of a device profile that `edge-agent doctor --write-profile` fills in.
 
     Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
-    took. None (or an empty list) is what was not measured; G is 10^9. `bandwidth_gb_per_s`: bytes read from memory, buffers larger than
-    the caches. `infer_gflop_per_s`: 2 x weights of the blocks x tokens/s of a prompt in the engine. `train_*_gflop_per_s`: torch matrix
-    products of training's shapes. `dequantise_gweights_per_s`: weights turned from the file's form into floats. `model` is what the
-    engine's numbers were taken with: `prefill_tokens_per_s` of one prompt, `decode` for some numbers of rows behind a short prompt.
+    took. What is null, or an empty list, was not measured; G is 10^9.
     """
 
-    name: str = ""
-    measured_on: str = ""
-    backend: Literal["", "llamacpp", "mlx", "onnx"] = ""
-    cores: int | None = Field(None, ge=1)
-    memory_mib: int | None = Field(None, ge=1)
-    bandwidth_gb_per_s: Positive | None = None
-    train_fp32_gflop_per_s: Positive | None = None
-    train_bf16_gflop_per_s: Positive | None = None
-    infer_gflop_per_s: Positive | None = None
-    dequantise_gweights_per_s: Positive | None = None
-    model: str = ""
-    prefill_tokens_per_s: Positive | None = None
-    decode: tuple[DecodeRate, ...] = ()
+    name: str = Field("", description="Processor and cores; free to change.")
+    measured_on: str = Field("", description="Day of the measurement, in UTC.")
+    backend: Literal["", "llamacpp", "mlx", "onnx"] = Field("", description="The engine that was measured.")
+    cores: int | None = Field(None, ge=1, description="Logical cores that the process may use.")
+    memory_mib: int | None = Field(None, ge=1, description="Memory of the machine, in MiB.")
+    bandwidth_gb_per_s: Positive | None = Field(None, description="GB/s read from memory, from buffers larger than the caches.")
+    train_fp32_gflop_per_s: Positive | None = Field(
+        None, description="GFLOP/s of torch's float32 matrix products of training's shapes."
+    )
+    train_bf16_gflop_per_s: Positive | None = Field(
+        None, description="GFLOP/s of torch's bfloat16 matrix products of training's shapes."
+    )
+    infer_gflop_per_s: Positive | None = Field(
+        None, description="GFLOP/s of the engine at a prompt: 2 x weights of the blocks x tokens/s."
+    )
+    dequantise_gweights_per_s: Positive | None = Field(None, description="G weights/s turned from the file's form into floats.")
+    model: str = Field("", description="The model that the engine's numbers were taken with.")
+    prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
+    decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
 
 
 class AgentConfig(Section):
-    """Everything an agent needs to know. `state_folder` None is the platform's folder for application data."""
+    """Everything an agent needs to know."""
 
-    mode: Mode = "auto"
-    state_folder: str | None = None
-    device_profile: str | None = None
-    device: DeviceConfig = DeviceConfig()
-    model: ModelConfig = ModelConfig()
-    engine: EngineConfig = EngineConfig()
-    adapter: AdapterConfig = AdapterConfig()
-    learning: LearningConfig = LearningConfig()
-    gate: GateConfig = GateConfig()
-    routing: RoutingConfig = RoutingConfig()
-    phases: tuple[PhaseConfig, ...] = (
-        PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
-        PhaseConfig(source="practice:group2"),
+    mode: Mode = Field(
+        "auto",
+        description="When the cloud answers: as the model decides, only where its answer is unusable, never (nor in learning), or always.",
     )
-    coordinator: CoordinatorConfig = CoordinatorConfig()
-    serve: ServeConfig = ServeConfig()
-    programs: ProgramsConfig = ProgramsConfig()
-    budget: BudgetConfig = BudgetConfig()
+    state_folder: str | None = Field(
+        None, description="Folder of everything that is kept (null: the platform's folder for application data)."
+    )
+    device_profile: str | None = Field(
+        None, description="A configuration file that is weaker than all others, as edge-agent doctor writes it (null: none)."
+    )
+    device: DeviceConfig = Field(DeviceConfig(), description="What was measured on this machine.")
+    model: ModelConfig = Field(ModelConfig(), description="The SLM.")
+    engine: EngineConfig = Field(EngineConfig(), description="What computes answers, and how it uses the machine.")
+    adapter: AdapterConfig = Field(AdapterConfig(), description="The LoRA adapter.")
+    learning: LearningConfig = Field(LearningConfig(), description="DA-GRPO, the learning.")
+    gate: GateConfig = Field(GateConfig(), description="When an adapter that was learned may serve.")
+    routing: RoutingConfig = Field(
+        RoutingConfig(), description="Who decides, in learning and evaluation, that a response is handed to the cloud."
+    )
+    phases: tuple[PhaseConfig, ...] = Field(
+        (
+            PhaseConfig(source="practice:group1", steps=FIRST_PHASE_STEPS),
+            PhaseConfig(source="practice:group2"),
+        ),
+        description="What is learned, one phase after the other.",
+    )
+    coordinator: CoordinatorConfig = Field(CoordinatorConfig(), description="Where the cloud is asked, and how.")
+    serve: ServeConfig = Field(ServeConfig(), description="Answering people: the local endpoint and how answers are sampled.")
+    programs: ProgramsConfig = Field(ProgramsConfig(), description="Running programs that a model has written.")
+    budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
 
     @model_validator(mode="after")
     def _only_the_last_phase_is_endless(self) -> AgentConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -455,6 +456,16 @@ async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore
     assert isinstance(outcome, Ended)
     assert (outcome.call.state, outcome.call.result, outcome.call.charged.uusd) == (CallState.COMPLETED, None, 300)
     assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved)
+
+
+async def test_a_purge_of_many_answers_is_journalled_in_entries_of_a_bounded_size(store: LedgerStore, monkeypatch) -> None:
+    monkeypatch.setattr("coordinator.ledger.PURGED_IN_ENTRY", 2)
+    for key in ("k1", "k2", "k3"):
+        await store.reserve(reserve_request(key))
+        await store.settle(settlement(key))
+    assert await store.purge_results(NOW + 100.0, NOW + 100.0) == 3
+    purges = [json.loads(entry.body)["calls"] for entry in await store.read_journal(0, 100) if entry.kind == "purge"]
+    assert purges == [[["d1", "k1"], ["d1", "k2"]], [["d1", "k3"]]]
 
 
 async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:

@@ -542,7 +542,7 @@ def test_a_coordinator_needs_somewhere_to_listen() -> None:
     from coordinator.bootstrap import Coordinator
 
     with pytest.raises(ConfigError, match="nowhere to listen"):
-        Coordinator(CoordinatorConfig())
+        Coordinator(CoordinatorConfig(listen=()))
 
 
 class CuttingForwarder:

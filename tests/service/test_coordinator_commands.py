@@ -163,6 +163,7 @@ def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> 
         ("ledger", "verify"),
         ("ledger", "export"),
         ("config", "check"),
+        ("config", "keys"),
     ],
 )
 def test_every_command_has_help(capsys, arguments) -> None:
@@ -239,7 +240,9 @@ def test_named_upstreams_replace_the_bundled_one(tmp_path) -> None:
     assert list(resolve_coordinator_config(file).config.effective_upstreams) == ["big"]
 
 
-@pytest.mark.parametrize("arguments", [("budget", "show"), ("ledger", "verify"), ("ledger", "export")])
+@pytest.mark.parametrize(
+    "arguments", [("budget", "show"), ("ledger", "verify"), ("ledger", "export"), ("ledger", "backup", "/no/f")]
+)
 def test_a_missing_ledger_is_said_in_one_line(capsys, tmp_path, arguments) -> None:
     code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
     assert (code, out) == (1, "") and "no ledger" in err and err.count("\n") == 1
@@ -256,6 +259,22 @@ async def state(tmp_path):
     """A state folder with a ledger in which one step is open."""
     await _small_ledger(tmp_path)
     return tmp_path
+
+
+def test_a_backup_is_a_new_private_file_or_nothing(capsys, state, tmp_path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    assert outcome(capsys, "ledger", "backup", folder / "copy", "--state", state)[0] == 0
+    assert (folder / "copy").stat().st_mode & 0o777 == 0o600
+    kept = (folder / "copy").read_bytes()
+    for path, why in ((folder / "copy", "exists already"), (folder / "none" / "copy", "cannot be written: No such file")):
+        code, out, err = outcome(capsys, "ledger", "backup", path, "--state", state)
+        assert (code, out) == (1, "") and why in err and err.count("\n") == 1
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("copy", kept)]
+    code, _, err = outcome(
+        capsys, "ledger", "backup", folder / "pg", "--set", "storage.backend=postgres", "--set", "storage.dsn=x"
+    )
+    assert code != 0 and "pg_dump" in err
 
 
 def test_a_ledger_verifies_and_says_what_was_checked(capsys, state) -> None:

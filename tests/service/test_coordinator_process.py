@@ -43,6 +43,27 @@ async def verify(child: CoordinatorProcess) -> None:
     assert code == 0, stdout + stderr
 
 
+async def test_a_backup_made_while_serving_takes_the_ledgers_place(tmp_path, upstream) -> None:
+    first, second, copy = tmp_path / "first", tmp_path / "second", tmp_path / "backup.sqlite3"
+    first.mkdir()
+    (second / "state").mkdir(parents=True)
+    async with coordinator_process(first, settings_for(upstream)) as child:
+        answered = await client_of(child).complete(call("before"), 10.0)
+        serving = asyncio.gather(
+            *(client_of(child).complete(call(f"k{number}", f"question {number}"), 30.0) for number in range(40))
+        )
+        code, stdout, stderr = await command("ledger", "backup", str(copy), "--state", str(child.state))
+        assert (code, stdout.startswith("verified")) == (0, True), stderr
+        assert len(await serving) == 40
+        assert await child.stop() == ""
+    copy.rename(second / "state" / "ledger.sqlite3")
+    asked = len(upstream.keys)
+    async with coordinator_process(second, settings_for(upstream), "--verify") as child:
+        assert (await client_of(child).complete(call("before"), 10.0)).text == answered.text
+        await verify(child)
+    assert len(upstream.keys) == asked
+
+
 async def test_a_step_with_calls_survives_a_restart_and_verifies(tmp_path, upstream) -> None:
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = client_of(child)

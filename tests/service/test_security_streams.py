@@ -72,6 +72,19 @@ async def test_a_revoked_credential_spends_nothing_more_through_the_streams_it_o
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before"]
 
 
+@pytest.mark.parametrize("kind", ["token", "both"])
+async def test_a_key_that_got_out_ends_the_streams_that_its_tokens_opened(fleet, kind) -> None:
+    async with open_streams(fleet, kind) as (batch, watch):
+        fleet.tokens.rotate()
+        await batch.write(codec.encode_item(call("overlap", "overlap"), 10.0))
+        assert (await batch.read()).WhichOneof("outcome") == "finished"
+        fleet.tokens.rotate(at_once=True)
+        await batch.write(codec.encode_item(call("after", "after"), 10.0))
+        for error in (await ended(batch), await ended(watch)):
+            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "UNKNOWN_KEY"
+    assert [request.messages[-1].content for request in fleet.provider.requests] == ["before", "overlap"]
+
+
 @pytest.mark.parametrize("kind", ["token", "certificate", "both"])
 async def test_an_expired_credential_spends_nothing_more_through_the_streams_it_opened(fleet, kind) -> None:
     async with open_streams(fleet, kind) as (batch, watch):

@@ -31,12 +31,16 @@ def problem(folder: Path, text: str, **layers: object) -> str:
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
     text = "model:\n  path: nano-edge\nlearning:\n  seed: 1\n  groupsize: 4\n"
-    assert problem(tmp_path, text) == "agent.yaml:5: unknown key learning.groupsize; did you mean group_size?"
+    assert problem(tmp_path, text) == (
+        "agent.yaml:5: unknown key learning.groupsize; did you mean group_size? `edge-agent config keys learning` describes what there is"
+    )
 
 
 def test_an_unknown_key_inside_a_list_is_refused_with_its_line(tmp_path: Path) -> None:
     text = "phases:\n  - source: practice:arith\n  - source: practice:code\n    targt_rate: 0.1\n"
-    assert problem(tmp_path, text) == "agent.yaml:4: unknown key phases.1.targt_rate; did you mean target_rate?"
+    assert problem(tmp_path, text) == (
+        "agent.yaml:4: unknown key phases.1.targt_rate; did you mean target_rate? `edge-agent config keys phases` describes what there is"
+    )
 
 
 def test_an_unknown_key_far_from_any_name_lists_the_known_ones(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_p
 def test_a_set_on_a_missing_list_element_or_without_equals_is_refused(tmp_path: Path) -> None:
     assert problem(tmp_path, "", sets=["phases.3.steps=1"]).startswith("--set phases.3.steps: phases.3 does not exist")
     assert problem(tmp_path, "", sets=["phases"]).startswith("--set phases: expected key=value")
-    assert problem(tmp_path, "", sets=["learning.groupsize=3"]).endswith("did you mean group_size?")
+    assert "; did you mean group_size? `edge-agent config keys learning`" in problem(tmp_path, "", sets=["learning.groupsize=3"])
 
 
 def test_without_a_configuration_group_1_is_learned_for_150_steps_and_then_group_2_without_end() -> None:

@@ -263,3 +263,20 @@ async def test_reading_a_ledger_that_is_not_there_makes_none(path: Path) -> None
     with pytest.raises(StateError, match="there is no ledger"):
         verify_file(path)
     assert not path.exists()
+
+
+async def log_bytes_after(path: Path, operations: int, settings: SqliteSettings) -> int:
+    """The size of the write-ahead log after so many operations, before the ledger is closed."""
+    store = await SqliteLedgerStore.open(path, NOW, settings)
+    try:
+        for start in range(0, operations, 16):
+            await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(start, start + 16)))
+        return path.with_name(path.name + "-wal").stat().st_size
+    finally:
+        await store.aclose()
+
+
+async def test_the_write_ahead_log_does_not_grow_with_the_ledger(tmp_path: Path) -> None:
+    moved = await log_bytes_after(tmp_path / "moved.sqlite3", 512, SqliteSettings(checkpoint_pages=64))
+    piled = await log_bytes_after(tmp_path / "piled.sqlite3", 512, SqliteSettings(checkpoint_pages=10**9))
+    assert moved < piled / 4

@@ -80,7 +80,7 @@ def test_a_resolved_configuration_can_be_written_and_read_again(tmp_path: Path) 
             None,
         ),
         ({"provider": "openai_compatible", "base_url": "https://api.openai.com/v1", "model": "gpt-next"}, None),
-        ({"provider": "openai_compatible", "base_url": "http://127.0.0.1:1/v1", "price_in_uusd_per_mtok": 1}, None),
+        ({"provider": "openai_compatible", "base_url": "http://127.0.0.1:1/v1"}, None),
     ],
 )
 def test_what_a_call_costs_is_configured_or_published_or_unknown(settings, price) -> None:
@@ -100,6 +100,7 @@ def test_what_a_call_costs_is_configured_or_published_or_unknown(settings, price
             "upstreams: {a: {price_in_uusd_per_mtok: 1, prices: [{in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}]}}",
             "give one of them",
         ),
+        ("upstreams: {a: {provider: openai_compatible, base_url: 'http://h/v1', price_in_uusd_per_mtok: 1}}", "give both"),
         (
             "upstreams: {a: {prices: [{in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}, {in_uusd_per_mtok: 2, out_uusd_per_mtok: 2}]}}",
             "two prices from the same day",

@@ -1,0 +1,265 @@
+"""The reference of a configuration: every key with its type, range, default and description, read from the schema itself.
+
+Knows pydantic models and how to lay their keys out for people; knows nothing of what the settings mean. NAME in a path stands for a name of
+one's own choice, `[]` for any element of a list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from edge.core.errors import UsageError
+
+ANY_NAME, ANY_ELEMENT = "NAME", "[]"
+WIDTH = 100
+INDENT = "    "
+MOST_NEAR = 3
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength", "maxLength")
+_WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "date": "date",
+    "date-time": "date and time",
+}
+_PLURALS = {"text": "texts", "section": "sections", "list of sections": "lists of sections"}
+
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key, or a section of them. `bounds` are named as in JSON Schema; `about` is what a section says of several keys together: its
+    docstring after the first paragraph.
+    """
+
+    path: str
+    type: str
+    nullable: bool
+    choices: tuple[str, ...]
+    bounds: Mapping[str, float]
+    required: bool
+    default: Any
+    description: str
+    about: str = ""
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it is one section, with nothing to say of itself but whether it is there."""
+        return self.type == "section"
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is a section or several, whose keys follow."""
+        return "section" in self.type
+
+    @property
+    def parent(self) -> str:
+        """The path it stands under; "" at the top."""
+        return self.path.rpartition(".")[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines; a section's own default is that of its keys, and is left out."""
+        rest = {} if self.required or (self.is_section and not self.nullable) else {"default": self.default}
+        return {
+            "key": self.path,
+            "type": self.type,
+            "nullable": self.nullable,
+            **({"choices": list(self.choices)} if self.choices else {}),
+            **self.bounds,
+            "required": self.required,
+            **rest,
+            "description": self.description,
+            **({"about": self.about} if self.about else {}),
+        }
+
+
+def keys_of(schema: type[BaseModel]) -> tuple[Key, ...]:
+    """Every key of a configuration in the schema's order, each section before its keys."""
+    document = schema.model_json_schema()
+    return tuple(_keys(document, document.get("$defs", {}), ""))
+
+
+def keys_under(keys: Sequence[Key], prefix: str) -> tuple[Key, ...]:
+    """The keys that a prefix names: a section and what is in it, or where there is none, names of one section that begin alike.
+
+    Names of one's own and element numbers may be written as they are (`upstreams.big.prices.0`). Raises UsageError, with names near it.
+    """
+    wanted = _parts(prefix)
+    found = tuple(key for key in keys if _agree(_parts(key.path), wanted))
+    found = found or tuple(key for key in keys if _begins_with(_parts(key.path), wanted))
+    if not found:
+        raise UsageError(f"there is no key {prefix}", hint=_near_text(keys, prefix))
+    return found
+
+
+def text_of(keys: Sequence[Key]) -> str:
+    """The keys for people, at most WIDTH columns wide; what is said about several sections alike is said at the first."""
+    told: set[str] = set()
+    lines: list[str] = []
+    before: Key | None = None
+    for key in keys:
+        if before is not None and _is_apart(key, before):
+            lines.append("")
+        lines += _block(key, "" if key.about in told else key.about)
+        told.add(key.about)
+        before = key
+    return "\n".join(lines)
+
+
+def _keys(section: Node, definitions: Node, path: str) -> Iterator[Key]:
+    required = section.get("required", ())
+    for name, raw in section["properties"].items():
+        here = f"{path}.{name}" if path else name
+        node, nullable, about = _resolved(raw, definitions)
+        summary, _, about = about.partition("\n\n")
+        yield Key(
+            path=here,
+            type=_type(node, definitions),
+            nullable=nullable,
+            choices=_choices(node),
+            bounds={bound: node[bound] for bound in _BOUNDS if bound in node},
+            required=name in required,
+            default=raw.get("default"),
+            description=raw.get("description", summary),
+            about=about,
+        )
+        yield from _keys_below(node, definitions, here)
+
+
+def _keys_below(node: Node, definitions: Node, path: str) -> Iterator[Key]:
+    if "properties" in node:
+        yield from _keys(node, definitions, path)
+    elif isinstance(element := node.get("additionalProperties"), Mapping):
+        yield from _keys_below(_resolved(element, definitions)[0], definitions, f"{path}.{ANY_NAME}")
+    elif "items" in node:
+        yield from _keys_below(_resolved(node["items"], definitions)[0], definitions, path + ANY_ELEMENT)
+
+
+def _resolved(raw: Node, definitions: Node) -> tuple[Node, bool, str]:
+    """What a value is, whether it may be null as well, and what its section (or that of its elements) says about itself."""
+    others = [each for each in raw.get("anyOf", ()) if each.get("type") != "null"]
+    node = others[0] if len(others) == 1 else raw
+    if "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]]
+        return node, "anyOf" in raw, node.get("description", "")
+    element = node.get("items") or node.get("additionalProperties")
+    about = _resolved(element, definitions)[2] if isinstance(element, Mapping) else ""
+    return node, "anyOf" in raw, about
+
+
+def _type(node: Node, definitions: Node) -> str:
+    if "properties" in node:
+        return "section"
+    if isinstance(element := node.get("additionalProperties"), Mapping):
+        return f"{_plural(_type(_resolved(element, definitions)[0], definitions))} by name"
+    if "items" in node:
+        return f"list of {_plural(_type(_resolved(node['items'], definitions)[0], definitions))}"
+    if _choices(node):
+        return "choice"
+    if "anyOf" in node:
+        return " or ".join(_type(each, definitions) for each in node["anyOf"] if each.get("type") != "null")
+    return _WORDS[node.get("format", node["type"])]
+
+
+def _plural(words: str) -> str:
+    return _PLURALS.get(words, f"{words}s")
+
+
+def _choices(node: Node) -> tuple[str, ...]:
+    if "items" in node:
+        return _choices(node["items"])
+    return tuple(map(str, node.get("enum", (node["const"],) if "const" in node else ())))
+
+
+def _is_apart(key: Key, before: Key) -> bool:
+    """Whether an empty line belongs between two keys: a section begins, or one has ended."""
+    return key.has_keys or (key.parent != before.parent and not before.has_keys)
+
+
+def _block(key: Key, about: str) -> list[str]:
+    lines = textwrap.wrap(f"{key.path}: {_terms(key)}", WIDTH, subsequent_indent=INDENT, break_long_words=False)
+    for paragraph in (key.description, *about.split("\n\n")):
+        lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return lines
+
+
+def _terms(key: Key) -> str:
+    """`number, above 0, or null; default 60`"""
+    choices = ", ".join(choice or '""' for choice in key.choices)
+    kind = f"{'any' if key.type.startswith('list') else 'one'} of {choices}" if choices else key.type
+    bounds = _bounds_text(key.bounds)
+    kind += (f", {bounds}" if bounds else "") + ((", or null" if bounds or key.choices else " or null") if key.nullable else "")
+    if key.required:
+        return f"{kind}; required"
+    return kind if key.is_section and not key.nullable else f"{kind}; default {_value_text(key.default)}"
+
+
+def _bounds_text(bounds: Mapping[str, float]) -> str:
+    if "minLength" in bounds or "maxLength" in bounds:
+        return f"{bounds.get('minLength', 0)} to {_number(bounds['maxLength'])} characters"
+    if "minimum" in bounds and "maximum" in bounds:
+        return f"{_number(bounds['minimum'])} to {_number(bounds['maximum'])}"
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    return " and ".join(f"{word} {_number(bounds[name])}" for name, word in words.items() if name in bounds)
+
+
+def _number(value: float) -> str:
+    """Whole numbers without a point, and those beside a high power of two as such."""
+    if value != int(value):
+        return str(value)
+    for beside in (0, 1):
+        power = int(value) + beside
+        if power >= 2**31 and power & (power - 1) == 0:
+            return f"2^{power.bit_length() - 1}" + ("-1" if beside else "")
+    return str(int(value))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return _number(value)
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """`aliases.NAME[].weight` as (aliases, NAME, [], weight); elements are also written `.0` and `[0]`."""
+    return tuple(ANY_ELEMENT if part.startswith("[") else part for part in re.findall(r"\[[^\]]*\]|[^.\[]+", path))
+
+
+def _agree(path: Sequence[str], wanted: Sequence[str]) -> bool:
+    return len(path) >= len(wanted) and all(map(_is_same, path, wanted))
+
+
+def _begins_with(path: Sequence[str], wanted: Sequence[str]) -> bool:
+    *above, last = wanted or ("",)
+    return len(path) == len(wanted) and _agree(path, above) and path[-1].startswith(last)
+
+
+def _is_same(part: str, wanted: str) -> bool:
+    return part in (ANY_NAME, wanted) or (part == ANY_ELEMENT and wanted.isdigit())
+
+
+def _near_text(keys: Sequence[Key], prefix: str) -> str:
+    """Keys that somebody who wrote `prefix` may have meant, or the sections there are."""
+    paths = [key.path for key in keys]
+    wanted = prefix.lower().strip(".")
+    last = wanted.rpartition(".")[2]
+    by_name = {path: path.rpartition(".")[2] for path in paths}
+    close = difflib.get_close_matches(last, set(by_name.values()), n=MOST_NEAR, cutoff=0.75)
+    near = [
+        *difflib.get_close_matches(wanted, paths, n=1, cutoff=0.85),
+        *(path for name in close for path in paths if by_name[path] == name),
+        *(path for path in paths if last and last in by_name[path]),
+    ] or difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MOST_NEAR])}?"
+    return f"sections: {', '.join(key.path for key in keys if key.has_keys and not key.parent)}"

@@ -1,0 +1,281 @@
+"""The reference of both configurations: nothing without a description, nothing that cannot be set, no default or bound that is another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from coordinator.cli import main
+from coordinator.config import CoordinatorConfig, resolve_coordinator_config
+from edge.cli import main as agent_main
+from edge.config.agent import resolve_agent_config
+from edge.config.loader import Resolved
+from edge.config.reference import WIDTH, Key, keys_of, keys_under, text_of
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError, UsageError
+
+KEYS = keys_of(CoordinatorConfig)
+COORDINATOR_BASE = """
+upstreams:
+  NAME:
+    prices: [{in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}]
+aliases:
+  NAME: [{upstream: NAME}]
+tasks:
+  NAME:
+    target_rate_from_device: false
+    target_rate_schedule: [{from_step: 0, target_rate: 0.5}]
+tls: {cert: a.crt, key: a.key, client_ca: ca.crt}
+auth: {devices: {NAME: {}}}
+admin: {tls: {ca: ca.crt}}
+telemetry: {otlp_endpoint: http://127.0.0.1:4318}
+"""
+AGENT_BASE = """
+device: {decode: [{rows: 1, tokens_per_s: 1}]}
+phases: [{source: "practice:group1"}]
+coordinator: {tls: {ca: ca.crt}}
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A configuration, and a file with one of everything that may be there any number of times or not at all. `needed`: keys with a default
+    that the file cannot do without; that it loads shows that they can be set.
+    """
+
+    name: str
+    schema: type[BaseModel]
+    base: str
+    resolve: Callable[..., Resolved]  # type: ignore[type-arg]
+    needed: frozenset[str]
+
+    def resolved(self, folder: Path, sets: Sequence[str] = ()) -> Resolved:  # type: ignore[type-arg]
+        (folder / "base.yaml").write_text(self.base)
+        return self.resolve(folder / "base.yaml", sets)
+
+    def values(self) -> list[Key]:
+        return [key for key in keys_of(self.schema) if not key.has_keys]
+
+
+COORDINATOR = Kind(
+    "coordinator",
+    CoordinatorConfig,
+    COORDINATOR_BASE,
+    resolve_coordinator_config,
+    frozenset({"tasks.NAME.target_rate_from_device", "tasks.NAME.target_rate_schedule[].from_step", "tls.client_ca"}),
+)
+AGENT = Kind("agent", AgentConfig, AGENT_BASE, resolve_agent_config, frozenset({"phases[].source"}))
+
+
+def of_each_kind(wanted: Callable[[Key], object] = lambda key: True) -> pytest.MarkDecorator:
+    """The test runs for each such key of both configurations; of sections only what is in them."""
+    pairs = [(kind, key) for kind in (COORDINATOR, AGENT) for key in kind.values() if wanted(key)]
+    return pytest.mark.parametrize(("kind", "key"), pairs, ids=[f"{kind.name}:{key.path}" for kind, key in pairs])
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["config", "keys", *arguments])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def of_one(path: str) -> Key:
+    (key,) = [key for key in KEYS if key.path == path]
+    return key
+
+
+def concrete(path: str) -> str:
+    """The path of the first element, where it goes through a list."""
+    return path.replace("[]", ".0")
+
+
+def instead_of(key: Key) -> list[str]:
+    """What has to go where this key is given."""
+    return ["upstreams.NAME.prices=[]"] if key.path.startswith("upstreams.NAME.price_") else []
+
+
+def paths_in(value: object, path: str = "") -> Iterator[str]:
+    """Every path of nested data as the reference writes it; names are NAME there already."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from paths_in(inner, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from paths_in(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+@pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
+def test_every_key_and_section_says_what_it_does_in_a_line_of_its_own(kind: Kind) -> None:
+    keys = keys_of(kind.schema)
+    assert len(keys) > 100
+    assert [key.path for key in keys if not key.description.endswith(".") or "\n" in key.description] == []
+
+
+@pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
+def test_the_reference_lists_exactly_the_keys_that_a_loaded_configuration_has(kind: Kind, tmp_path: Path) -> None:
+    loaded = kind.resolved(tmp_path).config.model_dump(mode="json")
+    assert {key.path for key in kind.values()} == set(paths_in(loaded))
+
+
+@pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
+def test_the_printed_default_of_every_key_can_be_set_and_is_its_default(kind: Kind, tmp_path: Path) -> None:
+    assert kind.needed <= set(paths_in(yaml.safe_load(kind.base)))
+    keys = [key for key in kind.values() if not key.required and key.path not in kind.needed]
+    told = [f"{concrete(key.path)}={json.dumps(key.default)}" for key in keys]
+    as_told = kind.resolved(tmp_path, told)
+    assert as_told.config == kind.resolved(tmp_path).config
+    assert {concrete(key.path) for key in keys} <= {key.removeprefix("--set ") for key in as_told.origins.values()}
+
+
+@of_each_kind(lambda key: key.choices and key.type == "choice")
+def test_every_printed_choice_is_taken_and_no_other(kind: Kind, key: Key, tmp_path: Path) -> None:
+    for choice in key.choices:
+        shown = {
+            path: value
+            for path, value, _ in kind.resolved(tmp_path, [f"{key.path}={choice or EMPTY}", *MORE.get(choice, ())]).rows()
+        }
+        assert shown[key.path] == choice
+    with pytest.raises(ConfigError, match="must be"):
+        kind.resolved(tmp_path, [f"{key.path}=nothing_of_them"])
+
+
+EMPTY = '""'
+MORE = {
+    "postgres": ["storage.dsn_env=DSN"],
+    "openai_compatible": ["coordinator.embedded.base_url=https://cloud.example/v1"],
+    "anthropic": ["coordinator.embedded.api_key_env=KEY", "coordinator.embedded.model=large"],
+    "recorded": ["coordinator.embedded.path=cassette.jsonl"],
+    "router": ["routing.router=router.onnx"],
+    "none": ["programs.unsafe=true"],
+}
+"""What some choices cannot do without."""
+
+
+@of_each_kind(lambda key: "minimum" in key.bounds)
+def test_the_printed_least_value_is_taken_and_less_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+    least = key.bounds["minimum"]
+    kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={least}"])
+    with pytest.raises(ConfigError, match=r"must be at least|must lie in \[0, 1\]"):
+        kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={least - 1}"])
+
+
+@of_each_kind(lambda key: "maximum" in key.bounds)
+def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+    most = key.bounds["maximum"]
+    kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most}"])
+    with pytest.raises(ConfigError, match=r"must be at most|must lie in \[0, 1\]"):
+        kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most + 1}"])
+
+
+def test_types_ranges_and_defaults_are_told_in_words() -> None:
+    first_lines = {line.partition(": ")[0]: line for line in text_of(KEYS).splitlines() if line[:1].strip()}
+    assert first_lines["upstreams.NAME.deadline_s"].endswith(": number, above 0; default 60")
+    assert first_lines["storage.backend"].endswith(": one of sqlite, postgres, memory; default sqlite")
+    assert first_lines["tls.cert"].endswith(": text; required")
+    assert first_lines["budgets.device.calls_limit"].endswith(": whole number, 0 to 2^62, or null; default null")
+    assert first_lines["service.max_streams_per_connection"].endswith(": whole number, 1 to 2^31-1; default 4096")
+    assert first_lines["auth.audience"].endswith(": text, 1 to 200 characters; default edge-coordinator")
+    assert first_lines["aliases"].endswith(": lists of sections by name; default {}")
+    assert first_lines["tls"].endswith(": section or null; default null")
+
+
+def test_the_whole_reference_is_readable_at_its_width(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = outcome(capsys)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= WIDTH
+    assert out.startswith('listen: list of texts; default ["127.0.0.1:7420"]\n    Where devices connect')
+    assert "\n\nstorage: section\n    Where the ledger lies" in out
+
+
+@pytest.mark.parametrize(
+    ("prefix", "first", "count"),
+    [
+        ("storage", "storage", 5),
+        ("admin", "admin", 8),
+        ("budgets.device", "budgets.device", 5),
+        ("upstreams.NAME.prices", "upstreams.NAME.prices", 5),
+        ("upstreams.gpt-4.prices.0", "upstreams.NAME.prices[].from_day", 4),
+        ("aliases.NAME[].weight", "aliases.NAME[].weight", 1),
+        ("tasks.*.dual", "tasks.NAME.dual_scope", 3),
+        ("service.max_", "service.max_message_bytes", 6),
+        ("", "listen", len(KEYS)),
+    ],
+)
+def test_a_prefix_narrows_to_a_section_a_key_or_names_that_begin_alike(prefix: str, first: str, count: int) -> None:
+    found = keys_under(KEYS, prefix)
+    assert (found[0].path, len(found)) == (first, count)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "told"),
+    [
+        ("storge", "there is no key storge; did you mean storage"),
+        ("deadline", "did you mean upstreams.NAME.deadline_s?"),
+        ("service.calls_per_min", "did you mean rates.device.calls_per_min or rates.fleet.calls_per_min"),
+        ("storage.backend.kind", "there is no key storage.backend.kind; "),
+        ("zzz", "there is no key zzz; sections: upstreams, aliases, tasks,"),
+    ],
+)
+def test_an_unknown_prefix_is_one_line_with_names_near_it_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], prefix: str, told: str
+) -> None:
+    code, out, err = outcome(capsys, prefix)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
+
+
+def test_the_json_form_has_one_object_a_line_with_the_same_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [row["key"] for row in rows] == [key.path for key in KEYS]
+    (deadline,) = [row for row in rows if row["key"] == "upstreams.NAME.deadline_s"]
+    assert deadline.pop("description") == of_one("upstreams.NAME.deadline_s").description
+    assert deadline == {
+        "key": "upstreams.NAME.deadline_s",
+        "type": "number",
+        "nullable": False,
+        "exclusiveMinimum": 0.0,
+        "required": False,
+        "default": 60.0,
+    }
+    assert json.loads(outcome(capsys, "storage.backend", "--json")[1])["choices"] == ["sqlite", "postgres", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("text", "section"),
+    [
+        ("{a: 1}", ""),
+        ("{storage: {qqqq: 1}}", "storage"),
+        ("{budgets: {device: {call_limit: 3}}}", "budgets.device"),
+        ("{upstreams: {gpt-4.1: {pth: x}}}", "upstreams.NAME"),
+        ("{upstreams: {big: {prices: [{in: 1}]}}}", "upstreams.NAME.prices"),
+        ("{aliases: {big: [{wieght: 1}]}}", "aliases.NAME"),
+    ],
+)
+def test_the_error_of_an_unknown_key_names_the_command_that_lists_the_known_ones(tmp_path: Path, text: str, section: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        resolve_coordinator_config(tmp_path / "c.yaml")
+    command = f"edge-coordinator config keys {section}".rstrip()
+    assert str(caught.value).endswith(f"`{command}` describes what there is") and "\n" not in str(caught.value)
+    assert keys_under(KEYS, section)
+
+
+def test_an_unknown_prefix_is_wrong_usage() -> None:
+    with pytest.raises(UsageError):
+        keys_under(KEYS, "storage.nothing")
+
+
+def test_the_agent_has_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent_main(["config", "keys", "serve.port"]) == 0
+    assert capsys.readouterr().out.startswith("serve.port: whole number, 0 to 65535; default 8040\n    Port of the endpoint")
+    assert agent_main(["config", "keys", "--json"]) == 0
+    assert [row["key"] for row in json.loads(capsys.readouterr().out)] == [key.path for key in keys_of(AgentConfig)]
+    assert agent_main(["config", "keys", "serv.port"]) == 2
+    assert "did you mean serve.port" in capsys.readouterr().err
+    assert max(map(len, text_of(keys_of(AgentConfig)).splitlines())) <= WIDTH
