@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
+# `make test` runs whole test files side by side, two at a time; WORKERS=0 runs them one after the other in one process.
+WORKERS ?= $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),0,2)
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev run test test-long check format bench system proto clean
@@ -35,7 +38,7 @@ run: $(VENV)/.run-ready ## serve and learn until Ctrl-C; ARGS="--steps 40" ends 
 	@$(BIN)/edge-agent run $(ARGS)
 
 test: $(VENV)/.dev-ready system ## run the test suite; ARGS="-k ledger" narrows it
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE) $(ARGS)
 
 test-long: $(VENV)/.dev-ready system ## run the suites that take many minutes
 	@$(BIN)/python -m pytest -m long $(ARGS)
@@ -46,7 +49,7 @@ check: $(VENV)/.dev-ready ## format, lint, types, import contracts, proto drift,
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.codegen --check
-	@$(BIN)/python -m pytest -q -m "not long" tests/unit tests/paper
+	@$(BIN)/python -m pytest -q -m "not long" $(SIDE_BY_SIDE) tests/unit tests/paper
 
 format: $(VENV)/.dev-ready ## rewrite the code in the project's format
 	@$(BIN)/ruff format .

@@ -1,5 +1,30 @@
-"""Fixtures of more than one folder."""
+"""What more than one folder uses: fixtures, the sums of the fault tests, and one thread for each of several workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
 
 from tests.postgres_server import postgres_server
+from tests.simulate.summary import PROPERTY, take, tell
 
 __all__ = ["postgres_server"]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared by the workers
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What a test noted travels with its report, also from a worker's process."""
+    try:
+        yield
+    finally:
+        item.user_properties += [(PROPERTY, noted) for noted in take()]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Kills survived, faults injected, invariants checked, violations."""
+    tell(terminalreporter)

@@ -165,9 +165,13 @@ def test_responses_keep_the_format(name: str, path: Path, family: Family) -> Non
         assert sum(is_right(item, text) for text, item in zip(texts, items, strict=True)) >= 0.85 * len(items)
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(seed=0)
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_a_written_model_reads_back_in_both_engines(architecture: str, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(seed=0)
+def test_a_written_model_reads_back_in_both_engines(architecture: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     spec = DecoderSpec(
         architecture,  # type: ignore[arg-type]
         vocab_size=tokenizer.get_vocab_size(),

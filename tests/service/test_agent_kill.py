@@ -19,6 +19,7 @@ import pytest
 
 from edge.agent.failpoint import VARIABLE
 from edge.agent.state import StateFolder
+from tests.service.warm_processes import LearningAgent
 
 STEPS = 2
 COUNTS = {
@@ -27,19 +28,6 @@ COUNTS = {
     "attempts": "SELECT count(*) FROM attempt",
     "steps": "SELECT count(*) FROM step WHERE closed",
 }
-RUN = """
-import asyncio, sys
-from edge.bootstrap import build_agent
-from edge.config.agent import resolve_agent_config
-from edge.core.events import JsonLinesSink
-
-async def main():
-    config = resolve_agent_config(sets=sys.argv[2:]).config
-    async with build_agent(config, JsonLinesSink(sys.stdout)) as agent:
-        await agent.learn(int(sys.argv[1]) - agent.status().steps_done)
-
-asyncio.run(main())
-"""
 
 
 def settings(state: Path) -> list[str]:
@@ -57,13 +45,9 @@ def settings(state: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def agent_process(state: Path, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+async def agent_process(state: Path, failpoint: str = "") -> AsyncIterator[LearningAgent]:
     """A learning agent; killed, with its coordinator, when the block ends and it has not ended by itself."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), VARIABLE: failpoint}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, str(STEPS), *settings(state),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment, limit=1 << 20,
-    )  # fmt: skip
+    process = LearningAgent(state.parent, STEPS, settings(state), {VARIABLE: failpoint})
     try:
         yield process
     finally:

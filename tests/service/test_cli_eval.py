@@ -66,21 +66,31 @@ def test_a_replay_without_coordinator_or_state_gives_exactly_the_scores_of_the_r
     assert (damaged.returncode, f"{recording}:1: not a cassette line" in damaged.stderr) == (1, True)
 
 
+LONG = ["--limit", "64", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, Any]:
+    """The report of the evaluation that the others are interrupted in."""
+    return report_of(*LONG)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path: Path, number: int, code: int) -> None:
-    words = ["--limit", "160", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    tmp_path: Path, uninterrupted: dict[str, Any], number: int, code: int
+) -> None:
     out = tmp_path / "report.json"
     partial = tmp_path / "report.json.partial.jsonl"
-    errors = _interrupt([*words, "--json-out", str(out)], partial, number, code)
+    errors = _interrupt([*LONG, "--json-out", str(out)], partial, number, code)
     assert number == signal.SIGKILL or f"what was judged is in {partial}" in errors
     judged = len(partial.read_text(encoding="utf-8").splitlines()) - 1
-    assert 3 <= judged < 160
+    assert 3 <= judged < 64
 
-    done = evaluated(*words, "--json-out", str(out))
+    done = evaluated(*LONG, "--json-out", str(out))
     assert done.returncode == 0, done.stderr
     assert "items were judged before" in done.stderr
     assert not partial.exists()
-    assert measured(json.loads(out.read_text(encoding="utf-8"))) == measured(report_of(*words))
+    assert measured(json.loads(out.read_text(encoding="utf-8"))) == measured(uninterrupted)
 
 
 def _interrupt(words: Sequence[str], partial: Path, number: int, code: int) -> str:

@@ -21,11 +21,12 @@ from tools.simulate.disk import Disk, DiskTables
 
 @dataclass(frozen=True)
 class Mutation:
-    """A bug: what it is called, how it is planted, and the invariants of which at least one must notice it."""
+    """A bug: what it is called, how it is planted, the invariants of which at least one must notice it, and the seed to try first."""
 
     name: str
     plant: Callable[[pytest.MonkeyPatch], None]
     noticed_by: frozenset[str]
+    seed: int
 
     def __str__(self) -> str:
         return self.name
@@ -34,9 +35,9 @@ class Mutation:
 MUTATIONS: list[Mutation] = []
 
 
-def mutation(name: str, *noticed_by: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+def mutation(name: str, *noticed_by: str, seed: int = 0) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def note(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
-        MUTATIONS.append(Mutation(name, plant, frozenset(noticed_by)))
+        MUTATIONS.append(Mutation(name, plant, frozenset(noticed_by), seed))
 
     return note
 
@@ -136,12 +137,12 @@ def _no_limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiskTables, "hold", hold)
 
 
-@mutation("a lease is never swept", "I8", "I11")
+@mutation("a lease is never swept", "I8", "I11", seed=12)
 def _no_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "sweep", lambda self, now: ())
 
 
-@mutation("what an earlier process left is not swept", "I8", "I11")
+@mutation("what an earlier process left is not swept", "I8", "I11", seed=10)
 def _no_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_doubt_all", lambda self, attempts, reason, now: ())
 
@@ -175,7 +176,7 @@ def _flight_crosses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Job, "group", property(lambda job: (job.call.task, job.call.step, job.call.prompt_id)))
 
 
-@mutation("a prompt group is billed for every key", "I4")
+@mutation("a prompt group is billed for every key", "I4", seed=31)
 def _no_group(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_answer_from_group", lambda self, request, known: None)
 
@@ -222,7 +223,7 @@ def _free_doubt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_end", end)
 
 
-@mutation("a call in doubt may be tried again with its key", "I3", "I4", "I5")
+@mutation("a call in doubt may be tried again with its key", "I3", "I4", "I5", seed=13)
 def _doubt_is_tried_again(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.reserve
 
@@ -235,7 +236,7 @@ def _doubt_is_tried_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "reserve", reserve)
 
 
-@mutation("what is kept for others may be taken", "I1")
+@mutation("what is kept for others may be taken", "I1", seed=64)
 def _floor_ignored(patch: pytest.MonkeyPatch) -> None:
     def hold(self: DiskTables, key: str, amount: Amount, from_aside: Amount) -> bool:
         row = self.budgets[key]
@@ -248,7 +249,7 @@ def _floor_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiskTables, "hold", hold)
 
 
-@mutation("what is kept for a device is kept from it too", "I1")
+@mutation("what is kept for a device is kept from it too", "I1", seed=347)
 def _floor_withheld(patch: pytest.MonkeyPatch) -> None:
     real = DiskTables.hold
     patch.setattr(
@@ -262,7 +263,7 @@ def _take(tables: DiskTables, key: str, aside: Amount) -> bool:
     return True
 
 
-@mutation("a late joiner leaves the floors as they were", "I1")
+@mutation("a late joiner leaves the floors as they were", "I1", seed=212)
 def _floors_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "highest_floor", lambda target, used, free: target)
 
@@ -303,7 +304,7 @@ def _leaves_its_weight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "leave_idle_prices", leave)
 
 
-@mutation("a shared λ begins with its first step, whoever was held to it before", "I6")
+@mutation("a shared λ begins with its first step, whoever was held to it before", "I6", seed=114)
 def _price_begins_late(patch: pytest.MonkeyPatch) -> None:
     real = Ledger._begin_price
 
@@ -352,7 +353,7 @@ def _never_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.api.versions", versions)
 
 
-@mutation("a limit below what was spent is told as it was set", "I1")
+@mutation("a limit below what was spent is told as it was set", "I1", seed=13)
 def _limit_below_spent(patch: pytest.MonkeyPatch) -> None:
     real = budgets._tightest
 
@@ -363,7 +364,7 @@ def _limit_below_spent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(budgets, "_tightest", tightest)
 
 
-@mutation("changed limits forget what was spent", "I1", "I2")
+@mutation("changed limits forget what was spent", "I1", "I2", seed=16)
 def _limits_forget(patch: pytest.MonkeyPatch) -> None:
     real = Ledger._apply_terms
 
@@ -376,7 +377,7 @@ def _limits_forget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_apply_terms", apply)
 
 
-@mutation("tasks that were read again are not taken", "I6")
+@mutation("tasks that were read again are not taken", "I6", seed=63)
 def _reload_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.controller.StepController.replace_tasks", lambda self, tasks: None)
 
@@ -386,12 +387,12 @@ def _set_limits_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
 
 
-@mutation("a hold follows the limits that its process was told last", "I1")
+@mutation("a hold follows the limits that its process was told last", "I1", seed=173)
 def _outdated_limits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_outdated", lambda self, request: None)
 
 
-@mutation("what was set at run time is read again as configured", "I1")
+@mutation("what was set at run time is read again as configured", "I1", seed=13)
 def _limits_not_laid_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.budgets.overlaid", lambda configured, rows: configured)
 
@@ -402,7 +403,7 @@ def _disabled_let_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.fleet.Fleet.admit", lambda self, device: None)
 
 
-@mutation("what a disabled device has open is left open", "I8", "I11")
+@mutation("what a disabled device has open is left open", "I8", "I11", seed=50)
 def _disabled_not_settled(patch: pytest.MonkeyPatch) -> None:
     real = Ledger._attempt_and_call
 
@@ -413,7 +414,7 @@ def _disabled_not_settled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_attempt_and_call", enabled_only)
 
 
-@mutation("a ledger that cannot be written is taken for written", "I12")
+@mutation("a ledger that cannot be written is taken for written", "I12", seed=12)
 def _fails_open(patch: pytest.MonkeyPatch) -> None:
     real = Broker._reserved
 
@@ -428,7 +429,7 @@ def _fails_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Broker, "_reserved", reserved)
 
 
-@mutation("calls are let through without looking at the rate", "I1")
+@mutation("calls are let through without looking at the rate", "I1", seed=17)
 def _no_rate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.ratelimit.RateLimiter.take", lambda self, device: None)
 

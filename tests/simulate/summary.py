@@ -1,29 +1,49 @@
-"""What the simulation and the fault tests have seen, for the end of a test run: one line each, and one with the sums."""
+"""What the simulation and the fault tests have seen, for the end of a test run: one line each, and one with the sums.
+
+A test notes it in the process that runs the test; its report carries it to the process that prints.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
-LINES: list[str] = []
-SUMS: Counter[str] = Counter()
+PROPERTY = "faults"
+_NOTED: list[tuple[str, dict[str, int]]] = []
 
 
 def note(what: str, kills: int, faults: int, checks: int, violations: int) -> None:
-    """Add a line and its counts."""
+    """Add a line and its counts to the test that runs."""
     counts = {"kills survived": kills, "faults injected": faults, "invariants checked": checks, "violations": violations}
-    LINES.append(f"{what}: {_said(counts)}")
-    SUMS.update(counts)
+    _NOTED.append((what, counts))
+
+
+def take() -> list[tuple[str, dict[str, int]]]:
+    """What was noted since the last time."""
+    noted = _NOTED.copy()
+    _NOTED.clear()
+    return noted
 
 
 def tell(reporter: pytest.TerminalReporter) -> None:
-    """Print what was noted, once."""
-    if LINES:
+    """Print what the reports of all tests carry, and its sums."""
+    reports = [report for of_a_kind in reporter.stats.values() for report in of_a_kind]
+    noted = [value for report in reports for value in _carried(report)]
+    if noted:
         reporter.section("faults")
-        for line in [*LINES, f"together: {_said(SUMS)}"]:
-            reporter.line(line)
-    LINES.clear()
+        sums: Counter[str] = Counter()
+        for what, counts in noted:
+            sums.update(counts)
+            reporter.line(f"{what}: {_said(counts)}")
+        reporter.line(f"together: {_said(sums)}")
+
+
+def _carried(report: Any) -> list[tuple[str, dict[str, int]]]:
+    if not isinstance(report, pytest.TestReport) or report.when != "call":
+        return []
+    return [value for name, value in report.user_properties if name == PROPERTY]
 
 
 def _said(counts: dict[str, int]) -> str:
