@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from coordinator.accounts import (
@@ -28,12 +28,10 @@ from coordinator.accounts import (
 )
 from coordinator.journal import JournalEntry
 from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in, told_to_others
-from coordinator.stores.reach import Kind, Reach
 from coordinator.stores.sqlite_tables import SqliteTables
 from edge.core.errors import CoordinatorError
 
 Row = TypeVar("Row")
-Group = tuple[str, str, int, str]
 MOST_KNOWN = 20_000
 """Rows of one table that stay known between commits."""
 
@@ -51,26 +49,16 @@ class Rows(Generic[Row]):
         self._known: dict[tuple[Any, ...], Row | None] = {}
         self._tried: dict[tuple[Any, ...], Row] = {}
         self._waiting: dict[tuple[Any, ...], Row] = {}
-        self._ahead: dict[tuple[Any, ...], Row | None] = {}
 
     def get(self, *key: Any) -> Row | None:
         """A row."""
-        for rows in (self._tried, self._waiting, self._known, self._ahead):
+        for rows in (self._tried, self._waiting, self._known):
             if key in rows:
                 return rows[key]
         row = self._read(*key)
         if self._keep(row):
             self._known[key] = row
         return row
-
-    def unknown(self, keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Those that `get` would have to read."""
-        return [key for key in keys if key not in self._waiting and key not in self._known]
-
-    def read_ahead(self, keys: Sequence[tuple[Any, ...]], found: Iterable[Row]) -> None:
-        """What was found of these keys is known until the next write."""
-        self._ahead = dict.fromkeys(keys)
-        self._ahead.update((self._key_of(row), row) for row in found)
 
     def put(self, row: Row) -> None:
         """Try a row."""
@@ -100,7 +88,7 @@ class Rows(Generic[Row]):
 
     def take(self) -> Iterable[Row]:
         """The rows to be written now; the file has them from here on."""
-        written, self._waiting, self._ahead = self._waiting, {}, {}
+        written, self._waiting = self._waiting, {}
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         for key, row in written.items():
@@ -153,27 +141,10 @@ class BufferedTables:
         self._head = file.journal_head()
         self._waiting_entries: list[JournalEntry] = []
         self._tried_entries: list[JournalEntry] = []
-        self._unwritten_groups: set[Group] = set()
-        self._groups_ahead: dict[Group, list[CallRow]] = {}
+        self._unwritten_groups: set[tuple[str, str, int, str]] = set()
         self._unwritten_cache_keys: Counter[str] = Counter()
         self._tried_changes: set[tuple[str, str]] = set()
         self._changed: set[tuple[str, str]] = set()
-
-    def read_ahead(self, reaches: Iterable[Reach]) -> None:
-        """Read at once what these operations, which run next, would read one by one: each look at the file hands the interpreter's lock to
-        the event loop and has to get it back."""
-        calls: dict[tuple[Any, ...], None] = {}
-        groups: dict[Any, list[CallRow]] = {}
-        for kind, *arguments in chain.from_iterable(reaches):
-            if kind is Kind.CALL:
-                calls[tuple(arguments)] = None
-            elif kind is Kind.GROUP:
-                groups[tuple(arguments)] = []
-        keys = self._calls.unknown(calls)
-        self._calls.read_ahead(keys, self.file.calls_of_keys(keys))
-        for row in self.file.calls_of_groups(tuple(groups)):
-            groups[_group_of(row)].append(row)
-        self._groups_ahead = groups
 
     def keep(self) -> None:
         """The operation that ran succeeded: what it changed waits to be written."""
@@ -209,7 +180,6 @@ class BufferedTables:
         self.file.append_all(self._waiting_entries)
         self._waiting_entries = []
         self._unwritten_groups.clear()
-        self._groups_ahead = {}
         self._unwritten_cache_keys.clear()
         changed, self._changed = self._changed, set()
         return changed
@@ -223,8 +193,7 @@ class BufferedTables:
     def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
         """A prompt group's running or answered call."""
         group = (device, task, step, prompt_id)
-        ahead = self._groups_ahead.get(group)
-        found = self.file.group_calls(*group) if ahead is None else ahead
+        found = self.file.group_calls(*group)
         if group in self._unwritten_groups:
             found = self._calls.over(found, lambda row: _group_of(row) == group and _stands_for_group(row))
         return found[0] if found else None

@@ -60,10 +60,9 @@ class SqliteSettings:
 
 @dataclass(slots=True)
 class _Job:
-    """One operation: what to run, which rows it reaches, and the future of the loop that awaits it."""
+    """One operation: what to run, and the future of the loop that awaits it."""
 
     work: Callable[[Ledger], Any]
-    reach: Reach
     future: asyncio.Future[Any]
     value: Any = None
     error: Exception | None = None
@@ -111,7 +110,7 @@ class SqliteLedgerStore(TransactingStore):
         if self._closed:
             raise _unavailable("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writer.jobs.put(_Job(work, reach, future))
+        self._writer.jobs.put(_Job(work, future))
         return await future
 
     async def aclose(self) -> None:
@@ -221,8 +220,6 @@ class _Writer:
     def _commit(self, jobs: list[_Job]) -> None:
         tables = self._connected()
         ledger = Ledger(tables, self._epoch)
-        if len(jobs) > 1:
-            tables.read_ahead(job.reach for job in jobs)
         for job in jobs:
             _run(tables, ledger, job)
         if not tables.is_written:

@@ -153,14 +153,6 @@ ORDER BY updated_ms DESC, device DESC, key DESC LIMIT ?
 """
 
 ROWS_PER_STATEMENT = 32
-_CALLS_OF_KEYS = """
-WITH wanted (d, k) AS (VALUES {marks}) SELECT call.* FROM wanted CROSS JOIN call ON call.device = d AND call.key = k
-"""
-_CALLS_OF_GROUPS = """
-WITH wanted (d, t, s, p) AS (VALUES {marks})
-SELECT call.* FROM wanted CROSS JOIN call INDEXED BY call_by_step ON device = d AND task = t AND step = s AND prompt_id = p
-WHERE state = 'dispatched' OR (state = 'completed' AND result IS NOT NULL AND source_key = '')
-"""
 
 
 class SqliteTables:
@@ -176,22 +168,6 @@ class SqliteTables:
     def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
         """A prompt group's running or answered calls."""
         return [call_of(row) for row in self._all(_GROUP_CALLS, device, task, step, prompt_id)]
-
-    def calls_of_keys(self, keys: Sequence[tuple[str, str]]) -> Sequence[CallRow]:
-        """Those calls of these (device, key) that there are."""
-        return self._calls_of(_CALLS_OF_KEYS, keys)
-
-    def calls_of_groups(self, groups: Sequence[tuple[str, str, int, str]]) -> Sequence[CallRow]:
-        """What `group_calls` tells of each group (device, task, step, prompt id)."""
-        return self._calls_of(_CALLS_OF_GROUPS, groups)
-
-    def _calls_of(self, sql: str, wanted: Sequence[tuple[Any, ...]]) -> Sequence[CallRow]:
-        found: list[CallRow] = []
-        for first in range(0, len(wanted), ROWS_PER_STATEMENT):
-            some = wanted[first : first + ROWS_PER_STATEMENT]
-            marks = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
-            found += map(call_of, self.connection.execute(sql.format(marks=marks), tuple(chain.from_iterable(some))))
-        return found
 
     def cached_calls(self, cache_key: str, limit: int) -> Sequence[CallRow]:
         """The latest answered calls under a cache key, newest first."""
