@@ -342,7 +342,11 @@ def healthcheck(
     sets: Sets = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="Seconds to wait.", min=0.1)] = 3.0,
 ) -> int:
-    """Exit code 0 when a coordinator takes work, 1 when it does not (stopping, or not there). For containers and scripts."""
+    """Exit code 0 when a coordinator serves, 1 when it does not (stopping, or not there). For containers and scripts.
+
+    A ledger that cannot be written refuses calls and shows in the log and in edge_coordinator_ledger_failures_total, not here: a restart
+    would not help.
+    """
     from coordinator.healthcheck import require_serving
 
     address = require_serving(_resolved(config, state, sets), address, timeout_s)

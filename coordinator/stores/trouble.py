@@ -22,27 +22,32 @@ READ_ONLY = (
     "file to where it is, or ask the running coordinator with --coordinator"
 )
 CHECK_RIGHTS = "check the file and its folder's permissions"
+STEADY_WRITES = 8
 _DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 class Writability:
-    """Whether a ledger can be written, said in the log once when it cannot and once when it can again."""
+    """Whether a ledger can be written, said in the log once when it cannot and once when it can again.
+
+    That is after STEADY_WRITES in a row, because a little still fits on a full disk now and then.
+    """
 
     def __init__(self) -> None:
-        self._is_writable = True
+        self._awaited_writes = 0
 
     def failed(self, why: str) -> None:
         """Nothing could be written."""
-        if self._is_writable:
-            self._is_writable = False
+        if self._awaited_writes == 0:
             log.error("the ledger cannot be written, calls are refused: %s", why)
+        self._awaited_writes = STEADY_WRITES
 
     def wrote(self) -> None:
         """Something was written."""
-        if not self._is_writable:
-            self._is_writable = True
-            log.warning("the ledger can be written again")
+        if self._awaited_writes > 0:
+            self._awaited_writes -= 1
+            if self._awaited_writes == 0:
+                log.warning("the ledger can be written again")
 
 
 def cannot_open_file(path: Path, error: Exception, *, reading: bool = False) -> StateError:

@@ -34,14 +34,14 @@ from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, versi
 from edge.agent.stepbook import StepBook
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
-from edge.core.errors import AdapterError, CoordinatorUnavailable, StateError, UsageError
+from edge.core.errors import AdapterError, CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.core.events import EventSink
 from edge.core.rng import stream
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import BudgetSnapshot, CoordinatorClient
+from edge.rpc.client import BudgetSnapshot, CoordinatorClient, TaskTerms
 from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.learner import Learner
@@ -172,6 +172,7 @@ class Agent:
         self._learning = "idle"
         self._phase_told: int | None = None
         self._reached = False
+        self._refusal: PermissionDenied | None = None
         self._checkpoints = Checkpoints(parts.state.folder / "checkpoints")
         self._book = StepBook(self._client, parts.state, parts.sink, parts.clock, settings.dual_init, settings.offline_retry_s)
         self._stack = AsyncExitStack()
@@ -218,6 +219,7 @@ class Agent:
         try:
             if not self._reached:
                 await self._reach_coordinator(self._stack)
+            self._require_all_tasks()
             await self._prepare_learner()
             step = self._made_step(await self._for_rollouts())
             self._tell_start()
@@ -336,7 +338,8 @@ class Agent:
         return self._parts.coordinator is not None and bool(self._settings.answers.switched_off) and cut is None
 
     async def _reach_coordinator(self, stack: AsyncExitStack) -> None:
-        """Start the embedded one; register. Being offline is fine; a refused credential or unknown task is not."""
+        """Start the embedded one; register. Being offline is fine, a task that this device may not work on is for serving; a refused
+        credential or an unknown task is not."""
         self._reached = True
         try:
             if self._parts.coordinator is not None:
@@ -347,10 +350,28 @@ class Agent:
             self._client.lost(why_away(error))
 
     async def _register(self) -> None:
-        registration = await self._client.register(__version__, self._parts.curriculum.tasks)
-        for terms in registration.tasks:
+        for terms in await self._terms_of(self._parts.curriculum.tasks):
             if self._parts.state.terms(terms.task) is None:
                 self._parts.state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
+
+    async def _terms_of(self, tasks: Sequence[str]) -> list[TaskTerms]:
+        """What the coordinator holds tasks to. One that this device may not work on is answered here, and not learned."""
+        try:
+            return list((await self._client.register(__version__, tasks)).tasks)
+        except PermissionDenied as error:
+            if error.reason != PermissionDenied.reason:
+                raise
+            if len(tasks) > 1:
+                return [terms for task in tasks for terms in await self._terms_of([task])]
+            self._refusal = error
+            self._notice(f"{error}; its questions are answered here")
+            return []
+
+    def _require_all_tasks(self) -> None:
+        """Raises PermissionDenied: a phase that may not be learned is told before the first step, not when its turn comes."""
+        if self._refusal is not None:
+            hint = f"{self._refusal.hint}; set phases, or --tasks, to what it may work on".removeprefix("; ")
+            raise PermissionDenied(str(self._refusal), hint=hint)
 
     async def _resume(self) -> None:
         """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used."""

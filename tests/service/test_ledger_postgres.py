@@ -25,6 +25,7 @@ from coordinator.stores.postgres import PostgresLedgerStore, PostgresSettings
 from coordinator.stores.postgres_rows import open_read_only
 from coordinator.stores.postgres_tables import COLUMNS
 from coordinator.stores.reach import Kind
+from coordinator.stores.trouble import STEADY_WRITES
 from coordinator.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, StateError
 from tests.postgres_server import PostgresServer
@@ -317,6 +318,8 @@ async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_i
     assert str(refused.value) == "the ledger cannot be written"  # no word of where the database is
     await asyncio.to_thread(postgres_server.start)
     assert (await store.settle(settlement())).applied
+    for number in range(STEADY_WRITES):
+        await store.reserve(reserve_request(f"later{number}"))
     told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
     assert len(told) == 2 and "can be written again" in told[1]
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)

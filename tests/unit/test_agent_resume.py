@@ -15,9 +15,10 @@ from edge.agent.checkpoints import Checkpoints
 from edge.agent.events import Notice, Offline, Online, OutboxDelivered
 from edge.agent.state import Position, Report, StateFolder, StepUnits
 from edge.config.schema import PhaseConfig
-from edge.core.errors import CoordinatorUnavailable, NotFound, StateError, Unauthenticated
+from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
+from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
-from tests.unit.agent_world import HELP, World, local_answer, numbers
+from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 
@@ -245,6 +246,36 @@ async def test_a_refused_credential_ends_the_start_with_the_coordinators_words(t
             pass
     with StateFolder(world.folder):
         pass
+
+
+async def test_a_task_that_the_device_may_not_work_on_is_answered_here_and_refused_before_it_is_learned(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    foreign = PermissionDenied("device lamp may not work on task 'math'", hint="its token names its tasks")
+    world.client.fail_next("register", foreign)
+    world.client.fail_next("complete", foreign, times=100)
+    async with world.agent() as agent:
+        assert [notice.text for notice in world.events(Notice)] == [f"{foreign}; its questions are answered here"]
+        assert agent.answerer is not None
+        for number in range(8):
+            assert (await agent.answerer.answer([Message("user", item(number).question)])).text
+        with pytest.raises(PermissionDenied, match="may not work on task 'math'") as refused:
+            await agent.learn(max_steps=1)
+        assert refused.value.hint == "its token names its tasks; set phases, or --tasks, to what it may work on"
+
+
+async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> None:
+    phases = (PhaseConfig(source="sums", steps=2), PhaseConfig(source="sums", task="code", steps=2))
+    world = World(tmp_path / "state", phases=phases)
+    for reason in (None, "DEVICE_DISABLED"):
+        for _ in range(2):  # both together, then the first one by itself
+            world.client.fail_next("register", PermissionDenied("not this one", reason=reason))
+        if reason is None:
+            async with world.agent() as agent:
+                assert agent.status() is not None and len(world.events(Notice)) == 1
+        else:
+            with pytest.raises(PermissionDenied, match="not this one"):
+                async with world.agent():
+                    pass
 
 
 class Started:

@@ -19,7 +19,7 @@ import pytest
 from coordinator.accounts import Amount, CallState, InProgress, Reserved
 from coordinator.ledger import Ledger
 from coordinator.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
-from coordinator.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, advice
+from coordinator.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, STEADY_WRITES, advice
 from coordinator.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
 from tests.unit.ledger_requests import HOLD, NOW, ROOMY, open_request, reserve_request, settlement
@@ -218,7 +218,12 @@ async def test_a_disk_that_is_full_and_has_room_again_is_logged_once_each(
             with suppress(CoordinatorUnavailable):
                 await store.reserve(reserve_request(f"full{number}"))
     await store.settle(settlement())
-    await store.reserve(reserve_request("later"))
+    with full_disk(path):  # what was written before this was no end of the trouble
+        for number in range(20):
+            with suppress(CoordinatorUnavailable):
+                await store.reserve(reserve_request(f"again{number}"))
+    for number in range(STEADY_WRITES):
+        await store.reserve(reserve_request(f"later{number}"))
     told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
     assert len(told) == 2
     assert str(path) in told[0] and "calls are refused" in told[0]
