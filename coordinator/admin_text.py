@@ -41,7 +41,8 @@ def call_line(call: admin_pb2.CallRecord) -> str:
     where = f"step {call.step}" if call.HasField("step") else "serving"
     state = _state_word(call.state) + (f" ({call.reason})" if call.reason else "")
     cost = f"{call.charged.uusd} micro-USD" + (" (cached)" if call.cached else "")
-    return f"{call.device} {call.call_key}: {call.task}, {where}, {state}, {cost}, {_moment(call.updated_ms)}"
+    asked = f"{call.model}, " if call.model else ""
+    return f"{call.device} {call.call_key}: {call.task}, {where}, {asked}{state}, {cost}, {_moment(call.updated_ms)}"
 
 
 def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceRecord | None) -> str:

@@ -175,7 +175,7 @@ function showDevices(state) {
 function showUpstreams(state) {
   table($("upstreams"), "Upstreams", ["Name", "State", "Model", "Price in / out per million tokens", "Waiting"], state.upstreams.map((row) => [
     row.alias, element("span", { class: `badge ${row.breaker}` }, BREAKERS[row.breaker] ?? row.breaker),
-    [row.model, soft(` ${row.provider}`)],
+    row.provider && row.provider !== row.alias ? [row.model, soft(` by ${row.provider}`)] : row.model,
     row.price?.priced ? `${dollars(row.price.in_uusd_per_mtok)} / ${dollars(row.price.out_uusd_per_mtok)}` : "none, so its calls are refused",
     whole(row.waiting),
   ]), "No upstream is configured.");
