@@ -80,7 +80,8 @@ class SidePort:
             await web.TCPSite(self._runner, self._address.host, self._address.port, ssl_context=context).start()
         except OSError as error:
             await self.aclose()
-            told = f"{self._setting}: cannot listen on {self._address}: {error.strerror}"
+            reason = str(error.strerror).rpartition(": ")[2]  # asyncio says the address once more in front of it
+            told = f"{self._setting}: cannot listen on {self._address}: {reason}"
             raise ConfigError(told, hint="choose another port, or stop what uses it") from error
         self._sweeper = asyncio.create_task(self._close_idle(), name="side-port-sweeper")
         port = self._runner.addresses[0][1]
