@@ -233,6 +233,7 @@ _SCALARS = {
     "string": "text",
     "date": "a date, as 2026-01-31",
 }
+_UNREADABLE = frozenset({"type", "parsing", "parsing_size", "from_float", "from_datetime_parsing", "from_datetime_inexact"})
 _SECTIONS = frozenset({"model_type", "dict_type", "mapping_type"})
 _LISTS = frozenset({"tuple_type", "list_type"})
 
@@ -251,6 +252,10 @@ def _complaint(error: ErrorDetails, wanted: str) -> str:
             return f"must be less than {context['lt']}, not {value!r}"
         case "literal_error" | "enum":
             return f"must be {context['expected']}, not {value!r}"
+        case "string_too_short":
+            return f"must have at least {context['min_length']} characters, not {len(value)}"
+        case "string_too_long":
+            return f"must have at most {context['max_length']} characters, not {len(value)}"
         case "missing":
             return "is required"
         case "value_error":
@@ -264,8 +269,10 @@ def _expected(error: ErrorDetails, wanted: str) -> str:
         return f"a {wanted}" if wanted.startswith("list") else "a list"
     if kind in _SECTIONS:
         return wanted if wanted.endswith("by name") else "a section of keys"
-    scalar = _SCALARS.get(kind.partition("_")[0])
-    return scalar or error["msg"].removeprefix("Input should be ")
+    scalar, _, trouble = kind.partition("_")
+    if scalar in _SCALARS and trouble in _UNREADABLE:
+        return _SCALARS[scalar]
+    return error["msg"].removeprefix("Input should be ")
 
 
 def _parse_set(text: str, example: str) -> tuple[str, Any, str]:

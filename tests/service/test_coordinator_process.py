@@ -262,7 +262,7 @@ async def test_limits_set_from_outside_hold_within_seconds(tmp_path, upstream) -
         client = client_of(child)
         await client.complete(call("k1", "a"), 10.0)
         code, stdout, _ = await command("budget", "set", "device", "--calls", "1", "--state", str(child.state))
-        assert (code, stdout) == (0, "device: 1 calls (total)\n")
+        assert (code, stdout) == (0, "device: 1 call (total)\n")
         async with asyncio.timeout(20):
             while (await client.get_budget("math")).calls_limit != 1:
                 await asyncio.sleep(0.05)
