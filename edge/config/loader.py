@@ -253,9 +253,9 @@ def _complaint(error: ErrorDetails, wanted: str) -> str:
         case "literal_error" | "enum":
             return f"must be {context['expected']}, not {value!r}"
         case "string_too_short":
-            return f"must have at least {context['min_length']} characters, not {len(value)}"
+            return f"must have a length of at least {context['min_length']}, not {len(value)}"
         case "string_too_long":
-            return f"must have at most {context['max_length']} characters, not {len(value)}"
+            return f"must have a length of at most {context['max_length']}, not {len(value)}"
         case "missing":
             return "is required"
         case "value_error":

@@ -215,6 +215,7 @@ def test_a_bad_configuration_is_one_line_with_file_and_line(capsys, tmp_path, te
         ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
         ("listen=17420", "listen must be a list of texts, not 17420"),
         ("listen=[a", "expected"),
+        ("auth.audience=''", "auth.audience must have a length of at least 1, not 0"),
         ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
         ("upstreams.main.provider=bundeld", "unknown provider 'bundeld'"),
     ],
