@@ -54,6 +54,14 @@ class Amount(Struct, frozen=True, gc=False):
 
 
 NO_AMOUNT = Amount()
+_ONE_OF = {"calls": "call", "tokens": "token"}
+
+
+def amount_text(unit: str, count: int) -> str:
+    """So much of a unit (calls, tokens, uusd) in words: `1 call`, `20 tokens`, `50 micro-USD`."""
+    if unit == "uusd":
+        return f"{count} micro-USD"
+    return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
 
 
 class Limits(Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coordinator.accounts import amount_text
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.notify import ServiceManager
 from edge.core.clock import Clock, SystemClock
@@ -268,9 +269,8 @@ class Coordinator:
             log.warning("configuration read again: %s", changes)
 
     def under_way(self) -> str:
-        """How many calls run or wait."""
-        count = self._broker.in_flight
-        return f"{count} call{'' if count == 1 else 's'}"
+        """How many calls run or wait; "" for none."""
+        return amount_text("calls", self._broker.in_flight) if self._broker.in_flight else ""
 
     async def hurry(self) -> None:
         """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
@@ -493,7 +493,8 @@ async def serve(
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
         orphaned = await _told_to_stop(signals, coordinator.drain_begun, parent_pid)
-        log.warning("stopping%s: waiting for %s", ", the parent is gone" if orphaned else "", coordinator.under_way())
+        awaited = coordinator.under_way()
+        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited and f": waiting for {awaited}")
         manager.stopping()
         hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
         grace_s = coordinator.config.service.drain_grace_s

@@ -348,9 +348,9 @@ def healthcheck(
     would not help.
     """
     from coordinator.healthcheck import require_serving
+    from edge.rpc.address import shown
 
-    address = require_serving(_resolved(config, state, sets), address, timeout_s)
-    typer.echo(f"SERVING on {address}")
+    typer.echo(f"SERVING on {shown(require_serving(_resolved(config, state, sets), address, timeout_s))}")
     return 0
 
 
@@ -653,6 +653,10 @@ def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_l
         else:
             record = device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
     _print_json(as_json(record)) if json_lines else typer.echo(device_line(record))
+    if disabled and not (json_lines or record.last_seen_ms or device in config.auth.devices):
+        typer.echo(
+            f"note: no device called {device!r} is known; it is refused should one come (`edge-coordinator devices` lists them)"
+        )
     return 0
 
 
@@ -679,14 +683,16 @@ def _tell(serving: Serving, json_lines: bool) -> None:
         urls = {"metrics_url": serving.metrics_url, "console_url": serving.console_url}
         _print_json({"kind": "serving", **where, **urls, "state_dir": str(serving.state_dir), "upstreams": serving.upstreams})
     else:
+        from edge.rpc.address import shown
+
         off = "off; --{0} HOST:PORT or {0}_listen in the configuration turns it on"
         told = {
-            "administrators": " ".join(serving.admin_addresses) or "off",
+            "administrators": " ".join(map(shown, serving.admin_addresses)) or "off",
             "metrics": serving.metrics_url or off.format("metrics"),
             "console": serving.console_url or off.format("console"),
-            "state": str(serving.state_dir),
+            "state": shown(str(serving.state_dir)),
         }
-        lines = [f"SERVING on {' '.join(serving.addresses)}", *(f"  {name}: {where}" for name, where in told.items())]
+        lines = [f"SERVING on {' '.join(map(shown, serving.addresses))}", *(f"  {name}: {where}" for name, where in told.items())]
         print("\n".join(lines), flush=True)
 
 
@@ -717,8 +723,10 @@ def _window(text: str) -> str:
 
 
 def _limit_text(limits: Any, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
-    units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("micro-USD", limits.spend_limit_uusd))
-    amounts = [f"{value} {label}" for label, value in units if value is not None]
+    from coordinator.accounts import amount_text
+
+    units = (("calls", limits.calls_limit), ("tokens", limits.tokens_limit), ("uusd", limits.spend_limit_uusd))
+    amounts = [amount_text(unit, value) for unit, value in units if value is not None]
     names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
     text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
     return text + (f"; by `budget set`: {', '.join(names)}" if names else "")
@@ -774,9 +782,10 @@ def _meter(label: str, used: int, limit: int | None) -> str:
 
 
 def _task_line(row: TaskRow) -> str:
-    return (
-        f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {row.charged.calls} calls"
-    )
+    from coordinator.accounts import amount_text
+
+    calls = amount_text("calls", row.charged.calls)
+    return f"{row.device} {row.task}: λ {row.dual:.4f}, τ {row.target_rate:g}, next step {row.next_step}, {calls}"
 
 
 def _require_verified(config: CoordinatorConfig) -> None:

@@ -442,8 +442,8 @@ def _holds_password(dsn: str) -> bool:
 class TlsConfig(Section):
     """Certificates.
 
-    With `tls` every TCP listener speaks TLS. Administrators show certificates wherever `client_ca` is given, tokens
-    without it; a certificate that a device has does not count where none is asked for.
+    With `tls` every TCP listener speaks TLS, but for metrics and console on loopback, which stay plain HTTP. Administrators show
+    certificates wherever `client_ca` is given, tokens without it; a certificate that a device has does not count where none is asked for.
     """
 
     cert: str = Field(description="PEM file with the server's certificate; read again when it changes.")
@@ -616,7 +616,7 @@ class CoordinatorConfig(Section):
     storage: StorageConfig = Field(StorageConfig(), description="Where the ledger lies, and how coordinators share it.")
     tls: TlsConfig | None = Field(
         None,
-        description="Certificates of every TCP listener (null: none, so loopback and Unix sockets alone; but see service.allow_insecure).",
+        description="Certificates of the TCP listeners (null: none, so loopback and Unix sockets alone; but see service.allow_insecure).",
     )
     auth: AuthConfig = Field(AuthConfig(), description="Tokens and rights.")
     admin: AdminConfig = Field(

@@ -45,6 +45,7 @@ from coordinator.accounts import (
     Settlement,
     StepRow,
     TaskRow,
+    amount_text,
     is_fleet_price,
     is_share,
     limits_version,
@@ -411,7 +412,8 @@ class Ledger:
             kept = getattr(others, units[0])
             metadata["told"] = f"{scope} {'micro-USD' if units[0] == 'uusd' else units[0]} {used} of {most}"
             metadata["told"] += f", {kept} kept for other devices" if kept else ""
-        return BudgetExhausted(f"budget {key} has no {' and '.join(units)} left for this call", metadata=metadata)
+        needs = "; ".join(_need_text(unit, hold, row, others) for unit in units) if row else ""
+        return BudgetExhausted(f"budget {key} has no room for this call{needs and f': it needs {needs}'}", metadata=metadata)
 
     # T2 ------------------------------------------------------------------------------------------------------------------------
 
@@ -766,6 +768,12 @@ class Ledger:
 def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
     return task if price is None else replace(task, dual=price.dual, version=task.version + price.updates)
+
+
+def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
+    """`481 micro-USD, 50 are left`"""
+    left = max(0, (getattr(row.limits, unit) or 0) - getattr(row.used, unit) - getattr(others, unit))
+    return f"{amount_text(unit, getattr(hold, unit))}, {'none is' if left == 0 else '1 is' if left == 1 else f'{left} are'} left"
 
 
 def device_disabled(device: str) -> PermissionDenied:

@@ -91,12 +91,18 @@ class Observation:
         from coordinator.sideport import SidePort
 
         routes: dict[str, list[Route]] = {}
-        if self._config.metrics_listen:
-            routes.setdefault(self._config.metrics_listen, []).append(self._metrics_route(observed))
-        if self._config.console_listen:
-            routes.setdefault(self._config.console_listen, []).extend(self._console_routes(observed))
+        settings: dict[str, list[str]] = {}
+        if listen := self._config.metrics_listen:
+            settings.setdefault(listen, []).append("metrics_listen")
+            routes.setdefault(listen, []).append(self._metrics_route(observed))
+        if listen := self._config.console_listen:
+            settings.setdefault(listen, []).append("console_listen")
+            routes.setdefault(listen, []).extend(self._console_routes(observed))
         authenticator = security.authenticator()
-        return {listen: SidePort(listen, each, authenticator, self._config.tls) for listen, each in routes.items()}
+        return {
+            listen: SidePort(listen, each, authenticator, self._config.tls, setting=" and ".join(settings[listen]))
+            for listen, each in routes.items()
+        }
 
     def _metrics_route(self, observed: Observed) -> Route:
         from aiohttp import web

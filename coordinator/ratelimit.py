@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.accounts import amount_text
 from coordinator.config import RateConfig, RatesConfig
 from edge.core.clock import Clock
 from edge.core.errors import RateLimited
@@ -71,7 +72,7 @@ class RateLimiter:
         if slowest is not None and slowest.wait_ns > 0:
             who = "the fleet" if slowest is buckets[0] else "this device"
             raise RateLimited(
-                f"{who} may start {slowest.calls_per_min} calls a minute",
+                f"{who} may start {amount_text('calls', slowest.calls_per_min)} a minute, and {slowest.burst} at once",
                 hint="wait as long as told, or answer locally",
                 retry_after_s=slowest.wait_ns / 10**9,
             )

@@ -47,7 +47,7 @@ class Route:
 
 
 class SidePort:
-    """One HTTP listener with its routes."""
+    """One HTTP listener with its routes; `setting` is what says where it listens."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class SidePort:
         authenticator: Authenticator,
         tls: TlsConfig | None,
         idle_s: float = IDLE_S,
+        setting: str = "metrics_listen",
     ) -> None:
+        self._setting = setting
         self._idle_s = idle_s
         self._quiet: set[object] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -78,7 +80,9 @@ class SidePort:
             await web.TCPSite(self._runner, self._address.host, self._address.port, ssl_context=context).start()
         except OSError as error:
             await self.aclose()
-            raise ConfigError(f"cannot listen on {self._address}: {error.strerror}", hint="choose another port") from error
+            reason = str(error.strerror).rpartition(": ")[2]  # asyncio says the address once more in front of it
+            told = f"{self._setting}: cannot listen on {self._address}: {reason}"
+            raise ConfigError(told, hint="choose another port, or stop what uses it") from error
         self._sweeper = asyncio.create_task(self._close_idle(), name="side-port-sweeper")
         port = self._runner.addresses[0][1]
         return f"{'https' if self._tls else 'http'}://{Address(host=self._address.host, port=port)}"

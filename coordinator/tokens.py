@@ -37,6 +37,7 @@ ROLES = ("device", "admin", "console", "metrics")
 AUTH_FOLDER = "auth"
 PRIVATE_BYTES = 32
 SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
+ISSUE_ANEW = "issue a new one at this coordinator: edge-coordinator token issue DEVICE"
 T = TypeVar("T")
 _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun", "jti")
 
@@ -322,7 +323,7 @@ def _readable(read: Callable[[], T]) -> T:
 
 
 def _unknown_key() -> Unauthenticated:
-    return _refusal("the token is signed with an unknown key", "UNKNOWN_KEY")
+    return _refusal("the token is signed with an unknown key", "UNKNOWN_KEY", hint=ISSUE_ANEW)
 
 
 def _verified(token: str, key: SigningKey, audience: str) -> Claims:
@@ -402,5 +403,5 @@ def _public(key: SigningKey) -> Ed25519PublicKey:
     return _private(key).public_key()
 
 
-def _refusal(message: str, cause: str) -> Unauthenticated:
-    return Unauthenticated(message, metadata={"cause": cause})
+def _refusal(message: str, cause: str, hint: str = "") -> Unauthenticated:
+    return Unauthenticated(message, hint=hint, metadata={"cause": cause})

@@ -49,15 +49,18 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key: the environment variable that holds it, and the header it goes into, before it `prefix`."""
+    """An API key: the environment variable that holds it, or `file:/PATH`, and the header it goes into, before it `prefix`."""
 
     env: str
     header: str = "Authorization"
     prefix: str = "Bearer "
 
     def headers(self, name: str, environ: Mapping[str, str]) -> dict[str, str]:
-        """The header. Raises ConfigError when the variable is not set or holds what cannot be sent."""
-        key = environ.get(self.env, "").strip()
+        """The header. Raises ConfigError when the variable is not set, the file cannot be used, or the key cannot be sent."""
+        try:
+            key = environ.get(self.env, "").strip()
+        except ConfigError as error:
+            raise ConfigError(f"upstream {name}: {error}", hint=error.hint) from error
         if not key:
             raise ConfigError(f"upstream {name}: environment variable {self.env} is not set", hint="set it to the API key")
         if not (key.isascii() and key.isprintable()):
@@ -164,7 +167,7 @@ class HttpUpstream:
         """4xx (and a redirect, which is never followed) was not executed; 5xx perhaps."""
         status = response.status
         refused = 300 <= status < 500 and status not in _PERHAPS_EXECUTED_4XX
-        hint = f"check the key in ${self._key.env}" if status in (401, 403) and self._key else _STATUS_HINTS.get(status, "")
+        hint = _key_hint(self._key) if status in (401, 403) else _STATUS_HINTS.get(status, "")
         if status >= 500:
             hint = "the upstream failed; its own log says why"
         return ProviderError(
@@ -232,6 +235,13 @@ class Reply:
             self._response.close()
 
 
+def _key_hint(key: ApiKey | None) -> str:
+    """What to look at when an upstream lets nobody in."""
+    if key is None:
+        return "no API key is sent; set api_key or api_key_env"
+    return f"check the API key in {key.env if key.env.startswith('file:') else f'${key.env}'}"
+
+
 def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
     """`base_url` with `path` at its end. Raises ConfigError for a base URL that is malformed, carries secrets, or is plain http beyond
     loopback.
@@ -246,7 +256,7 @@ def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("base_url must carry no user, password, query or fragment", hint="put the key into api_key_env")
     if parts.scheme == "http" and not allow_plaintext and not _is_loopback(host):
-        raise ConfigError(f"base_url sends prompts to {host} unencrypted", hint="use https, or allow plaintext explicitly")
+        raise ConfigError(f"base_url sends prompts to {host} unencrypted", hint="use https, or set allow_plaintext: true")
     return _with_path(parts, parts.path.rstrip("/").removesuffix(path) + path)
 
 

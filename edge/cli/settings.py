@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.core.errors import ConfigError, UsageError
-
 if TYPE_CHECKING:
     from edge.config.loader import Flag, Resolved
     from edge.config.schema import AgentConfig
@@ -33,18 +31,13 @@ class Settings:
     device_profile: Path | None = None
 
     def resolve(self) -> Resolved[AgentConfig]:
-        """The configuration. Raises ConfigError for a bad file, UsageError for a bad option; both are one line."""
+        """The configuration. Raises ConfigError for a bad file, OptionError for a bad option; both are one line."""
         from edge.config.agent import resolve_agent_config
         from edge.config.loader import Flag
 
         profile = [] if self.device_profile is None else [Flag("device_profile", str(self.device_profile), "--device-profile")]
-        try:
-            phases = 0 if self.tasks else len(resolve_agent_config(self.file, self.sets or (), profile).config.phases)
-            return resolve_agent_config(self.file, self.sets or (), list(self._flags(phases)))
-        except ConfigError as error:
-            if str(error).startswith("--"):
-                raise UsageError(str(error), hint=error.hint) from error
-            raise
+        phases = 0 if self.tasks else len(resolve_agent_config(self.file, self.sets or (), profile).config.phases)
+        return resolve_agent_config(self.file, self.sets or (), list(self._flags(phases)))
 
     def config(self) -> AgentConfig:
         """The configuration without its origins."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge.config.loader import Flag, Resolved, resolve
+from edge.config.loader import Flag, Resolved, refusal, resolve
 from edge.config.schema import AgentConfig
-from edge.core.errors import ConfigError
 
 KEYS_COMMAND = "edge-agent config keys"
 
@@ -15,7 +14,7 @@ KEYS_COMMAND = "edge-agent config keys"
 def resolve_agent_config(file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()) -> Resolved[AgentConfig]:
     """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer.
 
-    Raises ConfigError with one line.
+    Raises ConfigError with one line; OptionError for what an option says.
     """
     files = [file] if file is not None else []
     resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags, keys_command=KEYS_COMMAND)
@@ -23,5 +22,5 @@ def resolve_agent_config(file: Path | None = None, sets: Sequence[str] = (), fla
         return resolved
     profile = Path(resolved.config.device_profile)
     if not profile.is_file():
-        raise ConfigError(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
+        raise refusal(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
     return resolve(AgentConfig, files=[profile, *files], sets=sets, flags=flags, keys_command=KEYS_COMMAND)

@@ -17,8 +17,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from edge.config.reference import type_at
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
-from edge.core.errors import ConfigError
+from edge.core.errors import ConfigError, UsageError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 DEFAULT_ORIGIN = "default"
@@ -38,6 +39,17 @@ class UnknownKey(ConfigError):
     def __init__(self, message: str, section: str) -> None:
         super().__init__(message)
         self.section = section
+
+
+class OptionError(UsageError, ConfigError):
+    """A value that cannot be used and was given on the command line: wrong usage. The message starts with the option, as in
+    `--set KEY`."""
+
+
+def refusal(message: str, hint: str = "") -> ConfigError:
+    """What to raise for a message that starts with the place of the value at fault: an OptionError where that is an option."""
+    kind = OptionError if message.startswith("--") else ConfigError
+    return kind(message, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +74,16 @@ class Resolved(Generic[ConfigT]):
         return [(dotted(path), value, self._origin(path)) for path, value in leaves(data)]
 
     def placed(self, error: ConfigError) -> ConfigError:
-        """The error with the place of the value in front, where its text begins with the dotted key of one that a layer has set."""
+        """The error with the place of the value in front, where its text begins with the dotted key of one that a layer has set.
+
+        It is an OptionError for an option; not where the system refused, for which a port that is taken is no wrong usage.
+        """
         path = tuple(str(error).partition(" ")[0].rstrip(":").split("."))
         origin = self._origin(path)
-        return error if origin == DEFAULT_ORIGIN else ConfigError(f"{origin}: {error}", hint=error.hint)
+        if origin == DEFAULT_ORIGIN:
+            return error
+        text = f"{origin}: {error}"
+        return ConfigError(text, hint=error.hint) if isinstance(error.__cause__, OSError) else refusal(text, error.hint)
 
     def to_yaml(self) -> str:
         """The resolved configuration as a YAML file that gives the same configuration again."""
@@ -90,16 +108,19 @@ def resolve(
     """Merge the layers and validate. `files` from the weakest (device profile) to the strongest; `sets` are `key=value` texts, and
     `example` is one that the schema knows. `keys_command` lists the keys of a section named after it, if there is such a command.
 
-    Raises ConfigError with one line that starts with the place of the offending value.
+    Raises ConfigError with one line that starts with the place of the offending value; OptionError where that is an option.
     """
     try:
         return _resolved(schema, files, sets, flags, example)
-    except UnknownKey as error:
-        if not keys_command:
-            raise
-        command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
-        joint = " " if str(error).endswith("?") else "; "
-        raise ConfigError(f"{error}{joint}`{command}` describes what there is") from error
+    except ConfigError as error:
+        told = _with_command(error, keys_command) if isinstance(error, UnknownKey) and keys_command else str(error)
+        raise refusal(told, error.hint) from error
+
+
+def _with_command(error: UnknownKey, keys_command: str) -> str:
+    command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
+    joint = " " if str(error).endswith("?") else "; "
+    return f"{error}{joint}`{command}` describes what there is"
 
 
 def _resolved(
@@ -194,7 +215,8 @@ class _Merged(Generic[ConfigT]):
         path = tuple(part for part in error["loc"] if not (isinstance(part, str) and "[" in part))
         cause = error.get("ctx", {}).get("error")
         place = self._nearest_origin((*path, *cause.path) if isinstance(cause, ValueAt) else path)
-        text = f"{dotted(path)} {_complaint(error)}" if path else _complaint(error)
+        complaint = _complaint(error, type_at(self._schema, dotted(path)))
+        text = f"{dotted(path)} {complaint}" if path else complaint
         return f"{place}: {text}" if place else text
 
     def _nearest_origin(self, path: KeyPath) -> str:
@@ -204,8 +226,20 @@ class _Merged(Generic[ConfigT]):
         return next((origin for known, origin in self._origins.items() if known[: len(path)] == path), "")
 
 
-def _complaint(error: ErrorDetails) -> str:
-    """What is wrong with a value, to stand after its key."""
+_SCALARS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "date": "a date, as 2026-01-31",
+}
+_UNREADABLE = frozenset({"type", "parsing", "parsing_size", "from_float", "from_datetime_parsing", "from_datetime_inexact"})
+_SECTIONS = frozenset({"model_type", "dict_type", "mapping_type"})
+_LISTS = frozenset({"tuple_type", "list_type"})
+
+
+def _complaint(error: ErrorDetails, wanted: str) -> str:
+    """What is wrong with a value, to stand after its key; `wanted` is its type in the reference's words."""
     value, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "greater_than_equal":
@@ -218,12 +252,27 @@ def _complaint(error: ErrorDetails) -> str:
             return f"must be less than {context['lt']}, not {value!r}"
         case "literal_error" | "enum":
             return f"must be {context['expected']}, not {value!r}"
+        case "string_too_short":
+            return f"must have a length of at least {context['min_length']}, not {len(value)}"
+        case "string_too_long":
+            return f"must have a length of at most {context['max_length']}, not {len(value)}"
         case "missing":
             return "is required"
         case "value_error":
             return str(context["error"])
-    expected = error["msg"].removeprefix("Input should be ")
-    return f"must be {expected}, not {value!r}"
+    return f"must be {_expected(error, wanted)}, not {value!r}"
+
+
+def _expected(error: ErrorDetails, wanted: str) -> str:
+    kind = error["type"]
+    if kind in _LISTS:
+        return f"a {wanted}" if wanted.startswith("list") else "a list"
+    if kind in _SECTIONS:
+        return wanted if wanted.endswith("by name") else "a section of keys"
+    scalar, _, trouble = kind.partition("_")
+    if scalar in _SCALARS and trouble in _UNREADABLE:
+        return _SCALARS[scalar]
+    return error["msg"].removeprefix("Input should be ")
 
 
 def _parse_set(text: str, example: str) -> tuple[str, Any, str]:

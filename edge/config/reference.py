@@ -102,6 +102,14 @@ def keys_under(keys: Sequence[Key], prefix: str) -> tuple[Key, ...]:
     return found
 
 
+def type_at(schema: type[BaseModel], path: str) -> str:
+    """What type the key at a path has, as `text_of` tells it ("list of texts"); "" where there is no such key."""
+    wanted = _parts(path)
+    return next(
+        (key.type for key in keys_of(schema) if len(_parts(key.path)) == len(wanted) and _agree(_parts(key.path), wanted)), ""
+    )
+
+
 def text_of(keys: Sequence[Key]) -> str:
     """The keys for people, at most WIDTH columns wide; what is said about several sections alike is said at the first."""
     told: set[str] = set()

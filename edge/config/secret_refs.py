@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 HOW = "write env:NAME or file:/PATH, and keep the secret itself out of the configuration"
+_BARE = "is no name of an environment variable; write the bare name, without env: or $, or give api_key as env:NAME"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -34,9 +35,10 @@ def require_one_reference(api_key: str | None, api_key_env: str | None) -> None:
     """Raises ValueError when both are given, or when the one that is has not the form of a reference."""
     if api_key is not None and api_key_env is not None:
         raise ValueError("takes api_key or api_key_env, not both")
-    for name, text in (("api_key", api_key), ("api_key_env", api_key_env and f"env:{api_key_env}")):
-        try:
-            if text is not None:
-                parse_secret_ref(text)
-        except ValueError as error:
-            raise ValueError(f"{name} {error}") from None
+    if api_key_env is not None and not _ENV_NAME.fullmatch(api_key_env):
+        raise ValueError(f"api_key_env {_BARE}")
+    try:
+        if api_key is not None:
+            parse_secret_ref(api_key)
+    except ValueError as error:
+        raise ValueError(f"api_key {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os.path
 from dataclasses import dataclass
 
 from edge.core.errors import UsageError
@@ -28,6 +29,14 @@ class Address:
         if self.path:
             return UNIX_PREFIX + self.path
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def shown(text: str) -> str:
+    """An address or a path as a person reads it, without `..` and doubled slashes where it leads to the same place without them."""
+    prefix = UNIX_PREFIX if text.startswith(UNIX_PREFIX) else ""
+    path = text.removeprefix(prefix)
+    short = os.path.normpath(path)
+    return prefix + short if "/" in path and os.path.realpath(short) == os.path.realpath(path) else text
 
 
 def parse_address(text: str) -> Address:

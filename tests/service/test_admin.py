@@ -336,7 +336,7 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
 
-        assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 calls (total)\n", "")
+        assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await client.complete(call("k2", "another"), 5.0)
         online = json.loads((await run("budget", "show", "--json"))[1])

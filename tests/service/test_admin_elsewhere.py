@@ -65,7 +65,7 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
             "k1",
             "default",
         )
-        assert await run("budget", "set", "device", "--calls", "1", *there) == (0, "device: 1 calls (total)\n", "")
+        assert await run("budget", "set", "device", "--calls", "1", *there) == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await lamp.complete(call("k2", "another"), 5.0)
         budgets = json.loads((await run("budget", "show", "--json", *there))[1])["budgets"]

@@ -121,7 +121,7 @@ def test_the_check_notes_variables_that_are_not_set(capsys, tmp_path, monkeypatc
 
 def test_a_set_without_a_value_shows_one_of_the_coordinators_own(capsys) -> None:
     code, _, err = outcome(capsys, "config", "check", "--set", "nonsense")
-    assert code == 1 and err.endswith("expected key=value, e.g. budgets.device.calls_limit=100\n")
+    assert code == 2 and err.endswith("expected key=value, e.g. budgets.device.calls_limit=100\n")
 
 
 def test_an_authority_where_no_folder_can_be_made_is_one_line(capsys, tmp_path) -> None:
@@ -182,7 +182,15 @@ def test_every_command_has_help(capsys, arguments) -> None:
         ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must be at most 1"),
         ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),
         ("upstreams:\n  default:\n    provider: bundeld\n", "unknown provider 'bundeld'"),
-        ("upstreams:\n  d:\n    provider: openai_compatible\n    base_url: http://example.org/v1\n", "unencrypted"),
+        (
+            "upstreams:\n  d:\n    provider: openai_compatible\n    base_url: http://example.org/v1\n",
+            "or set allow_plaintext: true",
+        ),
+        ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "upstreams.d api_key_env is no name of an environment variable"),
+        ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "the bare name, without env: or $, or give api_key as env:NAME"),
+        ("upstreams: 3\n", ":1: upstreams must be sections by name, not 3"),
+        ("listen: 17420\n", ":1: listen must be a list of texts, not 17420"),
+        ("budgets: {device: {calls_limit: many}}\n", ":1: budgets.device.calls_limit must be a whole number, not 'many'"),
         ("service: 3\n", ":1: service must be"),
         ("storage: {backend: postgres}\n", "needs either dsn or dsn_env"),
         ("storage: {backend: postgres, dsn: 'postgresql://e:secret@h/d'}\n", "dsn_env"),
@@ -197,6 +205,25 @@ def test_a_bad_configuration_is_one_line_with_file_and_line(capsys, tmp_path, te
     file.write_text(text)
     code, out, err = outcome(capsys, "config", "check", "--config", file)
     assert (code, out) == (1, "") and err.count("\n") == 1 and told in err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("budgets.devise.calls_limit=3", "unknown key budgets.devise; did you mean device?"),
+        ("budgets.device.calls_limit", "expected key=value"),
+        ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
+        ("listen=17420", "listen must be a list of texts, not 17420"),
+        ("listen=[a", "expected"),
+        ("auth.audience=''", "auth.audience must have a length of at least 1, not 0"),
+        ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
+        ("upstreams.main.provider=bundeld", "unknown provider 'bundeld'"),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_wrong_usage(capsys, given, told) -> None:
+    code, out, err = outcome(capsys, "config", "check", "--set", given)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"error: --set {given.partition('=')[0]}") and told in err
 
 
 def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path) -> None:

@@ -262,7 +262,7 @@ async def test_limits_set_from_outside_hold_within_seconds(tmp_path, upstream) -
         client = client_of(child)
         await client.complete(call("k1", "a"), 10.0)
         code, stdout, _ = await command("budget", "set", "device", "--calls", "1", "--state", str(child.state))
-        assert (code, stdout) == (0, "device: 1 calls (total)\n")
+        assert (code, stdout) == (0, "device: 1 call (total)\n")
         async with asyncio.timeout(20):
             while (await client.get_budget("math")).calls_limit != 1:
                 await asyncio.sleep(0.05)
@@ -334,6 +334,7 @@ async def test_serving_is_told_as_json_when_asked(tmp_path, upstream) -> None:
     child = CoordinatorProcess(tmp_path, settings_for(upstream), "--json", "--listen", "127.0.0.1:0")
     told = json.loads(await child.start())
     await child.stop()
+    assert [line.partition("bootstrap: ")[2] for line in child.log.splitlines()] == ["stopping", "stopped"]
     assert told["kind"] == "serving" and told["upstreams"] == ["default"] and told["addresses"][1].startswith("127.0.0.1:")
     assert not told["addresses"][1].endswith(":0")
 

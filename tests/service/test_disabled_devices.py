@@ -110,7 +110,10 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
 
     code, told, err = await run("devices", "disable", "lamp", "--json")
     assert (code, err) == (0, "") and json.loads(told)["disabled"] is True
-    assert "lamp: agent unknown, no task, never seen, disabled" in (await run("devices", "disable", "lamp"))[1]
+    told = (await run("devices", "disable", "lamp"))[1]
+    assert "lamp: agent unknown, no task, never seen, disabled" in told and "note: no device called 'lamp' is known" in told
+    listed = (await run("devices", "disable", "lamp", "--set", "auth.devices.lamp.tasks=[math]"))[1]
+    assert listed == "lamp: agent unknown, no task, never seen, disabled\n"
     code, told, err = await run("devices", "enable", "ghost")
     assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
     async with (
@@ -125,6 +128,8 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
         assert code == 0 and "disabled" not in told, err
         await lamp.register("1.0", ["math"])
         assert "never seen" not in (await run("devices"))[1]
+        assert "note:" not in (await run("devices", "disable", "lamp"))[1]
+        assert (await run("devices", "enable", "lamp"))[0] == 0
         code, told, err = await run("devices", "enable", "ghost")
         assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
         assert "ghost" not in (await run("devices"))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from aiohttp import web
@@ -251,9 +252,11 @@ async def test_a_port_that_is_taken_is_one_line(tmp_path) -> None:
     (tmp_path / "other").mkdir()
     async with running_coordinator(tmp_path, ProgrammedProvider(), **SIDES) as it:
         address = it.serving.metrics_url.split("/")[2]
-        with pytest.raises(ConfigError, match="cannot listen"):
-            async with running_coordinator(tmp_path / "other", ProgrammedProvider(), metrics_listen=address):
-                pass
+        for settings in (["metrics_listen"], ["console_listen"], ["metrics_listen", "console_listen"]):
+            told = f"{' and '.join(settings)}: cannot listen on {address}: address already in use"
+            with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+                async with running_coordinator(tmp_path / "other", ProgrammedProvider(), **dict.fromkeys(settings, address)):
+                    pass
 
 
 async def test_an_upstream_that_keeps_failing_is_shown_as_left_alone(tmp_path) -> None:

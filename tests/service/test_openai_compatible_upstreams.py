@@ -20,6 +20,7 @@ from coordinator.providers.openai_compatible import (
     chat_completions_url,
 )
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
+from coordinator.secrets import Secrets
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 from tests.service.upstream_server import (
@@ -152,6 +153,23 @@ async def test_an_upstream_is_told_by_a_closed_connection_that_the_deadline_is_o
 async def test_a_refusal_by_the_upstream_was_not_executed_and_is_not_repeated(status: int) -> None:
     error, requests = await failure(answers({"error": SECRET_PROMPT}, status), provider_request())
     assert (error.kind, error.executed, requests) == (f"http_{status}", False, 1)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_upstream_that_lets_nobody_in_is_told_with_where_its_key_lies(status: int) -> None:
+    hints = {
+        "KEY": "check the API key in $KEY",
+        "file:/k": "check the API key in file:/k",
+        None: "no API key is sent; set api_key",
+    }
+    async with running_upstream(answers(b"", status)) as upstream:
+        for name, hint in hints.items():
+            endpoint = OpenAIEndpoint(upstream.base_url, api_key_env=name)
+            provider = OpenAICompatibleProvider(endpoint, environ={"KEY": "k", "file:/k": "k"})
+            with pytest.raises(ProviderError) as refused:
+                await provider.complete(provider_request())
+            await provider.aclose()
+            assert refused.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 408])
@@ -427,6 +445,12 @@ async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(env
     with pytest.raises(ConfigError, match=message) as refused:
         await provider.start()
     assert "a\nb" not in str(refused.value)
+
+
+async def test_a_key_file_that_is_missing_is_told_with_the_upstreams_name(tmp_path) -> None:
+    endpoint = OpenAIEndpoint("https://h/v1", api_key_env=f"file:{tmp_path}/none")
+    with pytest.raises(ConfigError, match=r"^upstream main: the secret file:.*/none cannot be read"):
+        await OpenAICompatibleProvider(endpoint, name="main", environ=Secrets()).start()
 
 
 @pytest.mark.parametrize("content", ["", "short", "ünïcödé " * 50, "a\x00b"])

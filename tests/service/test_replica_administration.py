@@ -88,7 +88,7 @@ async def test_limits_set_at_one_replica_hold_at_the_other_and_reach_who_watches
     for client in (first, second):
         with pytest.raises(BudgetExhausted):
             await client.complete(call("k2", "two"), 10.0)
-    assert "limit of fleet: 1 calls (total); by `budget set`: calls" in await at(replicas.second, "budget", "show")
+    assert "limit of fleet: 1 call (total); by `budget set`: calls" in await at(replicas.second, "budget", "show")
     replicas.second.process.send_signal(signal.SIGHUP)
     await replicas.first.kill_9()
     await replicas.first.start()

@@ -209,8 +209,9 @@ async def test_keys_rotate_without_a_gap_and_at_once_when_one_got_out(fleet) -> 
         await ask(fleet, address, new)
         fleet.tokens.rotate(at_once=True)
         for token in (old, new):
-            with pytest.raises(Unauthenticated, match="unknown key"):
+            with pytest.raises(Unauthenticated, match="unknown key") as refused:
                 await ask(fleet, address, token)
+            assert "edge-coordinator token issue" in refused.value.hint
 
 
 def test_an_old_key_verifies_until_its_tokens_are_over_and_not_longer(tmp_path) -> None:

@@ -36,6 +36,10 @@ def test_options_win_over_set_and_file(tmp_path: Path) -> None:
 def test_a_bad_option_is_wrong_usage_and_a_bad_file_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mode"):
         Settings(mode="sideways").config()
+    with pytest.raises(UsageError, match=r"--set learning\.groupsize: unknown key"):
+        Settings(sets=["learning.groupsize=3"]).config()
+    with pytest.raises(UsageError, match="--device-profile: device profile"):
+        Settings(device_profile=tmp_path / "none.yaml").config()
     file = tmp_path / "agent.yaml"
     file.write_text("mode: sideways\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"agent\.yaml:1"):

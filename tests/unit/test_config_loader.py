@@ -75,10 +75,17 @@ def test_numbers_that_no_machine_can_serve_are_refused(tmp_path: Path, section: 
 
 def test_values_of_the_wrong_type_are_refused_with_line_key_and_value(tmp_path: Path) -> None:
     message = problem(tmp_path, "learning:\n\n  group_size: many\n")
-    assert message.startswith("agent.yaml:3: learning.group_size must be a valid integer")
+    assert message == "agent.yaml:3: learning.group_size must be a whole number, not 'many'"
+    assert (
+        problem(tmp_path, "learning: {learning_rate: slow}\n")
+        == "agent.yaml:1: learning.learning_rate must be a number, not 'slow'"
+    )
+    assert problem(tmp_path, "programs: {unsafe: 7}\n") == "agent.yaml:1: programs.unsafe must be true or false, not 7"
+    assert problem(tmp_path, "model: {path: 7}\n") == "agent.yaml:1: model.path must be text, not 7"
+    assert problem(tmp_path, "phases: 7\n") == "agent.yaml:1: phases must be a list of sections, not 7"
     assert problem(tmp_path, "learning:\n  group_size: 1\n") == "agent.yaml:2: learning.group_size must be at least 2, not 1"
     assert problem(tmp_path, "mode: never\n").startswith("agent.yaml:1: mode must be 'auto', 'prefer-local'")
-    assert "agent.yaml:1: learning must be" in problem(tmp_path, "learning: 3\n")
+    assert problem(tmp_path, "learning: 3\n") == "agent.yaml:1: learning must be a section of keys, not 3"
 
 
 def test_broken_yaml_duplicate_keys_and_wrong_shapes_are_refused_with_their_line(tmp_path: Path) -> None:

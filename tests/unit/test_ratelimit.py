@@ -68,7 +68,7 @@ def test_a_call_refused_for_the_fleet_costs_the_device_nothing() -> None:
         limiter.take("d1")
     clock.advance(1.0)
     assert started(limiter, "d1") == 1
-    with pytest.raises(RateLimited, match="this device"):
+    with pytest.raises(RateLimited, match="this device may start 6 calls a minute, and 2 at once"):
         limiter.take("d1")
 
 
