@@ -176,7 +176,11 @@ class Broker:
         """What a device is told of these budgets."""
         terms = self._controller.terms_of(task)
         if view.task is None:
-            terms = terms.model_copy(update={"dual_init": await self._controller.first_dual(device, task)})
+            first = {
+                "dual_init": await self._controller.first_dual(device, task),
+                "target_rate": terms.rate_at(0, self._clock.now()),
+            }
+            terms = terms.model_copy(update=first)
         return snapshot(view.task, terms, view.budgets, limits)
 
     async def drain(self, grace_s: float) -> None:
@@ -296,7 +300,7 @@ class Broker:
             cache_key=_answer_key(job.device, upstream.model, call, terms) if self._terms.answer_cache else "",
             cache_since=0.0 if terms.answer_cache_ttl_s is None else now - terms.answer_cache_ttl_s,
             initial_dual=terms.dual_init,
-            target_rate=terms.target_rate,
+            target_rate=terms.rate_at(0, now),
             price=self._controller.price_key_of(job.device, call.task),
             limits_version=self._book.version,
         )

@@ -88,9 +88,10 @@ def pki_device(
     config: Config = None,
     state: State = None,
     force: Force = False,
+    json_lines: Json = False,
 ) -> int:
     """Make a certificate for a device: 7 days unless --days says otherwise."""
-    return _client("device", name, folder, days, epoch, config, state, force)
+    return _client("device", name, folder, days, epoch, config, state, force, json_lines)
 
 
 @pki_app.command("admin")
@@ -102,9 +103,10 @@ def pki_admin(
     config: Config = None,
     state: State = None,
     force: Force = False,
+    json_lines: Json = False,
 ) -> int:
     """Make a certificate for a person who administers: 1 day unless --days says otherwise."""
-    return _client("admin", name, folder, days, epoch, config, state, force)
+    return _client("admin", name, folder, days, epoch, config, state, force, json_lines)
 
 
 @token_app.command("issue")
@@ -170,6 +172,7 @@ def token_revoke(
     config: Config = None,
     state: State = None,
     sets: Sets = None,
+    json_lines: Json = False,
 ) -> int:
     """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
     later is valid."""
@@ -181,11 +184,17 @@ def token_revoke(
     else:
         row = _tokens(config, state)[0].revoke(role, name)
         epoch, known = row.epoch, row.issued_at is not None
-    typer.echo(f"{role} {name}: everything issued before now is refused; its epoch is {epoch}")
+    anew = _certificate_anew(role, name, epoch)
+    if json_lines:
+        print(json.dumps({"role": role, "name": name, "epoch": epoch, "known": known, "certificate_anew": anew}), flush=True)
+    else:
+        typer.echo(f"{role} {name}: everything issued before now is refused; its epoch is {epoch}")
     if not known:
         typer.echo(
             f"note: no token was issued to a {role} {name} before: is that the name? Its certificates are refused", err=True
         )
+    if anew is not None and not json_lines:
+        typer.echo(f"a certificate that is valid again: {anew}")
     return 0
 
 
@@ -208,17 +217,45 @@ def token_list(config: Config = None, state: State = None, json_lines: Json = Fa
 
 
 def _client(
-    role: str, name: str, folder: Path, days: int, epoch: int | None, config: Path | None, state: Path | None, force: bool
+    role: str,
+    name: str,
+    folder: Path,
+    days: int,
+    epoch: int | None,
+    config: Path | None,
+    state: Path | None,
+    force: bool,
+    json_lines: bool,
 ) -> int:
     from coordinator.pki import Authority, Holder
     from edge.core.clock import SystemClock
 
     _checked_name(name)
-    if epoch is None:
-        _, store = _tokens(config, state)
-        epoch = store.epoch_of(role, name)
-    _tell(Authority(folder).issue_client(Holder(role, name, epoch), SystemClock().now(), days=days, force=force))
+    held, not_in = (epoch, None) if epoch is not None else _present_epoch(role, name, config, state)
+    written = Authority(folder).issue_client(Holder(role, name, held), SystemClock().now(), days=days, force=force)
+    if json_lines:
+        files = {"certificate": str(written.certificate), "key": str(written.key)}
+        told = {**files, "role": role, "name": name, "epoch": held, "epoch_is_a_guess": not_in is not None}
+        print(json.dumps(told), flush=True)
+    else:
+        typer.echo(f"wrote {written.certificate} and {written.key} for epoch {held}")
+    if not_in is not None:
+        where = "give --epoch, --state or --config of the coordinator"
+        typer.echo(f"note: epoch {held} is a guess: no revocations found in {not_in}; {where}", err=True)
     return 0
+
+
+def _present_epoch(role: str, name: str, config: Path | None, state: Path | None) -> tuple[int, Path | None]:
+    """A holder's epoch; and where it is a guess, the folder that is not there and would tell."""
+    _, store = _tokens(config, state)
+    return store.epoch_of(role, name), None if store.folder.is_dir() else store.folder
+
+
+def _certificate_anew(role: str, name: str, epoch: int) -> str | None:
+    """The command that makes a certificate of this epoch; None for a role that shows none."""
+    from coordinator.pki import HOLDERS
+
+    return f"edge-coordinator pki {role} {name} --epoch {epoch} --dir DIR --force" if role in HOLDERS else None
 
 
 def _require_device_role(role: str, done: str) -> None:

@@ -274,6 +274,14 @@ class TaskConfig(Section):
         """τ of the schedule for a step opened at `now`; None before its first point and without one."""
         return next((point.target_rate for point in reversed(self.target_rate_schedule) if point.holds(step, now)), None)
 
+    def rate_at(self, step: int, now: float, wished: float | None = None) -> float:
+        """τ for a step opened at `now` (seconds since the epoch): that of the schedule, else what the device wishes where it is asked,
+        else `target_rate`. Step 0 is also what holds before the first step; a wish is not checked."""
+        scheduled = self.scheduled_rate(step, now)
+        if scheduled is not None:
+            return scheduled
+        return self.target_rate if wished is None or not self.target_rate_from_device else wished
+
 
 class LimitConfig(Section):
     """Hard limits of one scope in each window.

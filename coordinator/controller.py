@@ -63,8 +63,7 @@ class StepController:
         terms = self.terms_of(task)
         row = await self._store.get_task(device, task)
         if row is None:
-            rate = terms.scheduled_rate(0, self._clock.now())
-            return TaskTerms(task, terms.target_rate if rate is None else rate, await self.first_dual(device, task), 0)
+            return TaskTerms(task, terms.rate_at(0, self._clock.now()), await self.first_dual(device, task), 0)
         return TaskTerms(task, row.target_rate, row.dual, row.next_step)
 
     async def open_step(
@@ -72,14 +71,13 @@ class StepController:
     ) -> StepOpened:
         """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
         terms, now = self.terms_of(task), self._clock.now()
-        scheduled = terms.scheduled_rate(step, now)
         request = OpenStepRequest(
             device=device,
             task=task,
             step=_checked_step(step),
             planned_prompts=_positive("planned_prompts", planned_prompts),
             group_size=_positive("group_size", group_size),
-            target_rate=_target_rate(terms, target_rate) if scheduled is None else scheduled,
+            target_rate=_checked_rate(terms.rate_at(step, now, target_rate)),
             dual_lr=terms.dual_lr,
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
@@ -108,12 +106,11 @@ class StepController:
         return StepClosed(task, step, row.dual_before, row.dual_after, row.assist_rate, row.discrepancies)
 
 
-def _target_rate(terms: TaskConfig, wished: float | None) -> float:
-    if wished is None or not terms.target_rate_from_device:
-        return terms.target_rate
-    if not (math.isfinite(wished) and 0.0 <= wished <= 1.0):
-        raise InvalidRequest(f"target_rate must lie in [0, 1], not {wished}")
-    return wished
+def _checked_rate(rate: float) -> float:
+    """A share; only what a device wishes can be none."""
+    if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
+        raise InvalidRequest(f"target_rate must lie in [0, 1], not {rate}")
+    return rate
 
 
 def _positive(name: str, value: int) -> int:

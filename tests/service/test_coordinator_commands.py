@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from cryptography import x509
 
 from coordinator.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
 from coordinator.bootstrap import build_upstreams
@@ -530,6 +531,61 @@ def test_shared_prices_are_shown_with_the_tasks_that_follow_them(tmp_path, capsy
 
 def test_revoking_a_name_that_nobody_had_revokes_and_says_so(capsys, tmp_path) -> None:
     code, told, stderr = outcome(capsys, "token", "revoke", "nosuch", "--state", tmp_path)
-    assert code == 0 and told.endswith("its epoch is 1\n") and "no token was issued to a device nosuch" in stderr
+    assert code == 0 and "its epoch is 1\n" in told and "no token was issued to a device nosuch" in stderr
     outcome(capsys, "token", "issue", "lamp", "--state", tmp_path)
     assert outcome(capsys, "token", "revoke", "lamp", "--state", tmp_path)[2] == ""
+
+
+@pytest.mark.parametrize("role", ["device", "admin"])
+def test_revoking_ends_with_the_command_that_makes_a_valid_certificate_again(capsys, tmp_path, role) -> None:
+    pki, state = tmp_path / "pki", ("--state", tmp_path)
+    outcome(capsys, "pki", "init", pki)
+    outcome(capsys, "pki", role, "eve", "--dir", pki, *state)
+    code, told, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
+    again = told.splitlines()[-1].partition("edge-coordinator ")[2]
+    assert (code, again) == (0, f"pki {role} eve --epoch 1 --dir DIR --force")
+    code, told, stderr = outcome(capsys, *again.replace("DIR", str(pki)).split())
+    assert (code, told, stderr) == (0, f"wrote {pki}/{role}-eve.crt and {pki}/{role}-eve.key for epoch 1\n", "")
+    assert epoch_in(pki / f"{role}-eve.crt") == 1
+    row = json.loads(outcome(capsys, "token", "revoke", "eve", "--role", role, "--json", *state)[1])
+    assert row == {
+        "role": role,
+        "name": "eve",
+        "epoch": 2,
+        "known": False,
+        "certificate_anew": f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force",
+    }
+
+
+def test_revoking_a_holder_who_shows_no_certificate_tells_no_such_command(capsys, tmp_path) -> None:
+    told = outcome(capsys, "token", "revoke", "board", "--role", "metrics", "--state", tmp_path)[1]
+    assert told.count("\n") == 1 and "pki" not in told
+
+
+@pytest.mark.parametrize("role", ["device", "admin"])
+def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch, role) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "platform"))
+    monkeypatch.setenv("HOME", str(tmp_path / "platform"))
+    pki, state = tmp_path / "pki", tmp_path / "state"
+    outcome(capsys, "pki", "init", pki)
+    outcome(capsys, "token", "revoke", "lamp", "--role", role, "--state", state)
+    make = ("pki", role, "lamp", "--dir", pki, "--force")
+    wrote = f"wrote {pki}/{role}-lamp.crt and {pki}/{role}-lamp.key for epoch"
+    code, told, stderr = outcome(capsys, *make)
+    assert (code, told) == (0, f"{wrote} 0\n") and stderr.count("\n") == 1
+    assert "epoch 0 is a guess: no revocations found in " in stderr and "give --epoch, --state or --config" in stderr
+    assert outcome(capsys, *make, "--state", state) == (0, f"{wrote} 1\n", "") and epoch_in(pki / f"{role}-lamp.crt") == 1
+    (tmp_path / "coordinator.yaml").write_text(f"listen: []\nauth: {{folder: {state}/auth}}\n")
+    assert outcome(capsys, *make, "--config", tmp_path / "coordinator.yaml") == (0, f"{wrote} 1\n", "")
+    assert outcome(capsys, *make, "--epoch", "0") == (0, f"{wrote} 0\n", "")
+    row = json.loads(outcome(capsys, *make, "--json")[1])
+    assert (row["epoch"], row["epoch_is_a_guess"], row["certificate"]) == (0, True, f"{pki}/{role}-lamp.crt")
+    row = json.loads(outcome(capsys, *make, "--state", state, "--json")[1])
+    assert (row["epoch"], row["epoch_is_a_guess"]) == (1, False)
+
+
+def epoch_in(certificate) -> int:
+    uris = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return int(uris.value.get_values_for_type(x509.UniformResourceIdentifier)[0].rpartition("epoch=")[2])

@@ -103,6 +103,20 @@ async def test_a_schedule_sets_the_target_rate_of_each_step_and_the_device_does_
         assert journalled == told
 
 
+async def test_the_schedule_holds_from_the_first_contact_on(tmp_path) -> None:
+    """However a device first meets a task, and before it does: it is told, and the ledger keeps, the τ of its first step."""
+    points = [{"from_step": 0, "target_rate": 0.2}, {"from_step": 1, "target_rate": 0.4}]
+    async with world(tmp_path, "d1 d2", tasks={"math": {"target_rate": 0.3, "target_rate_schedule": points}}) as it:
+        registered = await it["d1"].register("1.0", ["math"])
+        before = await it["d1"].get_budget("math")
+        served = await it["d1"].complete(call(), 5.0)
+        kept = await it.store.get_task("d1", "math")
+        assert served.budget is not None and kept is not None
+        assert [registered.tasks[0].target_rate, before.target_rate, served.budget.target_rate, kept.target_rate] == [0.2] * 4
+        assert (await it["d1"].open_step("math", 0, 4, 8, 0.9)).target_rate == 0.2
+        assert (await it["d2"].open_step("math", 0, 4, 8, 0.9)).target_rate == 0.2
+
+
 def test_a_schedule_and_the_device_cannot_both_be_asked_for_the_target_rate() -> None:
     point = {"from_step": 0, "target_rate": 0.3}
     with pytest.raises(ValidationError, match="not from both"):

@@ -285,7 +285,7 @@ async def test_certificates_and_tokens_by_command_and_a_served_call_with_them(tm
             async with device(address, files.tls, files.token) as lamp:
                 assert (await lamp.complete(call(), 10.0)).text == "WHAT IS 2+2?"
                 code, stdout, _ = await command("token", "revoke", "lamp", "--state", state)
-                assert (code, stdout) == (0, "device lamp: everything issued before now is refused; its epoch is 1\n")
+                assert code == 0 and stdout.startswith("device lamp: everything issued before now is refused; its epoch is 1\n")
                 assert "was revoked" in await failure(lamp.get_budget("math"))
             listed = json.loads((await command("token", "list", "--json", "--state", state))[1])
             assert [(row["name"], row["epoch"]) for row in listed["holders"]] == [("lamp", 1)]

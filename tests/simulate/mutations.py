@@ -439,6 +439,17 @@ def _no_schedule(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.config.TaskConfig.scheduled_rate", lambda self, step, now: None)
 
 
+@mutation("a call meets a task at the target rate that the schedule replaces", "I6", seed=17)
+def _first_contact_without_schedule(patch: pytest.MonkeyPatch) -> None:
+    real = Broker._reserve_request
+
+    def unscheduled(self: Broker, job: Any, *rest: Any) -> Any:
+        terms = self._controller.terms_of(job.call.task)
+        return replace(real(self, job, *rest), target_rate=terms.target_rate)
+
+    patch.setattr(Broker, "_reserve_request", unscheduled)
+
+
 @mutation("a budget goes on in the next window", "I1")
 def _no_windows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("coordinator.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")

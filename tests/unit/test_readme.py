@@ -10,9 +10,12 @@ import pytest
 import typer
 import yaml
 
+from coordinator.cli import main as coordinator_main
 from coordinator.config import CoordinatorConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
+from edge.config.schema import AgentConfig
+from edge.tasks.practice_source import PracticeSource
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,3 +63,19 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`?make ([a-z-]+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_token_is_for_the_labels_that_an_agent_learns_by_default() -> None:
+    (issued,) = re.findall(r"`edge-coordinator token issue lamp (.*?)`", README)
+    sources = [PracticeSource(phase.source.partition(":")[2]) for phase in AgentConfig().phases]
+    assert set(re.findall(r"--task (\S+)", issued)) == {next(source.train(0)).task for source in sources}
+
+
+def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = [line for block in blocks("sh") for line in block.splitlines() if "pki init" in line]
+    assert coordinator_main(line.split()[1:]) == 0
+    tls = yaml.safe_load(blocks("yaml")[1])["tls"]
+    assert tls and all(Path(path).is_file() for path in tls.values())

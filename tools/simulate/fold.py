@@ -185,9 +185,11 @@ class Fold:
 
         def fits(terms: Terms) -> bool:
             mine = terms.tasks[body["task"]]
-            return (mine.dual_init.hex(), mine.price_key(*who)) == (dual.hex(), price)
+            rates = {mine.rate(0, entry["at_ms"], wished).hex() for wished in (self._rules.wished_rate, mine.target_rate)}
+            return (mine.dual_init.hex(), mine.price_key(*who)) == (dual.hex(), price) and body["target_rate"] in rates
 
-        self._verdict.check("I6", self._any_terms(fits), f"task {who} begins with λ {dual} of {price!r}, as nothing configured")
+        what = f"λ {dual} of {price!r} and τ {float.fromhex(body['target_rate'])}"
+        self._verdict.check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
         begins = self.duals.meet(who, dual, price)
         told = body.get("begins", False)
         self._verdict.check("I6", told == begins, f"task {who} begins {price!r}: {told}, not {begins}")

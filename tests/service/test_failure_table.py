@@ -1,0 +1,65 @@
+"""The table of failures in the operator's README, held against the coordinator over a real HTTP upstream: each fault falls into one row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.providers.http import HttpLimits
+from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
+from coordinator.stores.memory import MemoryLedgerStore
+from edge.core.errors import CoordinatorError
+from tests.service.in_process import call, connected, running_coordinator
+from tests.service.upstream_server import Behaviour, answers, completion, disconnects, hangs, running_upstream, sends
+
+README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(encoding="utf-8")
+
+
+def row_with(text: str) -> list[str]:
+    """The cells of the one row whose first cell has this: what the device is told, what `calls` shows, what is charged."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line.startswith("| ")]
+    (found,) = [row for row in rows if len(row) == 5 and text in row[0]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("row", "behaviour", "charged"),
+    [
+        ("answered with a usage", answers(completion()), 12 + 2 * 3),
+        ("429 and other 4xx", answers({}, 429), 0),
+        ("429 and other 4xx", answers({}, 404), 0),
+        ("a redirect", answers({}, 302), 0),
+        ("400, 413", answers({}, 400), 0),
+        ("any 5xx", answers({}, 500), None),
+        ("408, 499", answers({}, 408), None),
+        ("silence until the deadline", hangs, None),
+        ("a connection cut", disconnects, None),
+        ("a connection cut", sends(b'{"choices": [', cut=True), None),
+        ("a broken answer", answers(b"<html>busy</html>"), None),
+        ("a broken answer", answers(completion(choices=[])), 12 + 2 * 3),
+        ("too large", sends(forever=b"x" * 10_000), None),
+    ],
+)
+async def test_every_fault_ends_as_the_table_of_failures_says(
+    tmp_path, row: str, behaviour: Behaviour, charged: int | None
+) -> None:
+    """`charged` in micro-USD; None: the hold."""
+    _, told, shown, cost, _ = row_with(row)
+    store: Any = MemoryLedgerStore()
+    async with running_upstream(behaviour) as upstream:
+        endpoint = OpenAIEndpoint(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
+        provider: Any = OpenAICompatibleProvider(endpoint, name="test", environ={})
+        async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, max_retries=0) as client:
+            reason = "the answer"
+            try:
+                await client.complete(call(), 1.0)
+            except CoordinatorError as error:
+                reason = error.reason
+    kept = await store.get_call("local", "k1")
+    hold = next(entry.data()["hold"][2] for entry in store.tables.journal if entry.kind == "reserve")
+    assert re.search(rf"\b{reason}\b", told) and f"`{kept.state}`" in shown
+    assert kept.charged.uusd == (hold if charged is None else charged)
+    assert ("the hold" if charged is None else "usage" if charged else "nothing") in cost
