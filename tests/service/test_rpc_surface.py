@@ -96,6 +96,7 @@ DRAINING = {
     **dict.fromkeys(("RegisterDevice", "OpenStep", "Complete", "StreamComplete", "CompleteBatch", "WatchBudget"), "DRAINING"),
     "CloseStep": "STEP_MISMATCH",
 }
+ENDED_WHILE_WRITING = "Internal error from Core"
 NEEDS_NO_LEDGER = {
     "ListPrices",
     "ListUpstreams",
@@ -123,8 +124,8 @@ class Surface:
         message = ParseDict(content, GetMessageClass(method.input_type)())
         return await self.send(name, message.SerializeToString(), device)
 
-    async def send(self, name: str, data: bytes, device: str = "d1") -> tuple[list[Any], str, Any]:
-        """The same for bytes."""
+    async def send(self, name: str, data: bytes, device: str = "d1", tries: int = 5) -> tuple[list[Any], str, Any]:
+        """The same for bytes; asked again where gRPC's client made a failure of its own of a stream that ended while it was writing."""
         method, replies = self.methods[name], []
         options = {"request_serializer": None, "response_deserializer": GetMessageClass(method.output_type).FromString}
         metadata = (("device-id", device),)
@@ -142,6 +143,8 @@ class Surface:
                     rpc.cancel()
                     break
         except grpc.aio.AioRpcError as error:
+            if error.details() == ENDED_WHILE_WRITING and tries > 1:
+                return await self.send(name, data, device, tries - 1)
             return replies, checked_reason(_status_of(error), error), error
         errors = [reply.error for reply in replies if name == "CompleteBatch" and reply.WhichOneof("outcome") == "error"]
         if errors:
