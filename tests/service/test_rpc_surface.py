@@ -143,7 +143,7 @@ class Surface:
                     rpc.cancel()
                     break
         except grpc.aio.AioRpcError as error:
-            if error.details() == ENDED_WHILE_WRITING and tries > 1:
+            if method.client_streaming and error.details() == ENDED_WHILE_WRITING and tries > 1:
                 return await self.send(name, data, device, tries - 1)
             return replies, checked_reason(_status_of(error), error), error
         errors = [reply.error for reply in replies if name == "CompleteBatch" and reply.WhichOneof("outcome") == "error"]
