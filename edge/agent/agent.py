@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, Self
 
 from edge import __version__
-from edge.agent.answer import Answerer, AnswerRecord, AnswerSettings
+from edge.agent.answer import Answerer, AnswerSettings
 from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
@@ -28,6 +28,7 @@ from edge.agent.gate import ServingGate
 from edge.agent.line import Line
 from edge.agent.link import WatchedClient, why_away
 from edge.agent.promotion import PromotionGate
+from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from edge.agent.dial import HelpDial
 from edge.agent.events import AnswerFinished, Source
 from edge.agent.gate import ServingGate
 from edge.agent.hints import with_hint
+from edge.agent.hold_back import HelpHoldBack
 from edge.agent.link import WatchedClient
+from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
 from edge.agent.streams import closing
 from edge.config.schema import Mode
@@ -28,7 +29,7 @@ from edge.core.types import FinishReason, LocalResponse, Message, Sampling
 from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
-from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
+from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.inference.backend import InferenceBackend
 from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion
 
@@ -36,56 +37,6 @@ OFFLINE_DEADLINE_S = 2.0
 """How long a person waits for a coordinator that was away at the last attempt."""
 UNLIMITED_STEPS = 64
 """Step limit when none is configured; free conversation has none of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRecord:
-    """What `edge-agent why ID` explains.
-
-    text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
-    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
-    help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
-    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
-    prompt_tokens counts what the local model read first, 0 when it was not asked.
-    """
-
-    id: str
-    source: Source
-    text: str
-    final: str
-    help_log_odds: float | None
-    dual: float | None
-    calls_left: int | None
-    tokens_left: int | None
-    spend_left_uusd: int | None
-    adapter_version: int
-    reason: str
-    latency_s: float
-    local_text: str
-    cloud_text: str
-    model: str = ""
-    cloud_model: str = ""
-    cloud_tokens: int = 0
-    charged_uusd: int = 0
-    created_at: float = 0.0
-    finish: str = "stop"
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    mode: str = "auto"
-    help_bias: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object with every field."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
-    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from."""
-
-    text: str
-    source: Source = "local"
-    record: AnswerRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +62,11 @@ class AnswerSettings:
 class _Draft:
     """One answer while it grows."""
 
+    request: AnswerRequest
     id: str
-    messages: tuple[Message, ...]
+    task: str
     mode: Mode
     sampling: Sampling
-    seed: int
     began_at: float
     began: float
     text: str = ""
@@ -162,20 +113,11 @@ class Answerer:
         self._new_id = new_id
         self.answers = 0
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        *,
-        mode: Mode | None = None,
-        request_id: str | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        seed: int = 0,
-    ) -> AsyncGenerator[AnswerDelta, None]:
+    async def stream(self, request: AnswerRequest) -> AsyncGenerator[AnswerDelta, None]:
         """Answer a conversation whose last message is the user's. Raises CoordinatorError only in mode cloud-only."""
-        if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+        if not request.messages or request.messages[-1].role != "user" or not request.messages[-1].content.strip():
             raise UsageError("the last message must be the user's and not empty")
-        draft = self._draft(messages, mode, request_id, temperature, max_tokens, seed)
+        draft = self._draft(request)
         with self._gate.serving():
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
@@ -184,35 +126,31 @@ class Answerer:
             record = self._recorded(draft)
         yield AnswerDelta("", record.source, record)
 
-    async def answer(
-        self, messages: Sequence[Message], *, mode: Mode | None = None, request_id: str | None = None
-    ) -> AnswerRecord:
+    async def answer(self, request: AnswerRequest) -> AnswerRecord:
         """The whole answer at once."""
-        async with closing(self.stream(messages, mode=mode, request_id=request_id)) as pieces:
+        async with closing(self.stream(request)) as pieces:
             async for piece in pieces:
                 if piece.record is not None:
                     return piece.record
         raise AssertionError("a stream ends with a record")
 
-    def _draft(
-        self,
-        messages: Sequence[Message],
-        mode: Mode | None,
-        request_id: str | None,
-        temperature: float | None,
-        max_tokens: int | None,
-        seed: int,
-    ) -> _Draft:
+    def _draft(self, request: AnswerRequest) -> _Draft:
         settings = self._settings
+        task = request.task or settings.task
         sampling = Sampling(
-            temperature=settings.temperature if temperature is None else temperature,
-            max_tokens=min(max_tokens or settings.max_tokens, settings.max_tokens),
+            temperature=settings.temperature if request.temperature is None else request.temperature,
+            max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
             help_bias=self._dial.bias,
         )
-        now, monotonic = self._clock.now(), self._clock.monotonic()
         return _Draft(
-            request_id or self._new_id(), tuple(messages), agreed_mode(mode, settings.mode), sampling, seed, now, monotonic
+            request=request,
+            id=request.id or self._new_id(),
+            task=task,
+            mode=agreed_mode(request.mode, settings.mode),
+            sampling=sampling,
+            began_at=self._clock.now(),
+            began=self._clock.monotonic(),
         )
 
     def _answered(self, draft: _Draft) -> Pieces:
@@ -283,8 +221,8 @@ class Answerer:
             draft.source, draft.reason = "local-fallback", f"the local answer is unusable, but {_why_not(error)}"
 
     async def _local_pieces(self, draft: _Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
-        messages = local_messages(draft.messages, self._settings.prompt_form)
-        async with closing(self._backend.stream(messages, sampling, draft.seed, prefix)) as deltas:
+        messages = local_messages(draft.request.messages, self._settings.prompt_form)
+        async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
             async for delta in deltas:
                 if delta.response is not None:
                     draft.responses.append(delta.response)
@@ -296,13 +234,15 @@ class Answerer:
     async def _cloud_pieces(self, draft: _Draft) -> Pieces:
         settings = self._settings
         call = CloudCall(
-            call_key=f"{self._state.run_id}-{draft.id}",
-            task=settings.task,
+            call_key=self._call_key(draft),
+            task=draft.task,
             step=-1,
             prompt_id=draft.id,
             help_units=1,
             messages=with_hint(
-                conversation_for_the_cloud(draft.messages, settings.cloud_prompt_form), draft.local_text, settings.hint_chars
+                conversation_for_the_cloud(draft.request.messages, settings.cloud_prompt_form),
+                draft.local_text,
+                settings.hint_chars,
             ),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
@@ -345,7 +285,7 @@ class Answerer:
         return record
 
     def _record(self, draft: _Draft) -> AnswerRecord:
-        budget, terms = self._client.newest_budget, self._state.terms(self._settings.task)
+        budget, terms = self._client.newest_budget, self._state.terms(draft.task)
         first = draft.responses[0] if draft.responses else None
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
@@ -376,36 +316,14 @@ class Answerer:
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,
             help_bias=draft.sampling.help_bias,
+            task=draft.task,
+            target_rate=self._dial.target_rate,
+            prompt=draft.request.messages[-1].content,
+            call_key=self._call_key(draft) if draft.completion else "",
         )
 
-
-class HelpHoldBack:
-    """Lets text pass, except what follows `</think>` while it may still become a help request."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self.sent = 0
-        """Characters let pass so far."""
-
-    def feed(self, piece: str) -> str:
-        """Take the next piece; returns what may be shown now."""
-        self._text += piece
-        return self._release(self._safe_end())
-
-    def rest(self) -> str:
-        """All that is held; for a response that turned out not to ask."""
-        return self._release(len(self._text))
-
-    def _release(self, end: int) -> str:
-        start, self.sent = self.sent, max(self.sent, end)
-        return self._text[start : self.sent]
-
-    def _safe_end(self) -> int:
-        closing = self._text.find("</think>")
-        if closing < 0:
-            return len(self._text)
-        end = closing + len("</think>")
-        return end if may_become_request(self._text[end:]) else len(self._text)
+    def _call_key(self, draft: _Draft) -> str:
+        return f"{self._state.run_id}-{draft.id}"
 
 
 def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
@@ -413,16 +331,6 @@ def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
     if asked is None or asked == "cloud-only":
         return asked or own
     return min(asked, own, key=_MOST_RESTRICTIVE_FIRST.index)
-
-
-def may_become_request(tail: str) -> bool:
-    """Text after `</think>` that is a beginning of a help request, or one already."""
-    bare = tail.strip()
-    if "<answer>".startswith(bare):
-        return True
-    words = bare.removeprefix("<answer>").strip().lower()
-    phrase = HELP_PHRASE.rstrip(".").lower()
-    return phrase.startswith(words) or words.startswith(phrase)
 
 
 def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:

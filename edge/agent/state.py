@@ -22,10 +22,35 @@ from edge.agent.events import FamilyScores, StepFinished, StepSeconds
 from edge.agent.line import Line
 from edge.core.errors import NotFound, StateError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 GATE_MEMORY = "gate"
 _LINE = "line"
-_SCHEMA = """
+_SENT = """
+CREATE TABLE sent (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, answer_id TEXT NOT NULL,
+    call_key TEXT NOT NULL, payload TEXT NOT NULL, bytes INTEGER NOT NULL, replaced TEXT NOT NULL
+) STRICT;
+"""
+_DIALS = """
+CREATE TABLE dials (task TEXT PRIMARY KEY, dial TEXT NOT NULL) STRICT;
+"""
+_FEEDBACK = """
+CREATE TABLE feedback (
+    request_id TEXT PRIMARY KEY, at REAL NOT NULL, verdict TEXT NOT NULL, correction TEXT NOT NULL, used_at REAL
+) STRICT;
+"""
+_LEARNING_SPEND = """
+CREATE TABLE learning_spend (day TEXT PRIMARY KEY, calls INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_uusd INTEGER NOT NULL) STRICT;
+"""
+_EXAMS = """
+CREATE TABLE exams (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, adapter_version INTEGER NOT NULL, source TEXT NOT NULL, task TEXT NOT NULL,
+    verdicts TEXT NOT NULL
+) STRICT;
+"""
+_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS
+"""Tables that came with version 3; each belongs to the module that reads and writes it."""
+_SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE steps (step INTEGER PRIMARY KEY, task TEXT NOT NULL, task_step INTEGER NOT NULL, event TEXT NOT NULL) STRICT;
 CREATE TABLE terms (task TEXT PRIMARY KEY, target_rate REAL NOT NULL, dual REAL NOT NULL, next_step INTEGER NOT NULL) STRICT;
@@ -37,8 +62,8 @@ CREATE TABLE outbox (
     uncalled_units INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-"""
-_MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;"}
+{_OF_VERSION_3}"""
+_MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;", 2: _OF_VERSION_3}
 """From each older version to the next."""
 
 
@@ -163,6 +188,11 @@ class StateFolder(StateReader):
             self._db.close()
             os.close(self._lock)
             self._lock = -1
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The open database, for the modules that keep a table of their own in it; use it as a context manager to commit."""
+        return self._db
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a small named value."""

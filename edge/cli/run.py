@@ -82,6 +82,7 @@ async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: as
 @asynccontextmanager
 async def _endpoint(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
     from edge.serve.agent_answers import AgentAnswers
+    from edge.serve.agent_control import RunningAgent
     from edge.serve.endpoint import build_app
     from edge.serve.server import is_loopback, serving
 
@@ -89,7 +90,7 @@ async def _endpoint(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         raise UsageError(
             f"serve.host {config.serve.host} is not a loopback address", hint="the endpoint has no users or passwords"
         )
-    app = build_app(AgentAnswers(agent), SystemClock(), loaded_model=agent.status().model.name)
+    app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), loaded_model=agent.status().model.name)
     async with serving(app, config.serve.host, config.serve.port) as url:
         with announced(state_folder(config), url):
             console.say(f"chat at {url}/ · OpenAI-compatible at {url}/v1 · Ctrl-C stops")

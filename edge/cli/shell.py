@@ -18,7 +18,7 @@ from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
 EXTRAS = {
-    "agent": ("llama_cpp", "gguf", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
+    "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "peft", "safetensors", "matplotlib"),
     "mlx": ("mlx", "mlx_lm"),
     "onnx": ("onnx", "onnxruntime"),

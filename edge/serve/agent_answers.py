@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
-from typing import Any
 
 from edge.agent.agent import Agent
-from edge.agent.answer import AnswerRecord
-from edge.core.errors import CoordinatorError
+from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.serve.ports import AnswerNote, AnswerPiece, Question
-
-_MOST_STEPS = 2000
 
 
 class AgentAnswers:
@@ -24,48 +18,23 @@ class AgentAnswers:
 
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
         """Stream one answer; the last piece has the note."""
-        deltas = self._agent.answerer.stream(
-            question.messages,
-            mode=question.mode,
-            request_id=question.id,
-            temperature=question.temperature,
-            max_tokens=question.max_tokens,
-            seed=abs(question.seed or 0),
-        )
+        deltas = self._agent.answerer.stream(request_of(question))
         async with aclosing(deltas):
             async for delta in deltas:
                 yield AnswerPiece(delta.text, note=note_of(delta.record) if delta.record else None)
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The stored record of an answer. Raises NotFound."""
-        return self._agent.why(answer_id).to_json()
 
-    async def status(self) -> Mapping[str, Any]:
-        """The agent's snapshot, with its budget where the coordinator can be reached."""
-        status = asdict(self._agent.status())
-        status["model"].pop("path", None)
-        return {**status, "last_step": None, "budget": await self._budget()}
-
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Finished steps above `after`, oldest first, the newest 2000 at most."""
-        wanted = min(_MOST_STEPS, self._agent.status().steps_done - after)
-        steps = self._agent.steps(last=wanted) if wanted > 0 else []
-        return [step.to_json() for step in steps if step.step > after]
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk, oldest first."""
-        versions = self._agent.versions()
-        return [version.to_json() for version in await asyncio.to_thread(versions.all)]
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Serve and learn on from a version."""
-        return asdict(await self._agent.rollback(version))
-
-    async def _budget(self) -> Mapping[str, Any] | None:
-        try:
-            return asdict(self._agent.followed_budget() or await self._agent.budget())
-        except CoordinatorError:
-            return None
+def request_of(question: Question) -> AnswerRequest:
+    """The question in the agent's words."""
+    return AnswerRequest(
+        messages=question.messages,
+        mode=question.mode,
+        id=question.id,
+        task=question.task,
+        temperature=question.temperature,
+        max_tokens=question.max_tokens,
+        seed=abs(question.seed or 0),
+    )
 
 
 def note_of(record: AnswerRecord) -> AnswerNote:

@@ -1,9 +1,8 @@
-"""The HTTP routes. Knows requests and responses; knows nothing of engines, sockets or who is behind `AnswerService`."""
+"""The HTTP routes of the OpenAI API. Knows requests and responses; knows nothing of engines, sockets or who is behind `AnswerService`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -20,6 +19,8 @@ from starlette.routing import Route
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.serve import openai_wire as wire
+from edge.serve.api import control_routes
+from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import LOOPBACK_NAMES, App, Guard
 from edge.serve.ports import AnswerNote, AnswerService
@@ -44,6 +45,7 @@ _PAGE_HEADERS = {
 
 def build_app(
     answers: AnswerService,
+    control: AgentControl,
     clock: Clock,
     *,
     names: Sequence[str] = LOOPBACK_NAMES,
@@ -55,15 +57,16 @@ def build_app(
 
     `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
     """
-    return Guard(_Endpoint(answers, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
+    return Guard(_Endpoint(answers, control, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
 
 
 class _Endpoint:
-    """The handlers, over one answer service."""
+    """The handlers of the OpenAI API, over one answer service."""
 
-    def __init__(self, answers: AnswerService, clock: Clock, loaded_model: str) -> None:
+    def __init__(self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str) -> None:
         self._models = wire.models_with(loaded_model)
         self._answers = answers
+        self._control = control
         self._clock = clock
         self._started = int(clock.now())
 
@@ -74,11 +77,7 @@ class _Endpoint:
             Route("/v1/models", self.models),
             Route("/v1/models/{name}", self.model),
             Route("/health", self.health),
-            Route("/api/status", self.status),
-            Route("/api/steps", self.steps),
-            Route("/api/why/{answer_id}", self.why),
-            Route("/api/adapters", self.adapters),
-            Route("/api/adapters/rollback", self.rollback, methods=["POST"]),
+            *control_routes(self._control),
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
         kinds = (HTTPException, RequestProblem, EdgeError, ClientDisconnect, Exception)
@@ -129,27 +128,6 @@ class _Endpoint:
         """Whether the endpoint answers at all."""
         return JSONResponse({"status": "ok"})
 
-    async def status(self, request: Request) -> Response:
-        """What the agent is doing now, for the page."""
-        return JSONResponse(await self._answers.status())
-
-    async def steps(self, request: Request) -> Response:
-        """Learning steps with a number above ?after=N, for the curves."""
-        return JSONResponse({"steps": list(await self._answers.steps(_after_of(request)))})
-
-    async def why(self, request: Request) -> Response:
-        """How one answer came about."""
-        answer_id = request.path_params["answer_id"].removeprefix("chatcmpl-")
-        return JSONResponse(await self._answers.why(answer_id))
-
-    async def adapters(self, request: Request) -> Response:
-        """The adapter versions on disk."""
-        return JSONResponse({"adapters": list(await self._answers.adapters())})
-
-    async def rollback(self, request: Request) -> Response:
-        """Go back to {"version": N}; what serves and what is trained on afterwards."""
-        return JSONResponse(await self._answers.rollback(_version_of(await request.body())))
-
 
 async def _first(reading: Reading) -> ChannelText | AnswerNote:
     return await anext(reading)
@@ -186,23 +164,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _version_of(body: bytes) -> int:
-    try:
-        version = json.loads(body)["version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        version = None
-    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 10**12:
-        raise RequestProblem(400, 'version: must be a whole number, as in {"version": 12}', code="invalid_value", param="version")
-    return version
-
-
-def _after_of(request: Request) -> int:
-    text = request.query_params.get("after", "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise RequestProblem(400, "after: must be a whole number", code="invalid_value", param="after")
-    return int(text)
 
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:

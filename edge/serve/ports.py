@@ -1,4 +1,4 @@
-"""What the HTTP endpoint needs from an agent. Knows questions, answers in pieces, JSON values; knows nothing of engines or HTTP.
+"""What the HTTP endpoint needs of whoever answers. Knows questions and answers in pieces; knows nothing of engines or HTTP.
 
 The agent is adapted to `AnswerService` where the endpoint is started, so the endpoint can be tested, and served, without one.
 """
@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
-from edge.core.errors import NotFound
 from edge.core.types import Message
 
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
@@ -26,6 +25,7 @@ class Question:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +76,6 @@ class AnswerService(Protocol):
         """Stream one answer; the last piece has the note. Closing the iterator stops generation."""
         ...
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """How one answer came about. Raises NotFound for an unknown id."""
-        ...
-
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now: model, mode, learning, budget."""
-        ...
-
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Learning steps with a number above `after`, oldest first, each with its `step`."""
-        ...
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk, oldest first, each with its `version`."""
-        ...
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
-        ...
-
 
 class ScriptedAnswers:
     """Says prepared words, piece by piece; for tests and for working on the page without a model.
@@ -112,9 +92,6 @@ class ScriptedAnswers:
         self.failure: Exception | None = None
         self.fail_after = 0
         self.wait_before: Mapping[int, asyncio.Event] = {}
-        self.log: list[Mapping[str, Any]] = []
-        self.versions: list[Mapping[str, Any]] = []
-        self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
 
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
         """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
@@ -130,28 +107,3 @@ class ScriptedAnswers:
             yield AnswerPiece("", note=replace(self.note, id=question.id))
         finally:
             self.closed += 1
-
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The note under any id that was asked."""
-        if answer_id not in {question.id for question in self.asked}:
-            raise NotFound(f"no answer {answer_id!r}")
-        return {**self.note.to_json(), "id": answer_id}
-
-    async def status(self) -> Mapping[str, Any]:
-        """The prepared state."""
-        return self.state
-
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """The prepared steps above `after`."""
-        return [step for step in self.log if step["step"] > after]
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The prepared versions."""
-        return self.versions
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Marks one of the prepared versions as serving. Raises NotFound for another one."""
-        if version and version not in [known["version"] for known in self.versions]:
-            raise NotFound(f"there is no adapter version {version} here")
-        self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
-        return {"head": version, "serving": version}

@@ -12,6 +12,7 @@ import pytest
 
 from edge.agent.evaluation.plan import EvalPlan
 from edge.agent.events import StepFinished
+from edge.agent.record import AnswerRequest
 from edge.agent.runfolder import RunFolder
 from edge.bootstrap import build_agent, evaluate, latest_adapters
 from edge.config.agent import resolve_agent_config
@@ -56,9 +57,9 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
     folder = RunFolder(tmp_path / "run", "mode: auto\n")
     memory = MemorySink()
     async with build_agent(config, FanOutSink([memory, folder])) as agent:
-        before = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        before = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         finished = await agent.learn(2)
-        after = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        after = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         steps, budget = agent.steps(), await agent.budget()
         summary = folder.finish(steps, finished, agent.adapter())
     folder.close()
@@ -87,7 +88,7 @@ async def test_a_real_run_stopped_and_resumed_gives_the_numbers_of_one_that_was_
 async def test_without_a_coordinator_the_agent_answers_and_learns_and_says_so(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "state", f"coordinator.address=unix:{tmp_path}/none.sock")
     async with build_agent(config, MemorySink()) as agent:
-        answer = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         await agent.learn(1)
         status = agent.status()
         with pytest.raises(CoordinatorUnavailable):
@@ -155,9 +156,9 @@ async def test_with_a_gate_real_steps_serve_after_they_were_judged_only_and_a_re
     gate = ("gate.enabled=true", "gate.every=2", "gate.anchors=2", "gate.max_drop=1", "gate.rate_band=1")
     async with build_agent(tiny_config(tmp_path / "whole", *gate), MemorySink()) as agent:
         await agent.learn(1)
-        waiting = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        waiting = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         await agent.learn(1)
-        promoted = await agent.answerer.answer([Message("user", "What is 3 + 4?")])
+        promoted = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         whole = agent.steps()
     assert (waiting.adapter_version, promoted.adapter_version) == (0, 2)
     assert [step.gate for step in whole] == ["", "promoted"]

@@ -14,6 +14,7 @@ import pytest
 from edge.cli.running import announced, running_agent
 from edge.core.clock import ManualClock
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable
+from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
@@ -27,14 +28,19 @@ BUDGET = {"version": 1, "dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limi
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    scripted = ScriptedAnswers(SAID, note=NOTE)
+    return ScriptedAnswers(SAID, note=NOTE)
+
+
+@pytest.fixture
+def control(answers: ScriptedAnswers) -> ScriptedControl:
+    scripted = ScriptedControl(answers)
     scripted.state = {"budget": {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}}
     return scripted
 
 
 @pytest.fixture
-async def state(answers: ScriptedAnswers, tmp_path: Path) -> AsyncIterator[Path]:
-    async with serving(build_app(answers, ManualClock()), "127.0.0.1", 0) as url:
+async def state(answers: ScriptedAnswers, control: ScriptedControl, tmp_path: Path) -> AsyncIterator[Path]:
+    async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path
 
@@ -164,13 +170,13 @@ def version(number: int, *, serving: bool) -> dict[str, object]:
 
 
 async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: Path, answers: ScriptedAnswers) -> None:
-    answers.versions = [version(3, serving=False), version(4, serving=True)]
+    control.versions = [version(3, serving=False), version(4, serving=True)]
     code, out, _ = await edge_agent("adapters", "list", "--state", str(state))
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["version", "3", "4"]
     code, out, _ = await edge_agent("adapters", "rollback", "3", "--state", str(state))
     assert code == 0
     assert out.startswith("adapter 3 serves")
-    assert [one["serving"] for one in answers.versions] == [True, False]
+    assert [one["serving"] for one in control.versions] == [True, False]
     code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
     assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")

@@ -14,6 +14,7 @@ import pytest
 
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
+from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import is_loopback, serving
@@ -29,8 +30,13 @@ def answers() -> ScriptedAnswers:
 
 
 @pytest.fixture
-async def url(answers: ScriptedAnswers) -> AsyncIterator[str]:
-    async with serving(build_app(answers, ManualClock(1000.0), max_posts=3), "127.0.0.1", 0) as base:
+def control(answers: ScriptedAnswers) -> ScriptedControl:
+    return ScriptedControl(answers)
+
+
+@pytest.fixture
+async def url(answers: ScriptedAnswers, control: ScriptedControl) -> AsyncIterator[str]:
+    async with serving(build_app(answers, control, ManualClock(1000.0), max_posts=3), "127.0.0.1", 0) as base:
         yield base
 
 
@@ -159,7 +165,9 @@ async def test_generation_stops_when_the_client_goes_away(
 
 
 async def test_the_loaded_models_name_means_edge(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
-    async with serving(build_app(answers, ManualClock(), loaded_model="nano-edge"), "127.0.0.1", 0) as base:
+    async with serving(
+        build_app(answers, ScriptedControl(answers), ManualClock(), loaded_model="nano-edge"), "127.0.0.1", 0
+    ) as base:
         status, body = await post(http, base, {**ASK, "model": "nano-edge"})
         async with http.get(f"{base}/v1/models") as reply:
             listed = [model["id"] for model in (await reply.json())["data"]]
@@ -168,8 +176,8 @@ async def test_the_loaded_models_name_means_edge(http: aiohttp.ClientSession, an
     assert (status, body["model"], answers.asked[0].mode, listed[-1]) == (200, "nano-edge", None, "nano-edge")
 
 
-async def test_models_status_steps_why_and_health_answer(http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers) -> None:
-    answers.log = [{"step": 1}, {"step": 2}]
+async def test_models_status_steps_why_and_health_answer(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
+    control.log = [{"step": 1}, {"step": 2}]
     _, made = await post(http, url)
     got = {}
     for path in ("/v1/models", "/v1/models/edge", "/health", "/api/status", "/api/steps?after=1", f"/api/why/{made['id']}"):
@@ -263,7 +271,7 @@ async def test_more_requests_than_the_limit_are_refused_and_served_again_later(
 
 
 async def test_a_token_is_asked_for_when_there_is_one(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
-    async with serving(build_app(answers, ManualClock(), token="open"), "127.0.0.1", 0) as base:
+    async with serving(build_app(answers, ScriptedControl(answers), ManualClock(), token="open"), "127.0.0.1", 0) as base:
         assert (await post(http, base))[0] == 401
         assert (await post(http, base, authorization="Bearer open"))[0] == 200
 
@@ -279,7 +287,7 @@ async def test_a_port_in_use_is_a_clear_error(answers: ScriptedAnswers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(EdgeError, match=f"port {port} is in use"):
-            async with serving(build_app(answers, ManualClock()), "127.0.0.1", port):
+            async with serving(build_app(answers, ScriptedControl(answers), ManualClock()), "127.0.0.1", port):
                 pass
 
 
@@ -297,8 +305,8 @@ async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str,
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
 
 
-async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers) -> None:
-    answers.versions = [{"version": 2, "serving": False}, {"version": 3, "serving": True}]
+async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
+    control.versions = [{"version": 2, "serving": False}, {"version": 3, "serving": True}]
     async with http.post(f"{url}/api/adapters/rollback", json={"version": 2}) as reply:
         assert (reply.status, await reply.json()) == (200, {"head": 2, "serving": 2})
     async with http.get(f"{url}/api/adapters") as reply:

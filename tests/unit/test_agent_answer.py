@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.agent.answer import (
-    HelpHoldBack,
     agreed_mode,
     conversation_for_the_cloud,
     cut_answer,
     local_messages,
-    may_become_request,
 )
 from edge.agent.dial import HelpDial, dial_step
 from edge.agent.events import AnswerFinished
 from edge.agent.hints import LEAD
+from edge.agent.hold_back import HelpHoldBack, may_become_request
+from edge.agent.record import AnswerRequest
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.rng import stream
 from edge.core.types import Message
@@ -26,7 +26,7 @@ from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.rpc.client import CloudDelta
 from tests.unit.agent_world import HELP, World, local_answer, number_in
 
-QUESTION = [Message("user", "What is 4 + 1?")]
+QUESTION = (Message("user", "What is 4 + 1?"),)
 GUESS = local_answer(99)
 
 
@@ -41,7 +41,7 @@ def world(tmp_path: Path) -> World:
 
 async def answered(world: World, **options):  # type: ignore[no-untyped-def]
     async with world.agent() as agent:
-        async with aclosing(agent.answerer.stream(QUESTION, **options)) as deltas:
+        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, **options))) as deltas:
             pieces = [delta async for delta in deltas]
         record = pieces[-1].record
         assert record is not None
@@ -82,7 +82,7 @@ async def test_a_cut_answer_is_recorded_without_tags_and_with_its_tokens(tmp_pat
 
 async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=[local_answer(5)])
-    record, pieces = await answered(world, request_id="one")
+    record, pieces = await answered(world, id="one")
     assert (record.id, record.source, record.final, record.text) == ("one", "local", "5", local_answer(5))
     assert len([piece for piece in pieces if piece.text]) > 3
     assert (record.dual, record.reason, record.cloud_text, record.finish) == (0.5, "answered on this device", "", "stop")
@@ -170,7 +170,7 @@ async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(
     async with world.agent() as agent:
         for messages in ([], [Message("assistant", "hi")], [Message("user", "  ")]):
             with pytest.raises(UsageError, match="last message"):
-                await agent.answerer.answer(messages)
+                await agent.answerer.answer(AnswerRequest(tuple(messages)))
         with pytest.raises(NotFound):
             agent.why("nothing")
 
@@ -179,7 +179,9 @@ async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: P
     world = World(tmp_path / "state")
     async with world.agent() as agent, asyncio.TaskGroup() as tasks:
         learning = tasks.create_task(agent.learn())
-        answers = [tasks.create_task(agent.answerer.answer([Message("user", f"What is {n} + 1?")])) for n in range(20)]
+        answers = [
+            tasks.create_task(agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),)))) for n in range(20)
+        ]
     assert learning.result().reason == "done"
     assert len({answer.result().id for answer in answers}) == 20
 
@@ -187,7 +189,7 @@ async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: P
 async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
-        async with aclosing(agent.answerer.stream(QUESTION)) as deltas:
+        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
             await anext(deltas)
             learning = asyncio.create_task(agent.learn())
             for _ in range(50):
@@ -200,7 +202,7 @@ async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
 
 async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: World) -> None:
     async with world.agent() as agent:
-        async with aclosing(agent.answerer.stream(QUESTION, request_id="left")) as deltas:
+        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, id="left"))) as deltas:
             await anext(deltas)
         assert not agent.busy
         with pytest.raises(NotFound):
@@ -265,13 +267,13 @@ def test_the_dial_off_adds_nothing_and_its_step_is_bounded() -> None:
 async def test_the_dial_is_kept_over_restarts_and_out_of_range_refused(world: World) -> None:
     async with world.agent() as agent:
         agent.set_dial(0.2)
-        await agent.answerer.answer(QUESTION)
-        record = await agent.answerer.answer(QUESTION)
+        await agent.answerer.answer(AnswerRequest(QUESTION))
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
         assert record.help_bias == pytest.approx(-0.3 * 0.8)
         with pytest.raises(UsageError, match=r"\[0, 1\]"):
             agent.set_dial(1.2)
     async with world.agent() as agent:
-        assert (await agent.answerer.answer(QUESTION)).help_bias == pytest.approx(-0.6 * 0.8)
+        assert (await agent.answerer.answer(AnswerRequest(QUESTION))).help_bias == pytest.approx(-0.6 * 0.8)
 
 
 def test_questions_are_read_as_the_world_writes_them() -> None:
@@ -280,7 +282,7 @@ def test_questions_are_read_as_the_world_writes_them() -> None:
 
 async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is_wanted(world: World) -> None:
     await answered(world)
-    assert world.client.calls[-1].messages == tuple(QUESTION)
+    assert world.client.calls[-1].messages == QUESTION
     world.hint_chars = 100
     await answered(world)
     assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)

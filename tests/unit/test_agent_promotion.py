@@ -15,6 +15,7 @@ import pytest
 
 from edge.agent.events import AdapterSwapped, GateJudged, Notice
 from edge.agent.line import Line
+from edge.agent.record import AnswerRequest
 from edge.agent.runfolder import RunFolder
 from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
@@ -56,7 +57,7 @@ async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_pat
         for _ in range(5):
             await agent.learn(max_steps=1)
             served.append((agent.status().adapter_version, agent.status().trained_version, world.rollouts.adapter_version))
-            answer = await agent.answerer.answer(QUESTION)
+            answer = await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))
             assert answer.adapter_version == agent.status().adapter_version
     assert served == [(0, 1, 1), (2, 2, 2), (2, 3, 3), (4, 4, 4), (5, 5, 5)]  # the fifth ends the phase
     assert [event.version for event in world.events(AdapterSwapped)] == [2, 4, 5]
@@ -180,7 +181,7 @@ async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tm
         await agent.learn(max_steps=3)
     async with world.agent() as agent:
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
-        assert (await agent.answerer.answer(QUESTION)).adapter_version == 2
+        assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         await agent.learn(max_steps=1)
         assert agent.steps()[-1].base_version == 3
 
@@ -227,7 +228,7 @@ async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_g
         assert agent.status().adapter_version == 4
         await agent.rollback(2)
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 2)
-        assert (await agent.answerer.answer(QUESTION)).adapter_version == 2
+        assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         assert [(one.version, one.on_line) for one in agent.versions().all()] == [(2, True), (4, False), (5, False)]
         await agent.learn(max_steps=1)
         assert (agent.steps()[-1].step, agent.steps()[-1].base_version) == (6, 2)

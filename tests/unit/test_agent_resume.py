@@ -13,6 +13,7 @@ import pytest
 
 from edge.agent.checkpoints import Checkpoints
 from edge.agent.events import Notice, Offline, Online, OutboxDelivered
+from edge.agent.record import AnswerRequest
 from edge.agent.state import Position, Report, StateFolder, StepUnits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
@@ -257,7 +258,7 @@ async def test_a_task_that_the_device_may_not_work_on_is_answered_here_and_refus
         assert [notice.text for notice in world.events(Notice)] == [f"{foreign}; its questions are answered here"]
         assert agent.answerer is not None
         for number in range(8):
-            assert (await agent.answerer.answer([Message("user", item(number).question)])).text
+            assert (await agent.answerer.answer(AnswerRequest((Message("user", item(number).question),)))).text
         with pytest.raises(PermissionDenied, match="may not work on task 'math'") as refused:
             await agent.learn(max_steps=1)
         assert refused.value.hint == "its token names its tasks; set phases, or --tasks, to what it may work on"
@@ -365,6 +366,8 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
 def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
+        for table in ("sent", "dials", "feedback", "learning_spend", "exams"):
+            state._db.execute(f"DROP TABLE {table}")
         state._db.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
         state._db.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
         state._db.execute("PRAGMA user_version = 1")

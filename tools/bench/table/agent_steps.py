@@ -236,6 +236,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 async def serve(agent: Agent, memory: MemoryWatch) -> None:
     """Somebody asks a short question once in every part of the work: while it loads, samples, trains and reports."""
+    from edge.agent.record import AnswerRequest
     from edge.core.types import Message
 
     asked: set[str] = set()
@@ -243,7 +244,7 @@ async def serve(agent: Agent, memory: MemoryWatch) -> None:
         await asyncio.sleep(0.1)
         if memory.current not in asked:
             asked.add(memory.current)
-            await agent.answerer.answer([Message("user", "How many are 3 and 4?")], mode="local-only")
+            await agent.answerer.answer(AnswerRequest((Message("user", "How many are 3 and 4?"),), mode="local-only"))
 
 
 def told_of(step: dict[str, Any]) -> dict[str, Any]:

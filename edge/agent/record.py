@@ -1,0 +1,81 @@
+"""What a person asks and what is kept of the answer. Knows plain values; knows nothing of engines, clouds or files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edge.agent.events import Source
+from edge.config.schema import Mode
+from edge.core.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
+
+    `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made).
+    """
+
+    messages: tuple[Message, ...]
+    mode: Mode | None = None
+    id: str = ""
+    task: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """What `edge-agent why ID` explains.
+
+    text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
+    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
+    help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
+    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
+    prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
+    the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
+    """
+
+    id: str
+    source: Source
+    text: str
+    final: str
+    help_log_odds: float | None
+    dual: float | None
+    calls_left: int | None
+    tokens_left: int | None
+    spend_left_uusd: int | None
+    adapter_version: int
+    reason: str
+    latency_s: float
+    local_text: str
+    cloud_text: str
+    model: str = ""
+    cloud_model: str = ""
+    cloud_tokens: int = 0
+    charged_uusd: int = 0
+    created_at: float = 0.0
+    finish: str = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    mode: str = "auto"
+    help_bias: float = 0.0
+    task: str = ""
+    target_rate: float | None = None
+    prompt: str = ""
+    call_key: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from."""
+
+    text: str
+    source: Source = "local"
+    record: AnswerRecord | None = None

@@ -1,0 +1,51 @@
+"""A running agent behind the port of pages and commands. Knows the agent and JSON values; knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edge.agent.agent import Agent
+from edge.core.errors import CoordinatorError
+
+_MOST_STEPS = 2000
+
+
+class RunningAgent:
+    """`AgentControl` over a running agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The stored record of an answer. Raises NotFound."""
+        return self._agent.why(answer_id).to_json()
+
+    async def status(self) -> Mapping[str, Any]:
+        """The agent's snapshot, with its budget where the coordinator can be reached."""
+        status = asdict(self._agent.status())
+        status["model"].pop("path", None)
+        return {**status, "last_step": None, "budget": await self._budget()}
+
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Finished steps above `after`, oldest first, the newest 2000 at most."""
+        wanted = min(_MOST_STEPS, self._agent.status().steps_done - after)
+        steps = self._agent.steps(last=wanted) if wanted > 0 else []
+        return [step.to_json() for step in steps if step.step > after]
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk, oldest first."""
+        versions = self._agent.versions()
+        return [version.to_json() for version in await asyncio.to_thread(versions.all)]
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version."""
+        return asdict(await self._agent.rollback(version))
+
+    async def _budget(self) -> Mapping[str, Any] | None:
+        try:
+            return asdict(self._agent.followed_budget() or await self._agent.budget())
+        except CoordinatorError:
+            return None

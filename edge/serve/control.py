@@ -1,0 +1,72 @@
+"""What the page, the commands and scripts ask of a running agent beside answers. Knows JSON values; knows nothing of HTTP or engines.
+
+Every method may raise EdgeError and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from edge.core.errors import NotFound
+from edge.serve.ports import ScriptedAnswers
+
+
+class AgentControl(Protocol):
+    """An agent to look at and to steer."""
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """How one answer came about. Raises NotFound for an unknown id."""
+        ...
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now: model, mode, learning, budget."""
+        ...
+
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Learning steps with a number above `after`, oldest first, each with its `step`."""
+        ...
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk, oldest first, each with its `version`."""
+        ...
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
+        ...
+
+
+class ScriptedControl:
+    """Shows prepared values; for tests and for working on the page without a model."""
+
+    def __init__(self, answers: ScriptedAnswers) -> None:
+        """`answers` knows what was asked."""
+        self._answers = answers
+        self.log: list[Mapping[str, Any]] = []
+        self.versions: list[Mapping[str, Any]] = []
+        self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The note under any id that was asked."""
+        if answer_id not in {question.id for question in self._answers.asked}:
+            raise NotFound(f"no answer {answer_id!r}")
+        return {**self._answers.note.to_json(), "id": answer_id}
+
+    async def status(self) -> Mapping[str, Any]:
+        """The prepared state."""
+        return self.state
+
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """The prepared steps above `after`."""
+        return [step for step in self.log if step["step"] > after]
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The prepared versions."""
+        return self.versions
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Marks one of the prepared versions as serving. Raises NotFound for another one."""
+        if version and version not in [known["version"] for known in self.versions]:
+            raise NotFound(f"there is no adapter version {version} here")
+        self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
+        return {"head": version, "serving": version}
