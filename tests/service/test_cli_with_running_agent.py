@@ -169,7 +169,7 @@ def version(number: int, *, serving: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: Path, answers: ScriptedAnswers) -> None:
+async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: Path, control: ScriptedControl) -> None:
     control.versions = [version(3, serving=False), version(4, serving=True)]
     code, out, _ = await edge_agent("adapters", "list", "--state", str(state))
     assert code == 0
