@@ -68,7 +68,7 @@ class Content(msgspec.Struct):
     text: str | None = None
     id: str = ""
     name: str = ""
-    input: msgspec.Raw | None = None
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Delta(msgspec.Struct):
@@ -233,7 +233,7 @@ def result_of(message: Message) -> ProviderResult:
 def _beyond_text(content: list[Content]) -> str:
     """The calls of tools as OpenAI says them."""
     calls: list[dict[str, Any]] = [
-        tool_call(block.id, block.name, bytes(block.input or b"").decode()) for block in content if block.type == "tool_use"
+        tool_call(block.id, block.name, bytes(block.input).decode()) for block in content if block.type == "tool_use"
     ]
     return _encoder.encode({"tool_calls": calls}).decode() if calls else ""
 

@@ -16,9 +16,9 @@ from edge.core.errors import InvalidRequest
 
 MAX_OPENAI_BYTES = 1 << 20
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "messages")
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_TOOL_KINDS = frozenset({"function", "custom"})
-_TEXT_KINDS = frozenset({"text", "refusal"})
+ROLES = ("assistant", "developer", "system", "tool", "user")
+_TOOL_KINDS = ("function", "custom")
+_TEXT_KINDS = ("text", "refusal")
 
 
 def openai_fields(text: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _check_messages(messages: Any) -> None:
         raise InvalidRequest("messages of openai_json must be a list of at least one message")
     for number, turn in enumerate(messages):
         if turn.get("role") not in ROLES:
-            raise InvalidRequest(f"message {number} of openai_json has no role that is known: {', '.join(sorted(ROLES))}")
+            raise InvalidRequest(f"message {number} of openai_json has no role that is known: {', '.join(ROLES)}")
         if not _is_text(turn.get("content")):
             raise InvalidRequest(
                 f"message {number} of openai_json has a content other than text",
@@ -93,11 +93,10 @@ def _check_tools(tools: Any) -> None:
 def _is_text(content: Any) -> bool:
     if content is None or isinstance(content, str):
         return True
-    texts = ("text", "refusal")
-    return _is_list_of(content, _TEXT_KINDS) and all(isinstance(part.get(name, ""), str) for part in content for name in texts)
+    return _is_list_of(content, _TEXT_KINDS) and all(isinstance(part.get(part["type"]), str) for part in content)
 
 
-def _is_list_of(entries: Any, kinds: frozenset[str]) -> bool:
+def _is_list_of(entries: Any, kinds: tuple[str, ...]) -> bool:
     """A list of objects whose `type`, a function's where it is missing, is one of these."""
     first = "function" if "function" in kinds else ""
     return isinstance(entries, list) and all(isinstance(each, dict) and each.get("type", first) in kinds for each in entries)
