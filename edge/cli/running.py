@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
 from edge.serve.openai_wire import MODELS
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
+_SAMPLING = ("max_tokens", "temperature", "seed")
 
 
 @contextmanager
@@ -78,6 +80,7 @@ class RemoteAgent:
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
+            **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
         try:
@@ -88,6 +91,18 @@ class RemoteAgent:
                         yield event
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        return await self.get(f"/api/why/{quote(answer_id, safe='')}")
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Have the agent keep what a person says of an answer. Raises NotFound."""
+        return await self.post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now."""
+        return await self.get("/api/status")
 
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""

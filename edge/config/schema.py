@@ -406,6 +406,14 @@ class BudgetConfig(Section):
     )
 
 
+class ChatConfig(Section):
+    """Talking in the terminal."""
+
+    history: bool = Field(
+        True, description="Remember what is asked in edge-agent chat, in a file of the state folder that only you can read."
+    )
+
+
 class DecodeRate(Section):
     """How fast so many rows are decoded at once."""
 
@@ -474,6 +482,7 @@ class AgentConfig(Section):
     serve: ServeConfig = Field(ServeConfig(), description="Answering people: the local endpoint and how answers are sampled.")
     programs: ProgramsConfig = Field(ProgramsConfig(), description="Running programs that a model has written.")
     budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
+    chat: ChatConfig = Field(ChatConfig(), description="Talking in the terminal.")
 
     @model_validator(mode="after")
     def _only_the_last_phase_is_endless(self) -> AgentConfig:
