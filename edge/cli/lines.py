@@ -6,6 +6,8 @@ import asyncio
 import io
 import sys
 import threading
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -40,17 +42,18 @@ class PipedLines:
         return await self._lines.get()
 
     def _read(self) -> None:
-        try:
-            with io.FileIO(self._descriptor, closefd=False) as file:
-                for line in file:
-                    self._hand_over(line.decode("utf-8", "replace").strip())
-        except OSError as error:
-            print(f"stdin cannot be read: {error.strerror}", file=sys.stderr)
-        self._hand_over(None)
+        with suppress(RuntimeError, CancelledError):  # the conversation is over: its loop is closed, or closing
+            try:
+                with io.FileIO(self._descriptor, closefd=False) as file:
+                    for line in file:
+                        self._hand_over(line.decode("utf-8", "replace").strip())
+            except OSError as error:
+                print(f"stdin cannot be read: {error.strerror}", file=sys.stderr)
+            self._hand_over(None)
 
     def _hand_over(self, line: str | None) -> None:
         offered = self._lines.put(line)
         try:
             asyncio.run_coroutine_threadsafe(offered, self._loop).result()
-        except RuntimeError:  # the conversation is over and its loop closed
+        finally:
             offered.close()

@@ -337,5 +337,8 @@ def _key_advice(config: AgentConfig) -> str:
     if not name or name.startswith("file:"):
         return ""
     if sys.platform == "darwin":
-        return f"the service does not see {name}: put the key into a file (mode 0600) and set coordinator.embedded.api_key to file:/PATH"
-    return f"the service does not see your shell's {name}: write {name}=... to {environment_file()} (mode 0600), then systemctl --user restart {UNIT}"
+        return (
+            f"the service does not see {name}: put the key into a file (mode 0600), and coordinator.embedded.api_key: file:/PATH"
+        )
+    place = f"write {name}=... to {environment_file()} (mode 0600)"
+    return f"the service does not see your shell's {name}: {place}, then systemctl --user restart {UNIT}"
