@@ -193,7 +193,7 @@ class JsonVoice:
 
     def told(self, command: str, value: Any) -> None:
         """As it was found."""
-        print_json_line(value if isinstance(value, Mapping) else {command.removeprefix("/"): value})
+        print_json_line({command.removeprefix("/"): value} if command in ("/budget", "/help") else value)
 
     def failed(self, error: EdgeError) -> None:
         """The error and what to do next."""

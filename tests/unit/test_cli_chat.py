@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Pat
     assert isinstance(open_history(tmp_path / "none", kept=True), InMemoryHistory)
     assert "will not be remembered" in capsys.readouterr().err
     (tmp_path / "elsewhere").touch()
-    os.symlink(tmp_path / "elsewhere", tmp_path / HISTORY_FILE)  # a link would lead the questions out of the state folder
+    (tmp_path / HISTORY_FILE).symlink_to(tmp_path / "elsewhere")  # a link would lead the questions out of the state folder
     assert isinstance(open_history(tmp_path, kept=True), InMemoryHistory)
     assert not list(open_history(tmp_path, kept=False).load_history_strings())
 
