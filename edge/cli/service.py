@@ -175,7 +175,7 @@ def install(settings: Settings, options: Sequence[str], plan: Plan) -> int:
     config = settings.config()
     manager = manager_of_this_machine()
     spec = ServiceSpec(
-        [sys.executable, "-m", "edge.cli", "run", *options],
+        [sys.executable, "-P", "-m", "edge.cli", "run", *options],
         Path.home(),
         {name: os.environ[name] for name in CARRIED if os.environ.get(name)},
         environment_file(),

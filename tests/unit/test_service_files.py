@@ -152,7 +152,7 @@ def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
     ]
     (line,) = values(unit_of(systemd).read_text(), "ExecStart")
     options = ["--config", str(systemd / "mine.yaml"), "--state", str(systemd / "state"), "--port", "0", "--no-learn"]
-    assert unquoted(line) == [sys.executable, "-m", "edge.cli", "run", *options]
+    assert unquoted(line) == [sys.executable, "-P", "-m", "edge.cli", "run", *options]
     assert "sk-very-secret" not in unit_of(systemd).read_text()
     out, err = capsys.readouterr()
     assert out == f"installed and started: {unit_of(systemd)}\n"
