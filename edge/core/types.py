@@ -60,6 +60,7 @@ class FinishReason(StrEnum):
     """Why generation of one response ended."""
 
     EOS = "eos"
+    STOP = "stop"
     LENGTH = "length"
     STEP_LIMIT = "step_limit"
     CANCELLED = "cancelled"
@@ -71,6 +72,12 @@ class Sampling:
 
     `max_steps` stops a response as soon as it opens step max_steps + 1 (None: no limit). `help_bias` is added to the logit of the
     help phrase's first token wherever a decision to ask can be taken; `suppress_help` makes that token impossible there.
+
+    Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
+    token that the response has said, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
+    the text with it: anywhere, or with `stops_in_answer` only in the answer behind the reasoning and never in a request for help.
+    `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are told beside each token
+    (`LocalResponse.tokens`); None tells nothing and costs nothing.
     """
 
     temperature: float = 1.0
@@ -78,6 +85,40 @@ class Sampling:
     max_steps: int | None = None
     help_bias: float = 0.0
     suppress_help: bool = False
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stops: tuple[str, ...] = ()
+    stops_in_answer: bool = False
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChance:
+    """A token that was possible at one place: its bytes, control tokens written out, and its log-probability (nats, temperature 1)."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One token of a text with its log-probability, and the likeliest tokens in its place, the likeliest first.
+
+    `logprob` (nats, temperature 1, penalties and biases included) is None for the first token of a text, which nothing predicts.
+    `greedy`: no token was likelier. `start` and `end` are offsets in characters in the text; they are equal for a token that adds no
+    character, such as the end of the text or the first part of a character of several bytes.
+    """
+
+    token_id: int
+    piece: bytes
+    logprob: float | None
+    greedy: bool = False
+    top: tuple[TokenChance, ...] = ()
+    start: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +127,8 @@ class LocalResponse:
 
     `token_ids` are the sampled ids, EOS included, never re-tokenised. `logprobs` (nats, same length) are the behaviour
     log-probabilities at temperature 1 of the row each token was sampled from. `help_log_odds` is log p/(1-p) of the help
-    phrase's first token at the first decision point reached, or None when none was reached.
+    phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
+    `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off.
     """
 
     text: str
@@ -95,6 +137,7 @@ class LocalResponse:
     finish: FinishReason
     adapter_version: int = 0
     help_log_odds: float | None = None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +150,15 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens."""
+    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens.
+
+    `tokens` are those that end in this piece, where `Sampling.top_logprobs` asked for them.
+    """
 
     text: str
     response: LocalResponse | None = None
     prompt_tokens: int = 0
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
