@@ -19,6 +19,7 @@ from edge.agent.answer import Answerer, AnswerSettings
 from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
+from edge.agent.completing import ServedTexts
 from edge.agent.curriculum import Curriculum, HeldOut
 from edge.agent.dial import HelpDial
 from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
@@ -155,6 +156,7 @@ class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it."""
 
     answerer: Answerer
+    texts: ServedTexts
 
     def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
         if settings.gate is not None and parts.open_rollouts is None:
@@ -199,6 +201,7 @@ class Agent:
             if self._reached:
                 await self._budget_watch.follow(self._current_task())
             self.answerer = self._make_answerer()
+            self.texts = ServedTexts(self._backend, self._gate)
             stack.callback(self._keep_dial)
             self._stack = stack.pop_all()
         return self

@@ -21,6 +21,7 @@ from edge.agent.link import WatchedClient
 from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
 from edge.agent.streams import closing
+from edge.agent.token_line import TokenLine
 from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
@@ -77,6 +78,7 @@ class _Draft:
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
     completion: CloudCompletion | None = None
+    line: TokenLine = field(default_factory=TokenLine)
 
 
 Pieces = AsyncGenerator[AnswerDelta, None]
@@ -122,7 +124,8 @@ class Answerer:
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
                     draft.text += piece.text
-                    yield piece
+                    tokens = draft.line.until(len(draft.text))
+                    yield replace(piece, tokens=tokens) if tokens else piece
             record = self._recorded(draft)
         yield AnswerDelta("", record.source, record)
 
@@ -148,7 +151,7 @@ class Answerer:
             id=request.id or self._new_id(),
             task=task,
             mode=agreed_mode(request.mode, settings.mode),
-            sampling=sampling,
+            sampling=request.wishes.granted(sampling),
             began_at=self._clock.now(),
             began=self._clock.monotonic(),
         )
@@ -222,8 +225,10 @@ class Answerer:
 
     async def _local_pieces(self, draft: _Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
         messages = local_messages(draft.request.messages, self._settings.prompt_form)
+        draft.line.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
             async for delta in deltas:
+                draft.line.add(delta.tokens)
                 if delta.response is not None:
                     draft.responses.append(delta.response)
                     draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
@@ -233,6 +238,7 @@ class Answerer:
 
     async def _cloud_pieces(self, draft: _Draft) -> Pieces:
         settings = self._settings
+        draft.line.begin()
         call = CloudCall(
             call_key=self._call_key(draft),
             task=draft.task,
@@ -263,6 +269,8 @@ class Answerer:
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
 
     def _usable(self, draft: _Draft) -> bool:
+        if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
+            return True
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
 
     def _recorded(self, draft: _Draft) -> AnswerRecord:
@@ -290,12 +298,12 @@ class Answerer:
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
-        truncated = draft.source != "cloud" and last is not None and last.finish is FinishReason.LENGTH
+        cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
         return AnswerRecord(
             id=draft.id,
             source=draft.source,
             text=draft.text,
-            final=cut_answer(shown) if truncated else shown_answer(shown),
+            final=cut_answer(shown) if cut else shown_answer(shown),
             help_log_odds=first.help_log_odds if first else None,
             dual=budget.dual if budget else (terms.dual if terms else None),
             calls_left=_left(budget, "calls", "calls_limit"),
@@ -311,7 +319,7 @@ class Answerer:
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
             charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
             created_at=draft.began_at,
-            finish="length" if truncated else "stop",
+            finish="length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop",
             prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,

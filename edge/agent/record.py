@@ -7,14 +7,14 @@ from typing import Any
 
 from edge.agent.events import Source
 from edge.config.schema import Mode
-from edge.core.types import Message
+from edge.core.types import NO_WISHES, Message, SamplingWishes, ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
-    `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made).
+    `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `wishes` are for local text.
     """
 
     messages: tuple[Message, ...]
@@ -24,6 +24,7 @@ class AnswerRequest:
     temperature: float | None = None
     max_tokens: int | None = None
     seed: int = 0
+    wishes: SamplingWishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,12 @@ class AnswerRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from."""
+    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from.
+
+    `tokens` are the local ones that end in it, where `AnswerRequest.wishes` asked for them, with offsets in the streamed text.
+    """
 
     text: str
     source: Source = "local"
     record: AnswerRecord | None = None
+    tokens: tuple[ScoredToken, ...] = ()

@@ -90,7 +90,8 @@ async def _endpoint(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         raise UsageError(
             f"serve.host {config.serve.host} is not a loopback address", hint="the endpoint has no users or passwords"
         )
-    app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), loaded_model=agent.status().model.name)
+    name = agent.status().model.name
+    app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), loaded_model=name, texts=agent.texts)
     async with serving(app, config.serve.host, config.serve.port) as url:
         with announced(state_folder(config), url):
             console.say(f"chat at {url}/ · OpenAI-compatible at {url}/v1 · Ctrl-C stops")

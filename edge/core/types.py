@@ -7,7 +7,7 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -92,6 +92,32 @@ class Sampling:
     stops_in_answer: bool = False
     ignore_eos: bool = False
     top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWishes:
+    """What a client may ask of the sampling of its local text, beside temperature, length and seed; see `Sampling`."""
+
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stops: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+
+    def granted(self, sampling: Sampling) -> Sampling:
+        """The sampling with the wishes in it; the stop strings end the answer, not the reasoning before it."""
+        return replace(
+            sampling,
+            top_p=self.top_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stops=self.stops,
+            stops_in_answer=True,
+            top_logprobs=self.top_logprobs,
+        )
+
+
+NO_WISHES = SamplingWishes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class BatchedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
-        return self._template.tokenizer_info(self._engine.vocab_size)
+        return self._template.tokenizer_info(self._engine.vocab_size, self._n_ctx)
 
     def _known(self, token_ids: Sequence[int]) -> list[int]:
         most = min(self._engine.vocab_size, len(self._tokens.pieces))

@@ -77,11 +77,11 @@ class ChatTemplate:
         wanted = self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]
         return [self._tokeniser.bos, *ids] if wanted else ids
 
-    def tokenizer_info(self, vocab_size: int) -> TokenizerInfo:
+    def tokenizer_info(self, vocab_size: int, context_tokens: int) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
         specials = self._special_texts
         bos, eos = specials.get("bos_token", ""), specials.get("eos_token", "")
-        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size)
+        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens)
 
     def _fallback(self) -> str:
         if "<|im_start|>" in self._tokeniser.control_ids and "<|im_end|>" in self._tokeniser.control_ids:

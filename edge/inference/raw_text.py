@@ -19,7 +19,7 @@ RawPrompt = str | Sequence[int]
 class TokenizerInfo:
     """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
 
-    `adds_bos`: the raw text of a prompt gets `bos` before it.
+    `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
     """
 
     chat_template: str
@@ -27,6 +27,7 @@ class TokenizerInfo:
     eos: str
     adds_bos: bool
     vocab_size: int
+    context_tokens: int
 
 
 class RawText(Protocol):

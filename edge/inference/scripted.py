@@ -127,7 +127,7 @@ class ScriptedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """No chat template, and an end of text that is written as nothing."""
-        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE)
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens)
 
     def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
         self._require_open()

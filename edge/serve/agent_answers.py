@@ -21,7 +21,7 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(request_of(question))
         async with aclosing(deltas):
             async for delta in deltas:
-                yield AnswerPiece(delta.text, note=note_of(delta.record) if delta.record else None)
+                yield AnswerPiece(delta.text, note_of(delta.record) if delta.record else None, delta.tokens)
 
 
 def request_of(question: Question) -> AnswerRequest:
@@ -34,6 +34,7 @@ def request_of(question: Question) -> AnswerRequest:
         temperature=question.temperature,
         max_tokens=question.max_tokens,
         seed=abs(question.seed or 0),
+        wishes=question.wishes,
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from importlib.resources import files
-from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,15 +16,19 @@ from starlette.routing import Route
 
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
+from edge.inference.raw_text import RawText
 from edge.serve import openai_wire as wire
 from edge.serve.api import control_routes
+from edge.serve.choices import ChunkWriter, Event, collect_all, questions_of, side_by_side, whole_body
+from edge.serve.completions import completion_routes
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import LOOPBACK_NAMES, App, Guard
-from edge.serve.ports import AnswerNote, AnswerService
-from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.serve.ports import AnswerService
+from edge.serve.presence import unless_gone
+from edge.serve.reasoning import Reading, read_answer
 
-T = TypeVar("T")
+Numbered = AsyncGenerator[tuple[int, Event], None]
 
 _LOG = logging.getLogger(__name__)
 _PAGE = {
@@ -52,12 +54,15 @@ def build_app(
     token: str = "",
     max_posts: int = 32,
     loaded_model: str = "",
+    texts: RawText | None = None,
 ) -> App:
     """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty.
 
-    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
+    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`. `texts`: what continues plain texts; without
+    it there are no plain completions.
     """
-    return Guard(_Endpoint(answers, control, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
+    more = [] if texts is None else completion_routes(texts, clock, loaded_model, lambda error: _logged(error).body())
+    return Guard(_Endpoint(answers, control, clock, loaded_model).app(more), names=names, token=token, max_posts=max_posts)
 
 
 class _Endpoint:
@@ -70,7 +75,7 @@ class _Endpoint:
         self._clock = clock
         self._started = int(clock.now())
 
-    def app(self) -> Starlette:
+    def app(self, more: Sequence[Route] = ()) -> Starlette:
         """Routes and error handlers."""
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -78,6 +83,7 @@ class _Endpoint:
             Route("/v1/models/{name}", self.model),
             Route("/health", self.health),
             *control_routes(self._control),
+            *more,
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
         kinds = (HTTPException, RequestProblem, EdgeError, ClientDisconnect, Exception)
@@ -86,32 +92,25 @@ class _Endpoint:
     async def chat(self, request: Request) -> Response:
         """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
         chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models)
-        reading = read_answer(self._answers.answer(chat.question), chat.stops)
+        readings = [read_answer(self._answers.answer(question), chat.stops) for question in questions_of(chat)]
         if not chat.stream:
-            return await _unless_gone(request, self._whole(chat, reading))
-        first = await _unless_gone(request, _first(reading))
+            return await unless_gone(request, self._whole(chat, readings))
+        events = side_by_side(readings)
+        first = await unless_gone(request, _first(events))
         headers = {"cache-control": "no-store", "x-edge-answer-id": chat.question.id}
-        return StreamingResponse(self._stream(chat, first, reading), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._stream(chat, first, events), media_type="text/event-stream", headers=headers)
 
-    async def _whole(self, chat: wire.ChatRequest, reading: Reading) -> Response:
-        text = {"reasoning": "", "content": ""}
-        async with aclosing(reading):
-            async for event in reading:
-                if isinstance(event, AnswerNote):
-                    body = wire.completion_body(chat, event, text["content"], text["reasoning"], int(self._clock.now()))
-                    return JSONResponse(body, headers=wire.edge_headers(event))
-                text[event.channel] += event.text
-        raise RequestProblem(500, "the answer ended without its record", code="internal")
+    async def _whole(self, chat: wire.ChatRequest, readings: Sequence[Reading]) -> Response:
+        choices = await collect_all(readings)
+        return JSONResponse(whole_body(chat, choices, int(self._clock.now())), headers=wire.edge_headers(choices[0].note))
 
-    async def _stream(self, chat: wire.ChatRequest, first: ChannelText | AnswerNote, reading: Reading) -> AsyncIterator[bytes]:
-        created = int(self._clock.now())
-        stream_id = wire.completion_id(chat.question.id)
-        yield wire.sse(wire.chunk_body(chat, stream_id, created, {"role": "assistant", "content": ""}))
-        async with aclosing(reading):
+    async def _stream(self, chat: wire.ChatRequest, first: tuple[int, Event], events: Numbered) -> AsyncIterator[bytes]:
+        writer = ChunkWriter(chat, int(self._clock.now()))
+        yield b"".join(map(wire.sse, writer.opening()))
+        async with aclosing(events):
             try:
-                async for event in _after(first, reading):
-                    for chunk in _chunks(chat, stream_id, created, event):
-                        yield wire.sse(chunk)
+                async for index, event in _after(first, events):
+                    yield b"".join(map(wire.sse, writer.of(index, event)))
             except Exception as error:
                 yield wire.sse(_logged(error).body())
         yield wire.SSE_DONE
@@ -129,41 +128,14 @@ class _Endpoint:
         return JSONResponse({"status": "ok"})
 
 
-async def _first(reading: Reading) -> ChannelText | AnswerNote:
-    return await anext(reading)
+async def _first(events: Numbered) -> tuple[int, Event]:
+    return await anext(events)
 
 
-async def _after(first: ChannelText | AnswerNote, reading: Reading) -> AsyncIterator[ChannelText | AnswerNote]:
+async def _after(first: tuple[int, Event], events: Numbered) -> Numbered:
     yield first
-    async for event in reading:
+    async for event in events:
         yield event
-
-
-def _chunks(chat: wire.ChatRequest, stream_id: str, created: int, event: ChannelText | AnswerNote) -> list[dict[str, Any]]:
-    if isinstance(event, ChannelText):
-        field = "reasoning_content" if event.channel == "reasoning" else "content"
-        return [wire.chunk_body(chat, stream_id, created, {field: event.text})]
-    last = wire.chunk_body(chat, stream_id, created, {}, event.finish, edge=wire.edge_body(chat, event))
-    return [last, wire.usage_chunk(chat, stream_id, created, event)] if chat.include_usage else [last]
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, which is cancelled as soon as the client goes away. Raises ClientDisconnect then."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for unfinished in (task, gone):
-            unfinished.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from edge.core.types import Message, Role
+from edge.serve.chat_logprobs import choices_of, top_logprobs_of
 from edge.serve.failures import RequestProblem
+from edge.serve.fields import MAX_TOKENS, parse_json, sampling_wishes
+from edge.serve.fields import bad as _bad
+from edge.serve.fields import boolean as _boolean
+from edge.serve.fields import encodable as _encodable
+from edge.serve.fields import include_usage as _include_usage
+from edge.serve.fields import integer as _integer
+from edge.serve.fields import number as _number
+from edge.serve.fields import stops as _stops
 from edge.serve.ports import AnswerNote, Mode, Question
 
 MODELS: dict[str, Mode | None] = {
@@ -21,16 +30,13 @@ MODELS: dict[str, Mode | None] = {
 """Model names and the mode each one means; None is the agent's own."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED = ("tools", "functions", "tool_choice", "function_call", "audio", "logprobs", "top_logprobs")
-_WITHOUT_EFFECT = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "reasoning_effort")
+_UNSUPPORTED = ("tools", "functions", "tool_choice", "function_call", "audio")
+_WITHOUT_EFFECT = ("logit_bias", "response_format", "reasoning_effort")
 _NEUTRAL: dict[str, Any] = {
-    "top_p": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
     "logit_bias": {},
     "response_format": {"type": "text"},
 }
-_MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_TOKENS = 256, 4, 256, 32_768
+_MAX_MESSAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +49,7 @@ class ChatRequest:
     include_usage: bool
     stops: tuple[str, ...]
     ignored: tuple[str, ...]
-
-
-def parse_json(body: bytes) -> Mapping[str, Any]:
-    """A JSON object. Raises RequestProblem otherwise."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestProblem(400, f"the body is not JSON ({type(error).__name__})", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise RequestProblem(400, "the body must be a JSON object", code="invalid_json")
-    return value
+    choices: int = 1
 
 
 def models_with(loaded: str) -> Mapping[str, Mode | None]:
@@ -64,7 +60,7 @@ def models_with(loaded: str) -> Mapping[str, Mode | None]:
 def parse_chat_request(body: bytes, answer_id: str, models: Mapping[str, Mode | None] = MODELS) -> ChatRequest:
     """The checked request, to be answered under this id. Raises RequestProblem naming the field at fault."""
     value = parse_json(body)
-    model = _model(value.get("model", "edge"), models)
+    model = named_model(value.get("model", "edge"), models)
     _refuse_unsupported(value)
     question = Question(
         id=answer_id,
@@ -73,17 +69,28 @@ def parse_chat_request(body: bytes, answer_id: str, models: Mapping[str, Mode | 
         max_tokens=_max_tokens(value),
         temperature=_number(value, "temperature", 0.0, 2.0),
         seed=_integer(value, "seed", -(2**63), 2**63 - 1),
+        wishes=sampling_wishes(value, top_logprobs_of(value)),
     )
+    choices = choices_of(value, question.mode)
     stream = _boolean(value, "stream")
-    return ChatRequest(model, question, stream, _include_usage(value, stream), _stops(value.get("stop")), _ignored(value))
+    return ChatRequest(
+        model, question, stream, _include_usage(value, stream), _stops(value.get("stop")), _ignored(value), choices
+    )
 
 
-def completion_body(request: ChatRequest, note: AnswerNote, content: str, reasoning: str, created: int) -> dict[str, Any]:
+def completion_body(
+    request: ChatRequest,
+    note: AnswerNote,
+    content: str,
+    reasoning: str,
+    created: int,
+    logprobs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The whole answer as a `chat.completion` object."""
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": note.finish}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
     return {
         "id": completion_id(note.id),
         "object": "chat.completion",
@@ -141,7 +148,7 @@ def models_body(created: int, models: Mapping[str, Mode | None] = MODELS) -> dic
 
 def model_body(name: str, created: int, models: Mapping[str, Mode | None] = MODELS) -> dict[str, Any]:
     """One model. Raises RequestProblem when there is none of this name."""
-    return {"id": _model(name, models), "object": "model", "created": created, "owned_by": "edge-agent"}
+    return {"id": named_model(name, models), "object": "model", "created": created, "owned_by": "edge-agent"}
 
 
 def completion_id(answer_id: str) -> str:
@@ -161,15 +168,8 @@ def _shown(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _bad(param: str, message: str, code: str = "invalid_value") -> RequestProblem:
-    return RequestProblem(400, f"{param}: {message}", code=code, param=param)
-
-
-def _model(name: Any, models: Mapping[str, Mode | None]) -> str:
+def named_model(name: Any, models: Mapping[str, Mode | None]) -> str:
+    """The name, if there is such a model. Raises RequestProblem."""
     if not isinstance(name, str):
         raise _bad("model", "must be a string")
     if name not in models:
@@ -212,21 +212,10 @@ def _part_text(param: str, part: Mapping[str, Any]) -> str:
     return cast(str, part["text"])
 
 
-def _encodable(param: str, text: str) -> str:
-    """JSON allows half of a surrogate pair; no tokenizer does."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise _bad(param, "is not valid Unicode text") from error
-    return text
-
-
 def _refuse_unsupported(value: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if value.get(name) not in (None, False, [], "none", 0):
             raise RequestProblem(400, f"{name}: not supported by this endpoint", code="unsupported_parameter", param=name)
-    if value.get("n") not in (None, 1):
-        raise _bad("n", "only 1 is supported", "unsupported_value")
 
 
 def _ignored(value: Mapping[str, Any]) -> tuple[str, ...]:
@@ -237,47 +226,4 @@ def _max_tokens(value: Mapping[str, Any]) -> int | None:
     wanted = _integer(value, "max_completion_tokens", 1, 2**31 - 1)
     if wanted is None:
         wanted = _integer(value, "max_tokens", 1, 2**31 - 1)
-    return None if wanted is None else min(wanted, _MAX_TOKENS)
-
-
-def _integer(value: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    number = value.get(name)
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-        raise _bad(name, f"must be a whole number from {low} to {high}")
-    return number
-
-
-def _number(value: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    number = value.get(name)
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
-        raise _bad(name, f"must be a number from {low:g} to {high:g}")
-    return float(number)
-
-
-def _boolean(value: Mapping[str, Any], name: str) -> bool:
-    flag = value.get(name)
-    if flag not in (None, True, False) or (isinstance(flag, int) and not isinstance(flag, bool)):
-        raise _bad(name, "must be true or false")
-    return bool(flag)
-
-
-def _include_usage(value: Mapping[str, Any], stream: bool) -> bool:
-    options = value.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        raise _bad("stream_options", "only an object, and only together with stream")
-    return _boolean(options, "include_usage")
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops: Sequence[Any] = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(stops, list) or len(stops) > _MAX_STOPS:
-        raise _bad("stop", f"must be a string or a list of at most {_MAX_STOPS}")
-    if any(not isinstance(stop, str) or not 0 < len(stop) <= _MAX_STOP_CHARS for stop in stops):
-        raise _bad("stop", f"each must be a string of 1 to {_MAX_STOP_CHARS} characters")
-    return tuple(stops)
+    return None if wanted is None else min(wanted, MAX_TOKENS)

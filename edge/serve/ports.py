@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
-from edge.core.types import Message
+from edge.core.types import NO_WISHES, Message, SamplingWishes, ScoredToken
 
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
@@ -26,6 +26,7 @@ class Question:
     temperature: float | None = None
     seed: int | None = None
     task: str | None = None
+    wishes: SamplingWishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,12 @@ _SAID_ELSEWHERE = frozenset({"finish", "prompt_tokens", "completion_tokens"})
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """A piece of a streamed answer; the last one carries the note."""
+    """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
+    with offsets in the whole text."""
 
     text: str
     note: AnswerNote | None = None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 class AnswerService(Protocol):

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.core.types import Message
+from edge.core.types import Message, SamplingWishes
+from edge.serve.choices import questions_of
 from edge.serve.failures import RequestProblem
 from edge.serve.openai_wire import ChatRequest, parse_chat_request
 
@@ -63,7 +64,25 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
 
 
 def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
-    assert parse(top_p=0.5, presence_penalty=0).ignored == ("top_p",)
+    assert parse(logit_bias={"5": 1}, response_format={"type": "text"}).ignored == ("logit_bias",)
+
+
+def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
+    fields = {"top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -0.5, "stop": ["a", "b"], "logprobs": True}
+    wishes = parse(**fields, top_logprobs=3).question.wishes
+    assert wishes == SamplingWishes(0.5, 1.0, -0.5, ("a", "b"), 3)
+    assert parse(logprobs=True).question.wishes.top_logprobs == 0
+    assert parse().question.wishes == SamplingWishes()
+    assert parse(top_p=0).question.wishes.top_p > 0
+
+
+def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> None:
+    questions = questions_of(parse(n=3, seed=7))
+    assert [question.mode for question in questions] == ["local-only"] * 3
+    assert [question.id for question in questions] == ["id1-0", "id1-1", "id1-2"]
+    assert questions[0].seed == 7
+    assert len({question.seed for question in questions}) == 3
+    assert questions_of(parse(n=1, model="edge-cloud"))[0].mode == "cloud-only"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +100,15 @@ def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
         ({"temperature": True}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"seed": 1.5}, 400, "seed"),
-        ({"n": 2}, 400, "n"),
-        ({"stop": ["a"] * 5}, 400, "stop"),
+        ({"n": 0}, 400, "n"),
+        ({"n": 9}, 400, "n"),
+        ({"n": 2, "model": "edge-cloud"}, 400, "n"),
+        ({"stop": ["a"] * 17}, 400, "stop"),
+        ({"top_p": 1.5}, 400, "top_p"),
+        ({"presence_penalty": 3}, 400, "presence_penalty"),
+        ({"logprobs": 1}, 400, "logprobs"),
+        ({"top_logprobs": 2}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": ""}, 400, "stop"),
         ({"stream": "yes"}, 400, "stream"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -101,6 +127,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     assert caught.value.status == 400
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
 def test_any_json_object_is_either_parsed_or_refused(value: dict[str, Any], with_messages: bool) -> None:
     body = {**value, "messages": USER} if with_messages else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def said(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, 
 
 def in_pieces(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 @given(TEXTS, st.lists(st.integers(0, 30), max_size=6), st.lists(st.text("ab<c", min_size=1, max_size=4), min_size=1, max_size=3))
