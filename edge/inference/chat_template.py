@@ -80,7 +80,7 @@ class ChatTemplate:
     def tokenizer_info(self, vocab_size: int, context_tokens: int) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
         specials = self._special_texts
-        bos, eos = specials.get("bos_token", ""), specials.get("eos_token", "")
+        bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
         return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens)
 
     def _fallback(self) -> str:

@@ -17,7 +17,7 @@ from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavai
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
-from edge.serve.server import is_loopback, serving
+from edge.serve.server import _listen, is_loopback, serving
 
 SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 CLOUD = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4")
@@ -319,3 +319,10 @@ async def test_a_foreign_page_cannot_go_back_to_another_adapter(http: aiohttp.Cl
     headers = {"origin": "https://evil.example"}
     async with http.post(f"{url}/api/adapters/rollback", json={"version": 0}, headers=headers) as reply:
         assert reply.status == 403
+
+
+def test_replies_do_not_wait_for_the_client_s_acknowledgement() -> None:
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP  # asyncio's condition for turning Nagle's algorithm off
