@@ -113,12 +113,14 @@ class _Sequence:
     """One response in progress."""
 
     __slots__ = (
+        "attended",
         "decided",
         "follower",
         "help_log_odds",
         "index",
         "is_forced",
         "limit",
+        "logits_V",
         "logprobs",
         "pieces",
         "request",
@@ -142,6 +144,8 @@ class _Sequence:
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
         self.spoken = SpokenText(request.sampling, request.prefix, request.on_text) if watched else None
         self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
+        self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
+        self.logits_V: Floats | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[bytes] = []
@@ -351,21 +355,20 @@ class Batcher:
 
     def _sample(self, sequences: Sequence[_Sequence], logits_RV: Floats) -> list[bool]:
         """Take the next token of each sequence; true where that ended it."""
+        narrow = False
         for sequence, logits_V in zip(sequences, logits_RV, strict=True):
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V)
-            if sequence.said_times:
-                _take_penalties(sequence.request.sampling, sequence.said_times, logits_V)
+            if sequence.attended:
+                narrow = self._attend(sequence, logits_V) or narrow
         temperatures = np.array([sequence.temperature for sequence in sequences])
         uniforms = np.array([sequence.uniform() for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
             forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
-        shares = None
-        if any(sequence.request.sampling.top_p < 1.0 for sequence in sequences):
-            shares = np.array([sequence.request.sampling.top_p for sequence in sequences])
+        shares = np.array([sequence.request.sampling.top_p for sequence in sequences]) if narrow else None
         ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced, shares)
-        return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), logits_RV, strict=True)]
+        return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
     def _steer(self, sequence: _Sequence, logits_V: Floats) -> None:
         """Record and bias the decision to ask for help, in place.
@@ -381,7 +384,7 @@ class Batcher:
         elif sequence.request.sampling.help_bias:
             logits_V[starts] += np.float32(sequence.request.sampling.help_bias)
 
-    def _take(self, sequence: _Sequence, token: int, logprob: float, logits_V: Floats) -> bool:
+    def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
         """Append a token to its response; true when the response is over."""
         piece = self._tokens.pieces[token]
         if sequence.follower.pending == "" and not self._help.is_space[token]:
@@ -391,20 +394,31 @@ class Batcher:
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
         finish = sequence.finish_reason(self._tokens.ends[token])
-        if sequence.said_times is not None:
-            sequence.said_times[token] += 1
-        if sequence.spoken is not None and self._speak(sequence, sequence.spoken, logits_V, finish is not None):
+        if sequence.attended and self._say(sequence, token, finish is not None):
             finish = FinishReason.STOP
         if finish is None:
             return False
         sequence.request.finish_one(sequence.index, sequence.response(finish))
         return True
 
-    def _speak(self, sequence: _Sequence, spoken: SpokenText, logits_V: Floats, last: bool) -> bool:
+    @staticmethod
+    def _attend(sequence: _Sequence, logits_V: Floats) -> bool:
+        """Take penalties from the logits, in place, and keep them at hand; true where only the likeliest are drawn from."""
+        if sequence.said_times:
+            _take_penalties(sequence.request.sampling, sequence.said_times, logits_V)
+        sequence.logits_V = logits_V
+        return sequence.request.sampling.top_p < 1.0
+
+    def _say(self, sequence: _Sequence, token: int, last: bool) -> bool:
         """Put the newest token into the text; true when a stop string ended it."""
-        token, top = sequence.token_ids[-1], sequence.request.sampling.top_logprobs
-        scored = None if top is None else self._scored(token, sequence.logprobs[-1], logits_V, top)
-        return spoken.add(sequence.pieces[-1], scored, last)
+        if sequence.said_times is not None:
+            sequence.said_times[token] += 1
+        if sequence.spoken is None:
+            return False
+        top, scored = sequence.request.sampling.top_logprobs, None
+        if top is not None and sequence.logits_V is not None:
+            scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
+        return sequence.spoken.add(sequence.pieces[-1], scored, last)
 
 
 def _has_penalties(sampling: Sampling) -> bool:
