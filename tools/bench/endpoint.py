@@ -2,8 +2,8 @@
 
 Both serve the same file with the same threads and context, one request at a time, streamed, at temperature 0. Rounds alternate, and so does
 who begins; every request has a prompt of its own, because either server may keep the last one. Told are medians over all requests of
-the time to the first text and to the end of the stream, and our medians as multiples of theirs. The replies are compared as well: figures
-of different texts mean nothing, nor do those of a machine that does other work.
+the time to the first visible letter and to the end of the stream, and our medians as multiples of theirs. The replies are compared as
+well: figures of different texts mean nothing, nor do those of a machine that does other work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One streamed reply: seconds to its first text and to its end."""
+    """One streamed reply: seconds to its first visible letter (tags and white space are none) and to its end."""
 
     first_s: float
     total_s: float
@@ -82,8 +82,8 @@ async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, m
         reply.raise_for_status()
         async for line in reply.content:
             if text := _text_of(line):
-                first = first or time.perf_counter() - start
                 pieces.append(text)
+                first = first or (time.perf_counter() - start if _bare("".join(pieces)) else 0.0)
     return Timed(first, time.perf_counter() - start, "".join(pieces))
 
 
