@@ -25,6 +25,7 @@ from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import LOOPBACK_NAMES, App, Guard
 from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.serve.told import edge_headers
 
 T = TypeVar("T")
 
@@ -85,12 +86,13 @@ class _Endpoint:
 
     async def chat(self, request: Request) -> Response:
         """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
-        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models)
+        task = request.headers.get("x-edge-task", "")
+        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models, task)
         reading = read_answer(self._answers.answer(chat.question), chat.stops)
         if not chat.stream:
             return await _unless_gone(request, self._whole(chat, reading))
         first = await _unless_gone(request, _first(reading))
-        headers = {"cache-control": "no-store", "x-edge-answer-id": chat.question.id}
+        headers = {"cache-control": "no-store", **edge_headers(self._answers.standing(chat.question.task), chat.question.id)}
         return StreamingResponse(self._stream(chat, first, reading), media_type="text/event-stream", headers=headers)
 
     async def _whole(self, chat: wire.ChatRequest, reading: Reading) -> Response:
@@ -99,7 +101,7 @@ class _Endpoint:
             async for event in reading:
                 if isinstance(event, AnswerNote):
                     body = wire.completion_body(chat, event, text["content"], text["reasoning"], int(self._clock.now()))
-                    return JSONResponse(body, headers=wire.edge_headers(event))
+                    return JSONResponse(body, headers=edge_headers(event))
                 text[event.channel] += event.text
         raise RequestProblem(500, "the answer ended without its record", code="internal")
 
@@ -143,8 +145,10 @@ def _chunks(chat: wire.ChatRequest, stream_id: str, created: int, event: Channel
     if isinstance(event, ChannelText):
         field = "reasoning_content" if event.channel == "reasoning" else "content"
         return [wire.chunk_body(chat, stream_id, created, {field: event.text})]
-    last = wire.chunk_body(chat, stream_id, created, {}, event.finish, edge=wire.edge_body(chat, event))
-    return [last, wire.usage_chunk(chat, stream_id, created, event)] if chat.include_usage else [last]
+    calls = [wire.chunk_body(chat, stream_id, created, delta) for delta in wire.tool_call_deltas(event)]
+    last = wire.chunk_body(chat, stream_id, created, {}, event.finish, edge=wire.edge_of(chat, event))
+    usage = [wire.usage_chunk(chat, stream_id, created, event)] if chat.include_usage else []
+    return [*calls, last, *usage]
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -176,13 +180,14 @@ def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Resp
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     problem = _logged(error)
-    return JSONResponse(problem.body(), status_code=problem.status)
+    return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
 
 
 def _logged(error: Exception) -> RequestProblem:
     """What the client is told. Our own failures leave a line in the log, with the place but without texts."""
     if isinstance(error, HTTPException):
-        return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"))
+        code = error.detail.lower().replace(" ", "_")
+        return RequestProblem(error.status_code, error.detail, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return RequestProblem(499, "the client went away", code="client_gone")
     problem = problem_of(error)
