@@ -22,7 +22,8 @@ from edge.serve import openai_wire as wire
 from edge.serve.api import control_routes
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
-from edge.serve.guard import LOOPBACK_NAMES, App, Guard
+from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES, App, Guard, Limits
+from edge.serve.health import health_routes
 from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 from edge.serve.told import edge_headers
@@ -51,21 +52,27 @@ def build_app(
     *,
     names: Sequence[str] = LOOPBACK_NAMES,
     token: str = "",
-    max_posts: int = 32,
+    origins: Sequence[str] = (),
+    limits: Limits = DEFAULT_LIMITS,
     loaded_model: str = "",
+    context_tokens: int | None = None,
 ) -> App:
-    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty.
+    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask.
 
-    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
+    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length.
     """
-    return Guard(_Endpoint(answers, control, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
+    app = _Endpoint(answers, control, clock, loaded_model, context_tokens).app()
+    return Guard(app, names=names, token=token, origins=origins, limits=limits)
 
 
 class _Endpoint:
     """The handlers of the OpenAI API, over one answer service."""
 
-    def __init__(self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str) -> None:
+    def __init__(
+        self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str, context: int | None
+    ) -> None:
         self._models = wire.models_with(loaded_model)
+        self._context_tokens = context
         self._answers = answers
         self._control = control
         self._clock = clock
@@ -77,7 +84,7 @@ class _Endpoint:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}", self.model),
-            Route("/health", self.health),
+            *health_routes(self._control),
             *control_routes(self._control),
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
@@ -120,15 +127,12 @@ class _Endpoint:
 
     async def models(self, request: Request) -> Response:
         """The model names a client may ask for."""
-        return JSONResponse(wire.models_body(self._started, self._models))
+        return JSONResponse(wire.models_body(self._started, self._models, self._context_tokens))
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        return JSONResponse(wire.model_body(request.path_params["name"], self._started, self._models))
-
-    async def health(self, request: Request) -> Response:
-        """Whether the endpoint answers at all."""
-        return JSONResponse({"status": "ok"})
+        name = request.path_params["name"]
+        return JSONResponse(wire.model_body(name, self._started, self._models, self._context_tokens))
 
 
 async def _first(reading: Reading) -> ChannelText | AnswerNote:

@@ -34,9 +34,10 @@ class AnswerNote:
     """What the agent says about a finished answer.
 
     `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop, length, tool_calls or content_filter.
-    `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit. Token counts are this machine's;
-    `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box. `assist_rate` is the realised rate
-    of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in OpenAI's form.
+    `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
+    Token counts are this machine's; `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
+    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
+    OpenAI's form.
     """
 
     id: str
