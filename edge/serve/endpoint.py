@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -24,6 +24,9 @@ from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES, App, Guard, Limits
 from edge.serve.health import health_routes
+from edge.serve.openapi import document
+from edge.serve.openapi_routes import OPERATIONS
+from edge.serve.openapi_shapes import SHAPES
 from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 from edge.serve.told import edge_headers
@@ -61,8 +64,22 @@ def build_app(
 
     `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length.
     """
-    app = _Endpoint(answers, control, clock, loaded_model, context_tokens).app()
+    app = open_app(
+        answers, control, clock, loaded_model, context_tokens, described=document(OPERATIONS, SHAPES, token=bool(token))
+    )
     return Guard(app, names=names, token=token, origins=origins, limits=limits)
+
+
+def open_app(
+    answers: AnswerService,
+    control: AgentControl,
+    clock: Clock,
+    loaded_model: str = "",
+    context_tokens: int | None = None,
+    described: Mapping[str, Any] | None = None,
+) -> Starlette:
+    """The routes without their guard; `described` is what /openapi.json gives."""
+    return _Endpoint(answers, control, clock, loaded_model, context_tokens).app(described or {})
 
 
 class _Endpoint:
@@ -78,13 +95,14 @@ class _Endpoint:
         self._clock = clock
         self._started = int(clock.now())
 
-    def app(self) -> Starlette:
+    def app(self, described: Mapping[str, Any]) -> Starlette:
         """Routes and error handlers."""
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}", self.model),
             *health_routes(self._control),
+            Route("/openapi.json", _description(described)),
             *control_routes(self._control),
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
@@ -172,6 +190,13 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _description(described: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(described)
+
+    return openapi
 
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:

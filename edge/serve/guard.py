@@ -124,7 +124,7 @@ class Guard:
         elif method == "OPTIONS" and "access-control-request-method" in headers:
             return preflight(headers)
         self._check_token(headers.get("authorization", ""), path)
-        _check_media_type(headers, method)
+        _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
         if method in _BODY_METHODS and self._posts >= self._limits.posts:
             message = "too many requests at once; try again when one is done"
@@ -201,7 +201,8 @@ def _check_fetch_site(headers: Mapping[str, str], method: str, path: str) -> Non
         raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
 
 
-def _check_media_type(headers: Mapping[str, str], method: str) -> None:
+def _check_media_type(headers: Mapping[str, str]) -> None:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if method in _BODY_METHODS and media_type != "application/json":
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    if has_body and media_type != "application/json":
         raise RequestProblem(415, "send the body as application/json", code="unsupported_media_type")

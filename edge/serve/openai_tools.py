@@ -27,10 +27,11 @@ def parse_beyond(value: Mapping[str, Any], conversation: Conversation) -> Beyond
     """What of the request is for the cloud LLM alone. Raises RequestProblem naming the field at fault."""
     _refuse_the_old_form(value)
     tools, choice, form = _tools(value.get("tools")), _choice(value), _form(value.get("response_format"))
+    parallel = _parallel(value)
     usable = bool(tools) and choice != "none"
     fields: dict[str, Any] = {}
     if tools:
-        given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": _parallel(value)}
+        given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
         fields |= {name: item for name, item in given.items() if item is not None}
     if form is not None:
         fields["response_format"] = form
