@@ -24,4 +24,4 @@ def refusal_of(beyond: BeyondText, why: str) -> Unsupported:
 def finish_of(openai_json: str) -> str:
     """Why a cloud completion ended, in OpenAI's words; "" where it is not told or the word is another one."""
     told = json.loads(openai_json).get("finish_reason") if openai_json else None
-    return told if told in _FINISHES else ""
+    return told if isinstance(told, str) and told in _FINISHES else ""

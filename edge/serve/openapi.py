@@ -19,7 +19,8 @@ _BEARER = "token"
 class Operation:
     """One method of one path. `answer` and `body` name a shape, or are one; `stream`: the answer may also be server-sent events.
 
-    `parameters` are OpenAPI's. `failures` are the status codes of refusals that this route has beside those of all, `also` further answers that are none.
+    `parameters` are OpenAPI's. `failures` are the status codes of refusals that this route has beside those of all;
+    `also` are further answers that are none.
     """
 
     method: str

@@ -40,10 +40,10 @@ async def serving(
     `socket_path`: a Unix socket to serve at too, for this user alone; it is removed at the end.
     """
     with ExitStack() as stack:
-        listeners = [_listen(host, port)]
+        listeners = [stack.enter_context(_listen(host, port))]
         if socket_path is not None:
+            listeners.append(stack.enter_context(_listen_at(socket_path)))
             stack.callback(socket_path.unlink, missing_ok=True)
-            listeners.append(_listen_at(socket_path))
         server = _Server(_server_config(app, patience))
         task = asyncio.create_task(server.serve(sockets=listeners), name="http")
         try:

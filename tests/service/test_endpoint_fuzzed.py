@@ -1,4 +1,4 @@
-"""Whatever the description of the endpoint allows, and what it does not, is tried at every route: nothing breaks, answers are as described."""
+"""What the description of the endpoint allows, and what it does not, is tried at every route: nothing breaks, answers are as described."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_every_route_answers_as_it_is_described(case: schemathesis.Case) -> None
 
 
 @SCHEMA.parametrize()
-@settings(
-    max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> None:
     case.headers.pop("authorization", None)
     for headers in ({}, {"authorization": "Bearer other"}, {"authorization": TOKEN}):
