@@ -71,7 +71,7 @@ def _with_calls(param: str, entry: Mapping[str, Any]) -> str:
 
 def _call(param: str, call: Mapping[str, Any]) -> str:
     kind = call.get("type", "function")
-    named = call.get(kind) if isinstance(kind, str) else None
+    named = call.get(kind) if kind in ("function", "custom") else None
     if not isinstance(call.get("id"), str) or not isinstance(named, dict) or not isinstance(named.get("name"), str):
         raise bad_value(param, "must have an id, a type and a name")
     given = named.get("arguments", named.get("input", ""))

@@ -62,7 +62,13 @@ TOLD_HEADERS = {
 _CONTENT: Shape = {
     "anyOf": [TEXT, {"type": "array", "minItems": 1, "items": record({"type": {"const": "text"}, "text": TEXT})}],
 }
-_CALL = record({"id": TEXT}, {"type": TEXT, "function": _ANYTHING, "custom": _ANYTHING})
+_CALLED = record({"name": TEXT})
+_CALL: Shape = {
+    "anyOf": [
+        record({"id": TEXT, "function": _CALLED}, {"type": {"const": "function"}}),
+        record({"id": TEXT, "type": {"const": "custom"}, "custom": _CALLED}),
+    ]
+}
 _MESSAGE: Shape = {
     "anyOf": [
         record({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _CONTENT}),
