@@ -23,7 +23,7 @@ from edge.serve.api import control_routes
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
 from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES, App, Guard, Limits
-from edge.serve.health import health_routes
+from edge.serve.health import LIVENESS, health_routes
 from edge.serve.openapi import document
 from edge.serve.openapi_routes import OPERATIONS
 from edge.serve.openapi_shapes import SHAPES
@@ -67,7 +67,7 @@ def build_app(
     app = open_app(
         answers, control, clock, loaded_model, context_tokens, described=document(OPERATIONS, SHAPES, token=bool(token))
     )
-    return Guard(app, names=names, token=token, origins=origins, limits=limits)
+    return Guard(app, names=names, token=token, open_paths=(*_PAGE, LIVENESS), origins=origins, limits=limits)
 
 
 def open_app(

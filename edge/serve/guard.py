@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,9 +29,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LOG = logging.getLogger(__name__)
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
-OPEN_PATHS = frozenset({"/health", "/"})
-"""What needs no token: liveness, and the page, which asks for the token; so does what lies under /page/."""
-_OPEN_FOLDER = "/page/"
 _ONLY_ONCE = (
     "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
@@ -53,7 +50,10 @@ DEFAULT_LIMITS = Limits()
 
 
 class Guard:
-    """ASGI middleware that lets only our own requests through."""
+    """ASGI middleware that lets only our own requests through.
+
+    `open_paths` may be read without the token: liveness, and the page's own files, which hold no data and ask for the token themselves.
+    """
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Guard:
         *,
         names: Iterable[str] = LOOPBACK_NAMES,
         token: str = "",
+        open_paths: Collection[str] = (),
         origins: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
@@ -69,6 +70,7 @@ class Guard:
         self._limits = limits
         self._names = frozenset(name.lower() for name in names)
         self._token = token
+        self._open_paths = frozenset(open_paths)
         self._origins = frozenset(origin.lower() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +145,7 @@ class Guard:
         return RequestProblem(413, f"the request is larger than {self._limits.body_bytes} bytes", code="request_too_large")
 
     def _check_token(self, authorization: str, path: str) -> None:
-        if not self._token or path in OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+        if not self._token or path in self._open_paths:
             return
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):

@@ -8,12 +8,15 @@ from starlette.routing import Route
 
 from edge.serve.control import AgentControl
 
+LIVENESS = "/health"
+"""What needs no token."""
+
 
 def health_routes(control: AgentControl) -> list[Route]:
     """Liveness, readiness and usage."""
     health = _Health(control)
     return [
-        Route("/health", health.alive),
+        Route(LIVENESS, health.alive),
         Route("/health/ready", health.ready),
         Route("/v1/usage", health.usage),
     ]

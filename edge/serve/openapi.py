@@ -20,7 +20,7 @@ class Operation:
     """One method of one path. `answer` and `body` name a shape, or are one; `stream`: the answer may also be server-sent events.
 
     `parameters` are OpenAPI's. `failures` are the status codes of refusals that this route has beside those of all;
-    `also` are further answers that are none.
+    `also` are further answers that are none. `open`: it needs no token.
     """
 
     method: str
