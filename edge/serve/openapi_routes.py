@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from edge.serve.openapi import Operation
-from edge.serve.openapi_shapes import LABEL, TOLD_HEADERS, list_of
+from edge.serve.openapi_shapes import TOLD_HEADERS, list_of
 
-_TASK = {"name": "x-edge-task", "in": "header", "required": False, "schema": LABEL, "description": "The task's label."}
+_TASK_TEXT = {"type": "string"}
+"""White space around it and an empty one are no mistakes of a header's, so the label's form is not told here."""
+_TASK = {"name": "x-edge-task", "in": "header", "required": False, "schema": _TASK_TEXT, "description": "The task's label."}
 _AFTER = {"name": "after", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 0, "maximum": 10**12 - 1}}
 _TEXT = {"type": "string", "minLength": 1}
 
