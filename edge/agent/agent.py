@@ -34,6 +34,7 @@ from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
+from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, CoordinatorUnavailable, PermissionDenied, StateError, UsageError
@@ -297,6 +298,10 @@ class Agent:
     def why(self, request_id: str) -> AnswerRecord:
         """The stored record of an answer. Raises NotFound."""
         return AnswerRecord(**self._parts.state.request(request_id))
+
+    def used_today(self) -> UsedToday:
+        """What this device has used, today and ever."""
+        return used_today(self._parts.state.database, self._parts.clock.now())
 
     async def budget(self, task: str | None = None) -> BudgetSnapshot:
         """The budget at the coordinator. Raises CoordinatorError."""

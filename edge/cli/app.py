@@ -703,6 +703,19 @@ def router_train(
     return command.train(settings, options)
 
 
+@app.command("serve-token")
+def serve_token(
+    new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+) -> int:
+    """Print the token that clients show to the endpoint; make it first where there is none."""
+    from edge.cli import serve_token as command
+
+    return command.serve_token(Settings(config, sets, state=state), new=new)
+
+
 @service_app.command("install")
 def service_install(
     model: Model = None,

@@ -18,6 +18,7 @@ from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError,
 from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
+from edge.serve.token import read_token
 
 if TYPE_CHECKING:
     import aiohttp
@@ -29,11 +30,12 @@ _SAMPLING = ("max_tokens", "temperature", "seed")
 
 
 @contextmanager
-def announced(state: Path, url: str) -> Iterator[None]:
-    """Let other commands find the endpoint while the block runs."""
+def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[None]:
+    """Let other commands find the endpoint, and the token where it asks for one, while the block runs."""
     file = state / _FILE
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"url": url}), encoding="utf-8")
+    path = None if token_file is None else str(Path(token_file).expanduser().absolute())
+    temporary.write_text(json.dumps({"url": url, "token_file": path}), encoding="utf-8")
     temporary.replace(file)
     try:
         yield
@@ -50,7 +52,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
         return
     import aiohttp
 
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=_credentials(state)) as session:
         remote = RemoteAgent(session, url)
         yield remote if await remote.answers_at_all() else None
 
@@ -130,12 +132,23 @@ class RemoteAgent:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
 
-def _announced_url(state: Path) -> str | None:
+def _announced(state: Path, name: str) -> str | None:
     try:
-        url = json.loads((state / _FILE).read_text(encoding="utf-8"))["url"]
+        told = json.loads((state / _FILE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if isinstance(url, str) and url.startswith("http://") else None
+    return told if isinstance(told, str) else None
+
+
+def _announced_url(state: Path) -> str | None:
+    url = _announced(state, "url")
+    return url if url and url.startswith("http://") else None
+
+
+def _credentials(state: Path) -> dict[str, str]:
+    """The header that shows the agent's token, where it asks for one. Raises ConfigError when the token cannot be read."""
+    path = _announced(state, "token_file")
+    return {"authorization": f"Bearer {read_token(Path(path))}"} if path else {}
 
 
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:

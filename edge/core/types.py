@@ -226,3 +226,20 @@ class TokenUsage:
 
     input_tokens: int
     output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondText:
+    """What of a request plain messages cannot say, for the cloud LLM alone.
+
+    `openai_json`: as CloudCall carries it ("": nothing). `wants`: the parameters that the SLM cannot follow, such as tools; where there are
+    any, the cloud is asked at once. `required`: the one of them that must be followed, so that no local answer will do ("": none must).
+    """
+
+    openai_json: str = ""
+    wants: tuple[str, ...] = ()
+    required: str = ""
+
+
+ONLY_TEXT = BeyondText()
+"""A request that messages say whole."""

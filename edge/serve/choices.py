@@ -137,7 +137,9 @@ class ChunkWriter:
             yield self._chunk(index, {field: event.text}, tokens=event.tokens)
             return
         self._notes.append(event)
-        yield self._chunk(index, {}, event.finish, edge=wire.edge_body(self._chat, event))
+        for delta in wire.tool_call_deltas(event):
+            yield self._chunk(index, delta)
+        yield self._chunk(index, {}, event.finish, edge=wire.edge_of(self._chat, event))
         if self._chat.include_usage and len(self._notes) == self._chat.choices:
             last = wire.usage_chunk(self._chat, self._id, self._created, event)
             yield {**last, "usage": _usage(self._notes)}

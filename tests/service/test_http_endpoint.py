@@ -16,6 +16,7 @@ from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
+from edge.serve.guard import Limits
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import _listen, is_loopback, serving
 
@@ -36,7 +37,7 @@ def control(answers: ScriptedAnswers) -> ScriptedControl:
 
 @pytest.fixture
 async def url(answers: ScriptedAnswers, control: ScriptedControl) -> AsyncIterator[str]:
-    async with serving(build_app(answers, control, ManualClock(1000.0), max_posts=3), "127.0.0.1", 0) as base:
+    async with serving(build_app(answers, control, ManualClock(1000.0), limits=Limits(posts=3)), "127.0.0.1", 0) as base:
         yield base
 
 
