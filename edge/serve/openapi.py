@@ -36,8 +36,8 @@ class Operation:
     open: bool = False
 
 
-ALWAYS = (400, 403, 429, 431, 500)
-WITH_BODY = (408, 413, 415)
+ALWAYS = (400, 403, 408, 413, 415, 429, 431, 500)
+"""What the guard refuses at any route: a GET may come with a body too."""
 
 
 def document(operations: Sequence[Operation], shapes: Mapping[str, Shape], *, token: bool) -> dict[str, Any]:
@@ -66,12 +66,12 @@ def _described(operation: Operation, token: bool) -> dict[str, Any]:
 def _responses(operation: Operation, token: bool) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _shape(operation.answer)}}
     if operation.stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"description": "Each event a chunk as OpenAI's, then [DONE]."}}
     good: dict[str, Any] = {"description": "As asked for", "content": content}
     if operation.answer_headers:
         told = {name: {"description": text, "schema": {"type": "string"}} for name, text in operation.answer_headers.items()}
         good["headers"] = told
-    failures = {*ALWAYS, *(WITH_BODY if operation.body is not None else ()), *operation.failures, *((401,) if token else ())}
+    failures = {*ALWAYS, *operation.failures, *((401,) if token else ())}
     others = {**dict.fromkeys(sorted(failures), "Error"), **operation.also}
     return {"200": good, **{str(code): _other(code, shape) for code, shape in others.items()}}
 
