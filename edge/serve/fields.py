@@ -63,7 +63,7 @@ def number(value: Mapping[str, Any], name: str, low: float, high: float) -> floa
 def boolean(value: Mapping[str, Any], name: str) -> bool:
     """True or false; false where it is not given. Raises RequestProblem."""
     flag = value.get(name)
-    if flag not in (None, True, False) or (isinstance(flag, int) and not isinstance(flag, bool)):
+    if flag is not None and not isinstance(flag, bool):
         raise bad(name, "must be true or false")
     return bool(flag)
 
