@@ -251,7 +251,7 @@ def _number(value: Mapping[str, Any], name: str, low: float, high: float) -> flo
 
 def _boolean(value: Mapping[str, Any], name: str) -> bool:
     flag = value.get(name)
-    if flag not in (None, True, False) or (isinstance(flag, int) and not isinstance(flag, bool)):
+    if flag is not None and not isinstance(flag, bool):
         raise _bad(name, "must be true or false")
     return bool(flag)
 

@@ -102,6 +102,7 @@ def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
         ({"stop": ["a"] * 5}, 400, "stop"),
         ({"stop": ""}, 400, "stop"),
         ({"stream": "yes"}, 400, "stream"),
+        ({"stream": 0.0}, 400, "stream"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
