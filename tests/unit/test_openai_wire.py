@@ -128,6 +128,7 @@ def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> Non
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": ""}, 400, "stop"),
         ({"stream": "yes"}, 400, "stream"),
+        ({"stream": 0.0}, 400, "stream"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
