@@ -29,14 +29,19 @@ from edge.serve.reasoning import ChannelText, Reading, read_answer
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
+_MODULES = (
+    *("adapters", "answer", "api", "app", "budget", "charts", "chat", "conversation", "elements", "learning", "numbers", "outbox"),
+    *("prose", "steps", "token", "view"),
+)
 _PAGE = {
     "/": ("index.html", "text/html"),
-    "/page/app.js": ("app.js", "text/javascript"),
     "/page/style.css": ("style.css", "text/css"),
+    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in _MODULES},
 }
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -57,7 +62,8 @@ def build_app(
 
     `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
     """
-    return Guard(_Endpoint(answers, control, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
+    app = _Endpoint(answers, control, clock, loaded_model).app()
+    return Guard(app, names=names, token=token, open_paths=_PAGE, max_posts=max_posts)
 
 
 class _Endpoint:

@@ -9,7 +9,7 @@ protect against: other programs of this machine. Behind any other interface a be
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +26,10 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 class Guard:
-    """ASGI middleware that lets only our own requests through."""
+    """ASGI middleware that lets only our own requests through.
+
+    `open_paths` may be read without the token: the page's own files, which hold no data and ask for the token themselves.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Guard:
         *,
         names: Iterable[str] = LOOPBACK_NAMES,
         token: str = "",
+        open_paths: Collection[str] = (),
         max_body_bytes: int = 1 << 20,
         max_posts: int = 32,
     ) -> None:
@@ -42,6 +46,7 @@ class Guard:
         self._max_posts = max_posts
         self._names = frozenset(name.lower() for name in names)
         self._token = token
+        self._open_paths = frozenset(open_paths)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +74,8 @@ class Guard:
         _check_fetch_site(headers, scope["method"], scope["path"])
         _check_media_type(headers, scope["method"])
         self._check_size(headers.get("content-length", "0"))
-        self._check_token(headers.get("authorization", ""))
+        if scope["method"] not in ("GET", "HEAD") or scope["path"] not in self._open_paths:
+            self._check_token(headers.get("authorization", ""))
         if scope["method"] == "POST" and self._posts >= self._max_posts:
             raise RequestProblem(429, "too many requests at once; try again when one is done", code="too_many_requests")
 
