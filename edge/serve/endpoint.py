@@ -30,7 +30,20 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _MODULES = (
-    *("adapters", "answer", "api", "app", "budget", "charts", "chat", "conversation", "elements", "learning", "numbers", "outbox"),
+    *(
+        "adapters",
+        "answer",
+        "api",
+        "app",
+        "budget",
+        "charts",
+        "chat",
+        "conversation",
+        "elements",
+        "learning",
+        "numbers",
+        "outbox",
+    ),
     *("prose", "steps", "token", "view"),
 )
 _PAGE = {

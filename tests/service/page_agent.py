@@ -176,7 +176,14 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
     agent.control.log = [step(number, steps) for number in range(1, steps + 1)]
     agent.control.versions = [version(number, steps) for number in range(steps // 15 * 15 - 75, steps + 1, 15)]
     agent.control.state |= {"quota": quota(31, 8_450, 4_216), "learning": "learning", "waiting": "", "steps_done": steps}
-    agent.control.state |= {"steps_planned": 120, "phase": 1, "phases": 2, "task": "code", "adapter_version": steps, "trained_version": steps}
+    agent.control.state |= {
+        "steps_planned": 120,
+        "phase": 1,
+        "phases": 2,
+        "task": "code",
+        "adapter_version": steps,
+        "trained_version": steps,
+    }
     agent.control.state |= {"coordinator": "embedded", "answers": 48, "outbox": 1}
     agent.budget = {"quota": quota(31, 8_450, 4_216), "dials": dials(), "paused": False}
     agent.report = report()
@@ -187,7 +194,11 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
 
 def note(source: str, reason: str = "") -> AnswerNote:
     """What is said of a scripted answer."""
-    reasons = {"local": "answered on this device", "cloud": "the model asked, at a price of 0.48", "local-fallback": "the budget is used up"}
+    reasons = {
+        "local": "answered on this device",
+        "cloud": "the model asked, at a price of 0.48",
+        "local-fallback": "the budget is used up",
+    }
     return AnswerNote("", source, reason or reasons[source], "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "37")
 
 
@@ -205,7 +216,13 @@ def dials() -> list[dict[str, Any]]:
     return [
         {"task": "arith", "target_rate": 0.2, "realised_rate": 0.184, "answers": 212, "bias": -0.41},
         {"task": "code", "target_rate": None, "realised_rate": 0.31, "answers": 40, "bias": 0.0},
-        {"task": "questions-about-our-garden-and-the-weather", "target_rate": 0.05, "realised_rate": 0.19, "answers": 18, "bias": -2.2},
+        {
+            "task": "questions-about-our-garden-and-the-weather",
+            "target_rate": 0.05,
+            "realised_rate": 0.19,
+            "answers": 18,
+            "bias": -2.2,
+        },
     ]
 
 
@@ -226,12 +243,12 @@ def step(number: int, steps: int) -> dict[str, Any]:
 def version(number: int, newest: int) -> dict[str, Any]:
     """An adapter version; every third was refused."""
     refused = number % 45 == 0 and number != newest
+    gate = ("refused", "arith fell from 71 % to 60 %, more than a slip") if refused else ("promoted", "no task fell")
     return {
-        "version": number, "folder": "/state", "at": BEGAN + 240 * number, "phase": 1, "task": "code", "source": "practice", "base": number - 15,
-        "size_bytes": 1_420_000 + number, "gate": "refused" if refused else "promoted",
-        "gate_reason": "arith fell from 71 % to 60 %, more than a slip" if refused else "no task fell", "gate_before": 0.71,
-        "gate_after": 0.6 if refused else 0.74, "kept_accuracy": 0.81, "joint_accuracy": 0.9, "assist_rate": 0.22, "serving": number == newest,
-        "head": number == newest, "on_line": True, "damage": "",
+        "version": number, "folder": "/state", "at": BEGAN + 240 * number, "phase": 1, "task": "code", "source": "practice",
+        "base": number - 15, "size_bytes": 1_420_000 + number, "gate": gate[0], "gate_reason": gate[1], "gate_before": 0.71,
+        "gate_after": 0.6 if refused else 0.74, "kept_accuracy": 0.81, "joint_accuracy": 0.9, "assist_rate": 0.22,
+        "serving": number == newest, "head": number == newest, "on_line": True, "damage": "",
     }  # fmt: skip
 
 
@@ -250,7 +267,9 @@ def report(tasks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
 
 def sent(number: int) -> dict[str, Any]:
     """Something that left: a prompt with placeholders."""
-    payload = json.dumps({"messages": [{"role": "user", "content": f"Write to <EMAIL_1> about item {number}, before <DATE_1>"}]}, indent=1)
+    payload = json.dumps(
+        {"messages": [{"role": "user", "content": f"Write to <EMAIL_1> about item {number}, before <DATE_1>"}]}, indent=1
+    )
     return {
         "id": number, "at": BEGAN + 60 * number, "kind": "question" if number % 3 else "training", "reason": "the model asked for help",
         "bytes": len(payload.encode()), "answer_id": f"a{number}", "replaced": {"email": 1, "path": number % 2}, "payload": payload,

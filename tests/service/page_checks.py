@@ -1,12 +1,14 @@
-"""What is looked at on every view of the page: names of controls, order of headings, contrast, overflow. Knows a page, not what it shows."""
+"""What is looked at on every view of the page: names of controls, order of headings, contrast, overflow; not what it shows."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tests.service.browser import Page
 
-_NEED_NAMES = {"button", "link", "textbox", "combobox", "slider", "switch", "checkbox", "image", "img", "region", "dialog", "table", "navigation", "progressbar", "article", "log", "group", "columnheader"}  # fmt: skip
+_CONTROLS = frozenset(("button", "link", "textbox", "combobox", "slider", "switch", "checkbox"))
+_PLACES = frozenset(("image", "img", "region", "dialog", "table", "navigation", "progressbar", "article", "log", "columnheader"))
 
 _HEADINGS = """[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].filter((node) => node.checkVisibility())
   .map((node) => Number(node.tagName[1]))"""
@@ -19,7 +21,8 @@ _CONTRAST = """(() => {
   const ground = (node) => { const chain = []; for (let at = node; at instanceof Element; at = at.parentElement) chain.unshift(at);
     return chain.reduce((below, at) => over(parse(getComputedStyle(at).backgroundColor), below), [255, 255, 255]); };
   const own = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  return [...document.querySelectorAll('body *')].filter((node) => own(node) && node.checkVisibility() && !node.closest('.hidden, :disabled'))
+  return [...document.querySelectorAll('body *')]
+    .filter((node) => own(node) && node.checkVisibility() && !node.closest('.hidden, :disabled'))
     .map((node) => { const style = getComputedStyle(node), below = ground(node);
       const ink = over(parse(node.namespaceURI.endsWith('svg') ? style.fill : style.color), below);
       const [a, b] = [light(ink), light(below)].sort((x, y) => y - x);
@@ -36,7 +39,7 @@ _TARGETS = """[...document.querySelectorAll('button, a[href], input, select, sum
 async def unnamed(page: Page) -> list[Any]:
     """Controls, pictures and regions that a screen reader has no name for."""
     tree = (await page.send("Accessibility.getFullAXTree"))["nodes"]
-    shown = [node for node in tree if not node.get("ignored") and node.get("role", {}).get("value") in _NEED_NAMES]
+    shown = [node for node in tree if not node.get("ignored") and node.get("role", {}).get("value") in _CONTROLS | _PLACES]
     assert len(shown) > 5
     return [node for node in shown if not node.get("name", {}).get("value")]
 
@@ -45,7 +48,7 @@ async def skipped_headings(page: Page) -> list[int]:
     """Heading levels that go down by more than one; a page begins with its only h1."""
     levels = await page.value(_HEADINGS)
     assert levels[0] == 1 and levels.count(1) == 1
-    return [level for before, level in zip(levels, levels[1:], strict=False) if level > before + 1]
+    return [level for before, level in pairwise(levels) if level > before + 1]
 
 
 async def faint(page: Page) -> list[Any]:

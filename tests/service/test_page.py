@@ -1,4 +1,4 @@
-"""The agent's page in a real browser, over a scripted agent: what it shows and sends, by keyboard, when things go away, and to whom it listens."""
+"""The agent's page in a real browser, over a scripted agent: what it shows and sends, by keyboard, and when things go away."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ FILLED = {
     "learning": "document.querySelectorAll('#adapters tr').length > 3 && document.querySelectorAll('#report tr').length === 3",
     "outbox": "document.querySelectorAll('#sent-list li').length === 50",
 }
+FOCUS = """(() => { const one = document.activeElement, style = getComputedStyle(one);
+  const place = [...document.querySelectorAll('*')].indexOf(one);
+  return [one === document.body, place, parseFloat(style.outlineWidth), style.outlineStyle]; })()"""
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",
     "<script>document.title='owned'</script>",
@@ -64,7 +67,9 @@ async def focus(page: Page, selector: str) -> None:
 
 
 async def focused(page: Page) -> str:
-    return str(await page.value("document.activeElement.id || document.activeElement.textContent || document.activeElement.tagName"))
+    return str(
+        await page.value("document.activeElement.id || document.activeElement.textContent || document.activeElement.tagName")
+    )
 
 
 async def key(page: Page, name: str) -> None:
@@ -91,7 +96,8 @@ async def ask(page: Page, text: str) -> None:
 
 
 def button(text: str) -> str:
-    return f"[...document.querySelectorAll('button')].filter((one) => one.checkVisibility() && one.textContent === {text!r}).at(-1)"
+    found = f"[...document.querySelectorAll('button:enabled')].filter((one) => one.textContent === {text!r})"
+    return f"{found}.filter((one) => one.checkVisibility()).at(-1)"
 
 
 async def press_button(page: Page, text: str) -> None:
@@ -113,12 +119,18 @@ async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
 
 async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Page, agent: PageAgent) -> None:
     gate = asyncio.Event()
-    agent.answers.pieces = ["<think>\nStep 1\n</think>\n<answer>", *[f"line {number}\n" for number in range(12)], "the end", "</answer>"]
+    agent.answers.pieces = [
+        "<think>\nStep 1\n</think>\n<answer>",
+        *[f"line {number}\n" for number in range(12)],
+        "the end",
+        "</answer>",
+    ]
     agent.answers.wait_before = {6: gate}
     async with page_of(agent) as url:
         await arrive(page, url)
         await page.value("""window.moved = 0; window.told = [];
-          new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; })).observe({ type: 'layout-shift' });
+          new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
+            .observe({ type: 'layout-shift' });
           new MutationObserver(() => told.push(document.getElementById('announcer').textContent))
             .observe(document.getElementById('announcer'), { childList: true, characterData: true, subtree: true });""")
         await send_question(page, "count")
@@ -127,7 +139,9 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
         assert await page.value("document.querySelector('.reasoning').open") is False
         assert await page.value("document.getElementById('log').ariaLive") == "off"
         gate.set()
-        await page.until("document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.badge')")
+        await page.until(
+            "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.badge')"
+        )
         await page.until("told.some((text) => text.includes('the end'))")
         said = [text for text in await page.value("told") if text]
         assert said[0] == "Working on it" and said[1].startswith("Answered on this device. line 0") and len(said) == 2
@@ -200,7 +214,9 @@ async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page
         await press_button(page, "Send correction")
         said = await wait_for(agent, "/api/feedback", 6)
     verdicts = ["good", "none", "bad", "none", "bad", "bad"]
-    assert said == [{"id": name, "verdict": one, "correction": "It is 4 <b>" if place == 5 else None} for place, one in enumerate(verdicts)]
+    assert said == [
+        {"id": name, "verdict": one, "correction": "It is 4 <b>" if place == 5 else None} for place, one in enumerate(verdicts)
+    ]
 
 
 async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_it(page: Page, agent: PageAgent) -> None:
@@ -210,7 +226,16 @@ async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_i
         await press_button(page, "Why?")
         await page.until("!!document.querySelector('.why h3')")
         shown = await text_of(page, ".why")
-        for part in ("1.25 log-odds", "Price λ 0.500", "Step 1: 14 + 23 = 37", "It is 37.", "run-77", "nano-cloud", "20% may ask", "-0.70"):
+        for part in (
+            "1.25 log-odds",
+            "Price λ 0.500",
+            "Step 1: 14 + 23 = 37",
+            "It is 37.",
+            "run-77",
+            "nano-cloud",
+            "20% may ask",
+            "-0.70",
+        ):
             assert part in shown, part
         assert await page.value(f"{button('Why?')}.ariaExpanded") == "true"
         await key(page, "Escape")
@@ -247,11 +272,12 @@ async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, a
         await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
         await focus(page, "#question")
         await page.type("half a que")
-        await page.value("document.getElementById('model').value = 'edge-local'; document.getElementById('model').dispatchEvent(new Event('change'))")
+        await page.value(
+            "document.getElementById('model').value = 'edge-local'; document.getElementById('model').dispatchEvent(new Event('change'))"
+        )
         await page.value("location.hash = '#learning'")
-        await page.open(f"{url}/#learning")
-        await page.send("Page.reload")
-        await page.until("document.readyState === 'complete' && document.getElementById('headline')?.textContent.includes('step 90')")
+        await page.reload()
+        await page.until("document.getElementById('headline').textContent.includes('step 90')")
         assert not await page.value("document.getElementById('view-learning').hidden")
         await page.value("location.hash = '#chat'")
         await page.until("!document.getElementById('view-chat').hidden")
@@ -267,8 +293,8 @@ async def test_a_reload_in_the_middle_of_an_answer_keeps_the_question(page: Page
         await arrive(page, url)
         await send_question(page, "half done")
         await page.until("document.querySelector('.answer .text')?.textContent.includes('37')")
-        await page.send("Page.reload")
-        await page.until("document.readyState === 'complete' && !!document.querySelector('.answer .problem')")
+        await page.reload()
+        await page.until("!!document.querySelector('.answer .problem')")
         assert "reloaded" in await text_of(page, ".answer-head") and "half done" in await text_of(page, "#log")
         agent.answers.wait_before = {}
         await press_button(page, "Try again")
@@ -311,7 +337,9 @@ async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, agent:
         await ask(page, "write it")
         assert await page.value("document.querySelector('.code code').textContent") == program
         await press_button(page, "Copy code")
-        await page.until("!!document.querySelector('.code button') && document.querySelector('.code button').textContent === 'Copied'")
+        await page.until(
+            "!!document.querySelector('.code button') && document.querySelector('.code button').textContent === 'Copied'"
+        )
         assert await page.value("navigator.clipboard.readText()") == program
 
 
@@ -320,7 +348,9 @@ async def test_text_from_right_to_left_runs_so_and_long_answers_stay_inside(page
     async with page_of(agent) as url:
         await arrive(page, url, width=320, height=600)
         await ask(page, "ما هي عاصمة فرنسا؟")
-        directions = await page.value("['.asked', '.answer .text'].map((one) => getComputedStyle(document.querySelector(one)).direction)")
+        directions = await page.value(
+            "['.asked div', '.answer .text'].map((one) => getComputedStyle(document.querySelector(one)).direction)"
+        )
         assert directions == ["rtl", "rtl"]
         agent.answers.pieces = ["<answer>", "word " * 8000, "x" * 3000, "</answer>"]
         await ask(page, "a lot")
@@ -360,7 +390,13 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, agent:
         await arrive(page, url, "budget")
         await page.until(FILLED["budget"])
         shown = await text_of(page, "#quota")
-        for part in ("31 of 100 used, 69 left", "8,450 of 40,000 used", "$0.004216 of $0.01 used", "Realised rate 18.4%", "until midnight"):
+        for part in (
+            "31 of 100 used, 69 left",
+            "8,450 of 40,000 used",
+            "$0.004216 of $0.01 used",
+            "Realised rate 18.4%",
+            "until midnight",
+        ):
             assert part in shown, part
         labels = await page.value("[...document.querySelectorAll('.gauge')].map((one) => one.getAttribute('aria-label'))")
         assert labels[0] == "arith: 18.4% asked, target 20%" and labels[1] == "code: 31% asked, the model decides"
@@ -391,10 +427,12 @@ async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(pa
         await arrive(page, url, "learning")
         await page.until(FILLED["learning"])
         label = await page.value("document.querySelector('#accuracy-place svg').getAttribute('aria-label')")
-        assert re.fullmatch(r"Accuracy while learning\. right of the kept [\d.]+%, right with help [\d.]+%, kept [\d.]+%", label), label
-        assert await page.value("[...document.querySelectorAll('#accuracy-place svg text')].map((one) => one.textContent).join(' ')") == (
-            "0% 50% 100% step 1 step 90 arith code"
-        )
+        assert re.fullmatch(
+            r"Accuracy while learning\. right of the kept [\d.]+%, right with help [\d.]+%, kept [\d.]+%", label
+        ), label
+        assert await page.value(
+            "[...document.querySelectorAll('#accuracy-place svg text')].map((one) => one.textContent).join(' ')"
+        ) == ("0% 50% 100% step 1 step 90 arith code")
         assert "arith 80 65% 72.5% +9 −3" in await text_of(page, "#report")
         assert "37 local, 9 cloud, 2 local-fallback" in await text_of(page, "#report")
         await press_button(page, "Pause learning")
@@ -518,8 +556,8 @@ async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(agent:
         await page.until(FILLED["budget"])
         await page.value("location.hash = '#chat'")
         await ask(page, "hello")
-        await page.send("Page.reload")
-        await page.until("document.readyState === 'complete' && document.getElementById('headline')?.textContent.includes('step 90')")
+        await page.reload()
+        await page.until("document.getElementById('headline').textContent.includes('step 90')")
         assert not await page.value("document.getElementById('token-dialog').open")
         assert not [one for one in page.requested if "sesame" in one]
 
@@ -530,10 +568,14 @@ async def test_what_the_agent_does_not_offer_is_a_plain_note() -> None:
     async with chromium_page() as page, page_of(agent) as url:
         for view, place in (("budget", "#dials"), ("learning", "#report"), ("outbox", "#sent")):
             await arrive(page, url, view)
-            await page.until(f"document.querySelector('{place}').previousElementSibling.textContent === 'This agent does not offer this.'")
+            await page.until(
+                f"document.querySelector('{place}').previousElementSibling.textContent === 'This agent does not offer this.'"
+            )
             assert await page.value(f"document.querySelector('{place}').hidden")
+        await page.until("document.getElementById('waiting').textContent === '1 step report waits.'")
         await arrive(page, url, "budget")
         assert "31 of 100 used" in await text_of(page, "#quota")
+        assert await page.value("document.getElementById('pause-cloud').hidden")
         await arrive(page, url, "learning")
         await press_button(page, "Pause learning")
         await page.until("document.getElementById('learning-problem').textContent.includes('cannot pause')")
@@ -568,9 +610,19 @@ async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, text
     for one in agent.control.log:
         one["task"] = text  # type: ignore[index]
     agent.control.versions = [{"version": 3, "task": text, "gate": text, "gate_reason": text, "damage": text, "serving": False}]
-    agent.control.state |= {"waiting": text, "task": text, "model": {"name": text}, "coordinator": text, "mode": text, "steps_done": 4}
+    agent.control.state |= {
+        "waiting": text,
+        "task": text,
+        "model": {"name": text},
+        "coordinator": text,
+        "mode": text,
+        "steps_done": 4,
+    }
     agent.control.state["quota"] |= {"line": text, "state": text, "task": text}
-    agent.budget = {"quota": agent.control.state["quota"], "dials": [{"task": text, "target_rate": 0.1, "realised_rate": 0.2, "answers": 1, "bias": 0}]}
+    agent.budget = {
+        "quota": agent.control.state["quota"],
+        "dials": [{"task": text, "target_rate": 0.1, "realised_rate": 0.2, "answers": 1, "bias": 0}],
+    }
     agent.report["tasks"] = [{"task": text, "items": 2, "right_then": 1, "right_now": 2, "gained": 1, "lost": 0}]
     agent.sent = [{**sent(1), "kind": text, "reason": text, "replaced": {text: 1}, "payload": text, "answer_id": text}]
     agent.waiting = [{text: text, "kind": text}]
@@ -588,7 +640,10 @@ async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, text
         await page.value("document.querySelector('.opener').click()")
         await page.until("!!document.querySelector('.payload code')")
         assert await page.value("document.querySelector('.payload code').textContent") == text
-        await page.value("location.hash = '#budget'; document.querySelector('.dial input').value = 50; document.querySelector('.dial input').dispatchEvent(new Event('input'))")
+        await page.value(
+            "location.hash = '#budget'; (one => { one.value = 50; one.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('.dial input'))"
+        )
         await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Looking what this would have cost …'")
         made = "document.querySelectorAll('main img, main script, main iframe, main b, main i, svg [onload], [onerror], [onclick]').length"
         assert await page.value(made) == 0
@@ -633,7 +688,9 @@ async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, ag
             assert await checks.skipped_headings(page) == [], view
             assert await checks.faint(page) == [], view
             assert await checks.small_targets(page) == [], view
-            roles = {node["role"]["value"] for node in (await page.send("Accessibility.getFullAXTree"))["nodes"] if not node["ignored"]}
+            roles = {
+                node["role"]["value"] for node in (await page.send("Accessibility.getFullAXTree"))["nodes"] if not node["ignored"]
+            }
             assert {"banner", "navigation", "main"} <= roles
 
 
@@ -658,8 +715,7 @@ async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(pag
             seen = []
             for _ in range(min(count, 40)):
                 await key(page, "Tab")
-                seen.append(await page.value("""(() => { const one = document.activeElement, style = getComputedStyle(one);
-                  return [one === document.body, [...document.querySelectorAll('*')].indexOf(one), parseFloat(style.outlineWidth), style.outlineStyle]; })()"""))
+                seen.append(await page.value(FOCUS))
             assert [one for one in seen if one[0] or one[2] < 2 or one[3] == "none"] == [], view
             places = [one[1] for one in seen]
             assert places == sorted(set(places)), view
@@ -671,7 +727,9 @@ async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page
         await focus(page, "#to-budget")
         await key(page, "Enter")
         await page.until("document.activeElement.id === 'budget-title'")
-        assert await page.value("[...document.querySelectorAll('[aria-current=page]')].map((one) => one.id).join()") == "to-budget"
+        assert (
+            await page.value("[...document.querySelectorAll('[aria-current=page]')].map((one) => one.id).join()") == "to-budget"
+        )
         assert await page.value("document.title") == "Budget – edge agent"
         await page.value("history.back()")
         await page.until("!document.getElementById('view-chat').hidden && document.getElementById('view-budget').hidden")

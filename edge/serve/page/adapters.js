@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { $, announce, button, confirmed, element, refill, table } from "./elements.js";
-import { bytes, moment, percent } from "./numbers.js";
+import { bytes, minute, percent } from "./numbers.js";
 import { Part } from "./view.js";
 
 const NAMES = ["Version", "When", "Task", "Gate", "Anchors right", "Right of the kept", "Asked", "Size", "State", "Go back"];
@@ -23,16 +23,17 @@ export class Adapters {
 
   table(adapters) {
     const rows = [...adapters].sort(NEWEST_FIRST).map((one) => [
-      String(one.version), moment(one.at), one.task, verdict(one), one.gate_after === null || one.gate_after === undefined ? null : `${percent(one.gate_before)} → ${percent(one.gate_after)}`,
-      percent(one.kept_accuracy), percent(one.assist_rate), element("span", { class: "whole" }, bytes(one.size_bytes)), state(one), this.back(one.version, one.serving, one.damage),
+      String(one.version), minute(one.at), one.task, verdict(one), one.gate_after === null || one.gate_after === undefined ? null : `${percent(one.gate_before)} → ${percent(one.gate_after)}`,
+      percent(one.kept_accuracy), percent(one.assist_rate), element("span", { class: "whole" }, bytes(one.size_bytes)), state(one), this.back(one.version, one.serving || one.damage || !one.at),
     ]);
     const serving = adapters.some((one) => one.serving);
-    rows.push(["bare model", ...Array(7).fill(null), serving ? null : state({ serving: true }), this.back(0, !serving, "")]);
+    rows.push(["bare model", ...Array(7).fill(null), serving ? null : state({ serving: true }), this.back(0, !serving)]);
     return table("Adapter versions, newest first", NAMES, rows);
   }
 
-  back(version, serving, damage) {
-    if (serving || damage) return null;
+  // Not to the one that serves, nor to one that is damaged or not finished.
+  back(version, never) {
+    if (never) return null;
     const name = version ? `version ${version}` : "the bare model";
     return button("Go back", () => this.goBack(version, name), { "aria-label": `Go back to ${name}`, "data-version": String(version) });
   }
@@ -65,7 +66,7 @@ function verdict({ gate, gate_reason: reason }) {
   return element("span", {}, element("span", { class: `badge gate-${gate === "promoted" ? "good" : gate === "refused" || gate === "rolled back" ? "bad" : "other"}` }, gate), " ", element("span", { class: "soft", dir: "auto" }, reason ?? ""));
 }
 
-function state({ serving, head, damage }) {
+function state({ serving, head, damage, at = null }) {
   if (damage) return element("span", { class: "problem", dir: "auto" }, damage);
-  return [serving ? "serving" : "", head ? "training goes on from it" : ""].filter(Boolean).join(", ") || null;
+  return [at === null && !serving ? "not finished" : "", serving ? "serving" : "", head ? "training goes on from it" : ""].filter(Boolean).join(", ") || null;
 }

@@ -26,7 +26,7 @@ export class AnswerCard {
     this.drawer = element("div", { class: "drawer" });
     this.card = element("article", { class: "answer", "aria-label": "Answer" }, this.head, this.reasoning, this.text, this.foot, this.drawer);
     this.card.addEventListener("keydown", (event) => this.onKey(event));
-    this.asked = element("div", { class: "asked", dir: "auto" }, element("span", { class: "hidden" }, "You asked: "), turn.question);
+    this.asked = element("div", { class: "asked" }, element("span", { class: "hidden" }, "You asked: "), element("div", { dir: "auto" }, turn.question));
     this.paint();
     if (turn.state !== "running") this.finish();
     else this.head.replaceChildren(element("span", { class: "waiting" }, "thinking"));
@@ -86,7 +86,12 @@ export class AnswerCard {
     for (const [verdict, thumb] of Object.entries(this.thumb)) thumb.setAttribute("aria-pressed", String(this.turn.verdict === verdict));
   }
 
-  async judge(pressed) {
+  // One press after the other: what a press means depends on the verdict before it.
+  judge(pressed) {
+    this.judged = (this.judged ?? Promise.resolve()).then(() => this.judgeNow(pressed));
+  }
+
+  async judgeNow(pressed) {
     const verdict = this.turn.verdict === pressed ? "none" : pressed;
     if (!(await this.sendVerdict(verdict, null))) return;
     if (verdict === "bad") this.askCorrection();
@@ -131,8 +136,8 @@ export class AnswerCard {
 
   async toggleWhy() {
     if (this.close("why", this.why)) return;
-    this.why.setAttribute("aria-expanded", "true");
     const place = this.open("why", element("p", {}, "looking it up …"));
+    this.why.setAttribute("aria-expanded", "true");
     try {
       place.replaceChildren(...whyParts(await get(`/api/why/${encodeURIComponent(this.turn.note.id)}`)));
     } catch (problem) {

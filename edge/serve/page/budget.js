@@ -25,6 +25,12 @@ export class Budget {
   opened() { this.part.refresh(true); }
   tick() { this.part.refresh(); }
 
+  // Hidden until the agent has said whether it is on.
+  paintSwitch(paused) {
+    $("pause-cloud").hidden = false;
+    $("pause-cloud").setAttribute("aria-checked", String(paused));
+  }
+
   onStatus(status) {
     const quota = status.quota ?? status.budget;
     this.showQuota(quota ? { task: status.task, ...quota } : null, status);
@@ -32,7 +38,7 @@ export class Budget {
 
   showBudget({ quota, dials = [], paused = false }) {
     if (quota) this.showQuota(quota, {});
-    $("pause-cloud").setAttribute("aria-checked", String(paused));
+    this.paintSwitch(paused);
     const names = dials.map(({ task }) => task);
     if (refill($("dials"), names, () => this.newDials(names))) this.dials.forEach((dial) => dial.paint());
     dials.forEach((dial) => this.dials.get(dial.task).update(dial));
@@ -52,7 +58,7 @@ export class Budget {
       this.part.say(problem.missing ? "This agent cannot pause asking." : problem.message);
       return;
     }
-    $("pause-cloud").setAttribute("aria-checked", String(paused));
+    this.paintSwitch(paused);
     announce(paused ? "Asking is paused: nothing leaves this device" : "Asking goes on");
     this.part.refresh(true);
   }
@@ -201,8 +207,8 @@ class Dial {
       return;
     }
     announce(`Set: ${nameOf(this.task)}, ${rate === null ? "the model decides" : percent(rate)}`);
-    this.now = { ...this.now, target_rate: rate };
-    this.reset();
+    this.dirty = false;
+    this.update({ ...this.now, target_rate: rate });
     this.changed();
   }
 }

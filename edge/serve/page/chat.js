@@ -35,6 +35,7 @@ export class Chat {
     $("model").addEventListener("change", () => { this.kept.model = $("model").value; this.save(); });
     $("stop").addEventListener("click", () => this.stop());
     $("clear").addEventListener("click", () => this.clear());
+    addEventListener("beforeunload", () => { this.leaving = true; });
     addEventListener("pagehide", () => this.save());
   }
 
@@ -108,17 +109,21 @@ export class Chat {
       await this.stream(turn, card, running.signal);
       turn.state = "done";
     } catch (problem) {
+      if (this.leaving) return; // a reload ends the stream: the turn is kept as it was, unfinished
       turn.state = problem.name === "AbortError" ? "stopped" : "failed";
       turn.problem = problem.message;
-    } finally {
-      this.running = null;
-      const following = this.atEnd();
-      card.finish();
-      this.toEnd(following);
-      this.paintBusy(false);
-      this.save();
-      if (this.cards.has(turn)) announce(card.spoken());
     }
+    this.finished(turn, card);
+  }
+
+  finished(turn, card) {
+    this.running = null;
+    const following = this.atEnd();
+    card.finish();
+    this.toEnd(following);
+    this.paintBusy(false);
+    this.save();
+    if (this.cards.has(turn)) announce(card.spoken());
   }
 
   async stream(turn, card, signal) {

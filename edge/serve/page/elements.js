@@ -76,10 +76,22 @@ export function confirmed(title, text, yes) {
   $("confirm-title").textContent = title;
   $("confirm-text").textContent = text;
   $("confirm-yes").textContent = yes;
+  return answered(dialog, $("confirm-no")).then((said) => said === "yes");
+}
+
+// Opens a dialog and gives what it was closed with. A close that is told late, of the opening before, is not taken for this one's.
+export function answered(dialog, first) {
   dialog.returnValue = "";
-  dialog.showModal();
-  $("confirm-no").focus();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  if (!dialog.open) dialog.showModal();
+  first.focus();
+  return new Promise((resolve) => {
+    const told = () => {
+      if (dialog.open) return;
+      dialog.removeEventListener("close", told);
+      resolve(dialog.returnValue);
+    };
+    dialog.addEventListener("close", told);
+  });
 }
 
 export async function copyText(text) {

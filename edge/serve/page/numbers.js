@@ -5,7 +5,9 @@ const format = (options) => new Intl.NumberFormat(undefined, options);
 const PERCENT = format({ style: "percent", maximumFractionDigits: 1 });
 const WHOLE = format({ maximumFractionDigits: 0 });
 const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const MINUTE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const HOUR = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const SECOND = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
 export const percent = (share) => known(share) ? PERCENT.format(share) : "–";
@@ -28,9 +30,10 @@ export function bytes(count) {
   return `${format({ maximumFractionDigits: 1 }).format(count / unit[1])} ${unit[0]}`;
 }
 
+export const minute = (epoch_s) => known(epoch_s) ? MINUTE.format(epoch_s * 1000) : "–";
 export const moment = (epoch_s) => known(epoch_s) ? MOMENT.format(epoch_s * 1000) : "–";
 
-// Ends of a time axis: hours within a day, days beyond.
-export const axisTime = (epoch_s, span_s) => (span_s < 86400 ? HOUR : DAY).format(epoch_s * 1000);
+// Ends of a time axis: as exact as its length asks for.
+export const axisTime = (epoch_s, span_s) => (span_s < 600 ? SECOND : span_s < 86400 ? HOUR : DAY).format(epoch_s * 1000);
 
 export const usedOf = (used, limit, show = whole) => known(limit) ? `${show(used)} of ${show(limit)}` : show(used);

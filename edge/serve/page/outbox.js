@@ -18,11 +18,21 @@ export class Outbox {
   opened() { this.sent.refresh(true); }
   tick() { this.sent.refresh(); }
 
+  // An agent without the list of what waits still says how much it is.
+  onStatus({ outbox = 0 }) {
+    if (this.sent.missing) this.showWaiting([], outbox ? `${counted(outbox, "step report waits", "step reports wait")}.` : "Nothing waits.");
+  }
+
   show({ sent, waiting = [] }) {
     this.add(sent);
     if (!this.paged) $("older").hidden = sent.length < AT_ONCE;
     $("sent-none").hidden = this.rows.size > 0;
-    refill($("waiting"), waiting, () => waiting.length ? [element("ul", { class: "plain" }, ...waiting.map((one) => element("li", { class: "card" }, facts(named(one)))))] : [element("p", { class: "note" }, "Nothing waits.")]);
+    this.showWaiting(waiting, "Nothing waits.");
+  }
+
+  showWaiting(waiting, otherwise) {
+    const items = () => waiting.map((one) => element("li", { class: "card" }, facts(named(one))));
+    refill($("waiting"), [waiting, otherwise], () => waiting.length ? [element("ul", { class: "plain" }, ...items())] : [element("p", { class: "note" }, otherwise)]);
   }
 
   // Newest first; rows that are there already stay as they are, opened or not.
