@@ -44,7 +44,8 @@ HOSTILE = [
 async def page() -> AsyncIterator[Page]:
     async with chromium_page() as page:
         yield page
-        assert page.complaints == []
+        # The agent ends before the page, which looks for it once more.
+        assert [one for one in page.complaints if "net::ERR_CONNECTION" not in one and "net::ERR_EMPTY" not in one] == []
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ export class Adapters {
 
   table(adapters) {
     const rows = [...adapters].sort(NEWEST_FIRST).map((one) => [
-      String(one.version), minute(one.at), one.task, verdict(one), one.gate_after === null || one.gate_after === undefined ? null : `${percent(one.gate_before)} → ${percent(one.gate_after)}`,
+      String(one.version), minute(one.at), one.task, verdict(one), one.gate_after === null || one.gate_after === undefined ? null : element("span", { class: "whole" }, `${percent(one.gate_before)} → ${percent(one.gate_after)}`),
       percent(one.kept_accuracy), percent(one.assist_rate), element("span", { class: "whole" }, bytes(one.size_bytes)), state(one), this.back(one.version, one.serving || one.damage || !one.at),
     ]);
     const serving = adapters.some((one) => one.serving);

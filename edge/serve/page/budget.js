@@ -131,7 +131,7 @@ class Dial {
     this.problem = element("p", { class: "problem", role: "alert" });
     this.card = element("section", { class: "card dial", "aria-labelledby": heading },
       element("h4", { id: heading, dir: "auto" }, nameOf(task)), element("div", { class: "dial-row" }, this.gauge, this.words),
-      element("div", { class: "meter-words" }, element("label", { htmlFor: slider }, "Answers that may ask the cloud"), this.output), this.slider,
+      element("div", { class: "meter-words" }, element("label", { htmlFor: slider }, "Answers that may ask"), this.output), this.slider,
       element("label", { class: "check" }, this.free, "the model decides alone"), this.whatif,
       element("div", { class: "row" }, this.set, this.leave), this.problem);
   }
@@ -144,7 +144,7 @@ class Dial {
     drawGauge(this.gauge, realised, target, `${nameOf(this.task)}: ${percent(realised)} asked, ${target === null ? "the model decides" : `target ${percent(target)}`}`);
     this.words.replaceChildren(facts([
       ["Target", target === null ? "the model decides" : percent(target)], ["Realised", percent(realised)],
-      ["Answers", whole(dial.answers)], ["Log-odds shift", decimal(dial.bias)],
+      ["Answers", whole(dial.answers)], ["Shift", decimal(dial.bias)],
     ]));
     if (!this.dirty) this.reset();
   }
