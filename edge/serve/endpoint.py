@@ -37,14 +37,32 @@ from edge.serve.told import edge_headers
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
 _LOG = logging.getLogger(__name__)
+_MODULES = (
+    *(
+        "adapters",
+        "answer",
+        "api",
+        "app",
+        "budget",
+        "charts",
+        "chat",
+        "conversation",
+        "elements",
+        "learning",
+        "numbers",
+        "outbox",
+    ),
+    *("prose", "steps", "token", "view"),
+)
 _PAGE = {
     "/": ("index.html", "text/html"),
-    "/page/app.js": ("app.js", "text/javascript"),
     "/page/style.css": ("style.css", "text/css"),
+    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in _MODULES},
 }
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

@@ -125,7 +125,8 @@ class Guard:
             _check_fetch_site(headers, method, path)
         elif method == "OPTIONS" and "access-control-request-method" in headers:
             return preflight(headers)
-        self._check_token(headers.get("authorization", ""), path)
+        if not (path in self._open_paths and method in ("GET", "HEAD")):
+            self._check_token(headers.get("authorization", ""))
         _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
         if method in _BODY_METHODS and self._posts >= self._limits.posts:
@@ -144,8 +145,8 @@ class Guard:
     def _too_large(self) -> RequestProblem:
         return RequestProblem(413, f"the request is larger than {self._limits.body_bytes} bytes", code="request_too_large")
 
-    def _check_token(self, authorization: str, path: str) -> None:
-        if not self._token or path in self._open_paths:
+    def _check_token(self, authorization: str) -> None:
+        if not self._token:
             return
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):

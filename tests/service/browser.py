@@ -60,6 +60,12 @@ class Page:
         await self.send("Page.navigate", url=url)
         await asyncio.wait_for(self._loaded.wait(), START_TIMEOUT_S)
 
+    async def reload(self) -> None:
+        """Load the same place anew."""
+        self._loaded.clear()
+        await self.send("Page.reload")
+        await asyncio.wait_for(self._loaded.wait(), START_TIMEOUT_S)
+
     async def value(self, script: str) -> Any:
         """What an expression is worth there."""
         said = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

@@ -277,8 +277,25 @@ async def test_a_token_is_asked_for_when_there_is_one(http: aiohttp.ClientSessio
         assert (await post(http, base, authorization="Bearer open"))[0] == 200
 
 
+async def test_the_page_is_there_without_the_token_and_asks_for_it_itself(
+    http: aiohttp.ClientSession, answers: ScriptedAnswers
+) -> None:
+    async with serving(build_app(answers, ScriptedControl(answers), ManualClock(), token="open"), "127.0.0.1", 0) as base:
+        for path, status in (
+            ("/", 200),
+            ("/page/app.js", 200),
+            ("/api/status", 401),
+            ("/v1/models", 401),
+            ("/page/nope.js", 401),
+        ):
+            async with http.get(base + path) as reply:
+                assert reply.status == status
+        async with http.post(f"{base}/", json={}) as reply:
+            assert reply.status == 401
+
+
 async def test_the_page_comes_with_its_files_and_a_closed_content_policy(http: aiohttp.ClientSession, url: str) -> None:
-    for path, start in (("/", "<!doctype html>"), ("/page/app.js", '"use strict"'), ("/page/style.css", ":root")):
+    for path, start in (("/", "<!doctype html>"), ("/page/app.js", "// The page"), ("/page/style.css", ":root")):
         async with http.get(url + path) as reply:
             assert (await reply.text()).startswith(start)
             assert "default-src 'none'" in reply.headers["content-security-policy"]

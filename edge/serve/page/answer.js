@@ -1,0 +1,199 @@
+// One answer's card: where it came from, its text, and what can be done with it. Knows one turn; knows nothing of the conversation.
+
+import { get, post } from "./api.js";
+import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
+import { counted, decimal, dollars, moment, percent, seconds, whole } from "./numbers.js";
+import { showProse } from "./prose.js";
+
+const SOURCES = { local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
+const SAID = { local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
+const MOST_ANNOUNCED = 1500;
+
+let feedbackTaken = true;
+
+export class AnswerCard {
+  // `again(turn)` asks the question anew; `changed()` is called when the turn changed.
+  constructor(turn, again, changed) {
+    this.turn = turn;
+    this.changed = changed;
+    this.again = () => again(turn);
+    this.head = element("div", { class: "answer-head" });
+    this.thoughts = element("div", { class: "thoughts", dir: "auto" });
+    this.thinking = element("summary", {}, "Reasoning");
+    this.reasoning = element("details", { class: "reasoning", hidden: true }, this.thinking, this.thoughts);
+    this.text = element("div", { class: "text", dir: "auto" });
+    this.foot = element("div", { class: "actions" });
+    this.drawer = element("div", { class: "drawer" });
+    this.card = element("article", { class: "answer", "aria-label": "Answer" }, this.head, this.reasoning, this.text, this.foot, this.drawer);
+    this.card.addEventListener("keydown", (event) => this.onKey(event));
+    this.asked = element("div", { class: "asked" }, element("span", { class: "hidden" }, "You asked: "), element("div", { dir: "auto" }, turn.question));
+    this.paint();
+    if (turn.state !== "running") this.finish();
+    else this.head.replaceChildren(element("span", { class: "waiting" }, "thinking"));
+  }
+
+  // The text as far as it has come.
+  paint() {
+    const { reasoning, content } = this.turn;
+    this.reasoning.hidden = !reasoning.trim();
+    showProse(this.thoughts, reasoning.trim());
+    showProse(this.text, content.trim());
+  }
+
+  finish() {
+    const { turn } = this;
+    this.paint();
+    this.thinking.textContent = "Reasoning";
+    if (!turn.content.trim() && turn.reasoning.trim()) this.reasoning.open = true;
+    this.head.replaceChildren(...this.headParts());
+    this.foot.replaceChildren(...this.actions());
+    this.card.setAttribute("aria-label", turn.note ? `Answer, ${SAID[turn.note.source] ?? turn.note.source}` : "Answer that was not finished");
+  }
+
+  headParts() {
+    const { note, state, problem } = this.turn;
+    if (state === "stopped") return [element("span", { class: "badge" }, "stopped"), element("span", {}, "You stopped this answer.")];
+    if (state === "failed") return [element("span", { class: "badge problem" }, "no answer"), element("span", { class: "problem", dir: "auto" }, problem)];
+    const source = SOURCES[note.source] ?? "other";
+    return [
+      element("span", { class: `badge ${source}`, title: SAID[source] ?? "" }, note.source),
+      element("span", { dir: "auto" }, note.reason || SAID[source] || ""),
+      element("span", { class: "numbers" }, [
+        note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
+        note.spend_uusd ? dollars(note.spend_uusd) : "", `adapter ${note.adapter_version}`,
+      ].filter(Boolean).join(" · ")),
+    ];
+  }
+
+  actions() {
+    const { turn } = this;
+    const again = button(turn.state === "done" ? "Ask again" : "Try again", this.again, { class: "quiet" });
+    if (turn.state !== "done") return turn.content || turn.reasoning ? [again, this.copy()] : [again];
+    this.why = button("Why?", () => this.toggleWhy(), { class: "quiet", "aria-expanded": "false" });
+    return [...(feedbackTaken ? this.thumbs() : []), this.why, this.copy(), again];
+  }
+
+  copy() { return copyButton(() => this.turn.content.trim() || this.turn.reasoning.trim()); }
+
+  thumbs() {
+    const make = (verdict, text) => button(text, () => this.judge(verdict), { class: "quiet thumb", "data-verdict": verdict });
+    this.thumb = { good: make("good", "Good"), bad: make("bad", "Bad") };
+    this.paintThumbs();
+    return [element("span", { role: "group", "aria-label": "Was this answer good?" }, this.thumb.good, this.thumb.bad)];
+  }
+
+  paintThumbs() {
+    for (const [verdict, thumb] of Object.entries(this.thumb)) thumb.setAttribute("aria-pressed", String(this.turn.verdict === verdict));
+  }
+
+  // One press after the other: what a press means depends on the verdict before it.
+  judge(pressed) {
+    this.judged = (this.judged ?? Promise.resolve()).then(() => this.judgeNow(pressed));
+  }
+
+  async judgeNow(pressed) {
+    const verdict = this.turn.verdict === pressed ? "none" : pressed;
+    if (!(await this.sendVerdict(verdict, null))) return;
+    if (verdict === "bad") this.askCorrection();
+    else { this.close("correction"); announce(verdict === "good" ? "Marked as good" : "Your verdict was taken back"); }
+  }
+
+  async sendVerdict(verdict, correction) {
+    try {
+      await post("/api/feedback", { id: this.turn.note.id, verdict, correction });
+    } catch (problem) {
+      this.refusedVerdict(problem);
+      return false;
+    }
+    Object.assign(this.turn, { verdict, correction: correction ?? "" });
+    this.paintThumbs();
+    this.changed();
+    return true;
+  }
+
+  refusedVerdict(problem) {
+    if (problem.missing) { feedbackTaken = false; this.thumb.good.parentNode.remove(); }
+    this.open("correction", element("p", { class: "problem", role: "alert" }, problem.missing ? "This agent takes no feedback yet." : problem.message));
+  }
+
+  askCorrection() {
+    const id = freshId("correction");
+    const area = element("textarea", { id, rows: 2, dir: "auto", value: this.turn.correction });
+    const form = element("form", {},
+      element("label", { htmlFor: id }, "What would have been right? (you need not say)"), area,
+      element("div", { class: "row" }, element("button", { type: "submit" }, "Send correction"), button("Close", () => this.close("correction", this.thumb.bad), { class: "quiet" })));
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.correct(area.value.trim()); });
+    this.open("correction", form);
+    area.focus();
+    announce("Marked as bad. You may say what would have been right.");
+  }
+
+  async correct(correction) {
+    if (!(await this.sendVerdict("bad", correction || null))) return;
+    this.close("correction", this.thumb.bad);
+    announce("Thank you. The correction was kept on this device.");
+  }
+
+  async toggleWhy() {
+    if (this.close("why", this.why)) return;
+    const place = this.open("why", element("p", {}, "looking it up …"));
+    this.why.setAttribute("aria-expanded", "true");
+    try {
+      place.replaceChildren(...whyParts(await get(`/api/why/${encodeURIComponent(this.turn.note.id)}`)));
+    } catch (problem) {
+      place.replaceChildren(element("p", { class: "problem", role: "alert" }, problem.message));
+    }
+  }
+
+  open(kind, content) {
+    this.close(kind);
+    const place = element("div", { class: kind, "data-kind": kind }, content);
+    this.drawer.append(place);
+    return place;
+  }
+
+  // Whether there was one; focus goes to the button that opened it.
+  close(kind, opener = null) {
+    const place = this.drawer.querySelector(`[data-kind=${kind}]`);
+    place?.remove();
+    if (kind === "why") this.why?.setAttribute("aria-expanded", "false");
+    if (place && opener) opener.focus();
+    return Boolean(place);
+  }
+
+  onKey(event) {
+    if (event.key !== "Escape") return;
+    if (this.close("correction", this.thumb?.bad) || this.close("why", this.why)) event.stopPropagation();
+  }
+
+  // What a screen reader says when the answer is there.
+  spoken() {
+    const { note, state, problem, content, reasoning } = this.turn;
+    if (state !== "done") return problem || "Stopped.";
+    return `${SAID[note.source] ?? note.source}. ${(content.trim() || reasoning.trim()).slice(0, MOST_ANNOUNCED)}`;
+  }
+}
+
+const shownText = (text) => text ? element("pre", { class: "wrapped", dir: "auto", tabIndex: 0, role: "region", "aria-label": "text" }, text) : "";
+const part = (title, ...children) => [element("h3", {}, title), ...children];
+
+function whyParts(record) {
+  const odds = decimal(record.help_log_odds);
+  const decision = facts([
+    ["What was done", record.reason], ["Wish to ask", odds === null ? "no decision was reached" : `${odds} log-odds (above 0: more likely than not)`],
+    ["Shift by the dial", record.help_bias ? decimal(record.help_bias) : ""], ["Dial", record.target_rate === null || record.target_rate === undefined ? "" : `${percent(record.target_rate)} may ask`],
+    ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
+  ]);
+  const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, dollars)]]);
+  const ledger = facts([
+    ["Charged", record.charged_uusd ? dollars(record.charged_uusd) : "nothing"], ["Cloud tokens", record.cloud_tokens || ""],
+    ["Cloud model", record.cloud_model], ["Entry", record.call_key], ["When", record.created_at ? moment(record.created_at) : ""], ["Number", record.id],
+  ]);
+  return [
+    ...part("Decision", decision), ...part("Price and budget", price),
+    ...part("Own attempt", shownText(record.local_text) || "The model here was not asked."),
+    ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ledger),
+  ];
+}
+
+const left = (value, show = whole) => value === null || value === undefined ? "no limit known" : show(value);
