@@ -320,6 +320,7 @@ class Answerer:
             target_rate=self._dial.target_rate,
             prompt=draft.request.messages[-1].content,
             call_key=self._call_key(draft) if draft.completion else "",
+            turns=sum(message.role != "system" for message in draft.request.messages),
         )
 
     def _call_key(self, draft: _Draft) -> str:

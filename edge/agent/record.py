@@ -36,6 +36,7 @@ class AnswerRecord:
     when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
     prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
     the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
+    turns: messages of the conversation, the last one included; a question among others may not be one by itself.
     """
 
     id: str
@@ -66,6 +67,7 @@ class AnswerRecord:
     target_rate: float | None = None
     prompt: str = ""
     call_key: str = ""
+    turns: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

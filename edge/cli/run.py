@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from edge.console import Console, open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
+
+_LOOK_AGAIN_S = 5.0
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
@@ -57,7 +59,7 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
         gallery = Gallery(state_folder(config) / "figures", console.say)
-        agent, stop = build_agent(config, FanOutSink([console.sink, gallery])), asyncio.Event()
+        agent, stop = build_agent(config, FanOutSink([console.sink, gallery]), lives_here=True), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = _endpoint(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
@@ -76,7 +78,18 @@ async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: as
         await agent.learn(options.steps)
         if options.steps is not None or not options.serve:
             return
+        await _learn_what_comes(agent, stop)
     await stop.wait()
+
+
+async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
+    """All phases are done: learn again whenever one's own use has something new, until a stop."""
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await stop.wait()
+        if not stop.is_set() and agent.more_to_learn():
+            await agent.learn()
 
 
 @asynccontextmanager
