@@ -100,10 +100,9 @@ def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], u
         if text:
             return Line.from_json(text).serving
     changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
-    changes += database.execute("SELECT at, to_version FROM went_back").fetchall()
-    return max(
-        ((at, version) for at, version in changes if until is None or at < until), default=(0.0, 0), key=lambda one: one[0]
-    )[1]
+    changes += database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
+    before = [change for change in changes if until is None or change[0] < until]
+    return sorted(before, key=lambda change: change[0])[-1][1] if before else 0
 
 
 def _learning(made: list[dict[str, Any]]) -> dict[str, Any]:

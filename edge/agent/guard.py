@@ -3,8 +3,8 @@ of engines or of how items are judged.
 
 The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
 little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
-with what each kept version and the bare model made of the same anchors; and its verdicts with those of the version before. Where one of
-them is better beyond chance (edge.training.evidence) the best of them serves again, at once.
+with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
+before. Where one of them is better beyond chance (edge.training.evidence) the best of them serves again, at once.
 
 It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
 to by hand is left alone.
@@ -20,7 +20,7 @@ from typing import Literal
 from edge.agent.checkpoints import Checkpoints
 from edge.agent.evaluate import Candidate
 from edge.agent.promotion import Exam, Memory, candidates_by_source, results
-from edge.agent.state import GATE_MEMORY, StateFolder
+from edge.agent.state import BEST_VERSION, GATE_MEMORY, StateFolder
 from edge.core.errors import AdapterError
 from edge.training.evidence import liked_less, lost_more
 
@@ -103,16 +103,16 @@ class Guard:
         now = await self._examined(serving, candidates, every)
         if now is None:
             return Withdrawal(serving, max(rivals), "damage", "its files can no longer be read")
-        found: list[tuple[int, int, Withdrawal]] = []
-        for version in rivals:
-            then = await self._known(version, candidates, every)
-            if (worse := _worse(serving, version, candidates, now, then)) is not None:
-                found.append((sum(then.values()), version, worse))
-        return max(found, key=lambda entry: entry[:2])[2] if found else None
+        right = {version: await self._known(version, candidates, every) for version in rivals}
+        in_order = sorted(rivals, key=lambda version: (sum(right[version].values()), version), reverse=True)
+        worse = [found for version in in_order if (found := _worse(serving, version, candidates, now, right[version]))]
+        best = in_order[0] if worse or sum(right[in_order[0]].values()) > sum(now.values()) else serving
+        self._state.set_meta(BEST_VERSION, str(best))
+        return worse[0] if worse else None
 
     def _rivals(self, serving: int) -> list[int]:
         line, left = self._state.line(), self.left()
-        kept = [version for version in (0, *line.kept) if version != serving and version not in left]
+        kept = [version for version in (0, self._state.best_version(), *line.kept) if version != serving and version not in left]
         return [version for version in dict.fromkeys(kept) if version == 0 or self._checkpoints.at(version) is not None]
 
     async def _known(

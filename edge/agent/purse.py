@@ -2,8 +2,8 @@
 
 Counted on disk before a call leaves, under its call key, so that a step that is made again counts nothing twice, and what a crash has cut
 off stays counted. Days are local ones. The price of a call is not known before its answer: one that is under way, or was cut, counts
-as much as the dearest one so far, and while none was paid yet only one is let out at a time. So the day's spend can pass its limit by no
-more than the calls under way are dearer than that.
+as much as the dearest one so far, and while none was paid yet only one is let out at a time. So the day's spend can pass its limit by a
+first call that is dearer than all of it, or by what the calls under way are dearer than those before; the ledger's own limits stand behind.
 """
 
 from __future__ import annotations
@@ -77,13 +77,19 @@ class LearningPurse:
                 database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", values)
             self._under_way.add(call.call_key)
 
-    async def ended(self, call: CloudCall, completion: CloudCompletion | None) -> None:
-        """Note what a call cost. None: it ended without an answer, and stays counted."""
+    async def ended(self, call: CloudCall, outcome: CloudOutcome) -> None:
+        """Note what a call cost. One that the ledger refused was not made; one that failed may have been, and stays counted."""
         async with self._paid:
             self._under_way.discard(call.call_key)
-            if completion is not None:
-                self._settle(call, completion)
+            if outcome.completion is not None:
+                self._settle(call, outcome.completion)
+            elif outcome.refused:
+                self._forget(call)
             self._paid.notify_all()
+
+    def _forget(self, call: CloudCall) -> None:
+        with self._state.database as database:
+            database.execute("DELETE FROM learning_spend WHERE call_key = ? AND settled = 0", (call.call_key,))
 
     def _settle(self, call: CloudCall, completion: CloudCompletion) -> None:
         tokens, spend = completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd
@@ -144,7 +150,7 @@ class PurseDesk(CloudDesk):
         try:
             outcome = await self._desk.ask(call)
         finally:
-            await self._purse.ended(call, outcome.completion)
+            await self._purse.ended(call, outcome)
         return outcome
 
 

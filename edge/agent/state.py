@@ -24,6 +24,7 @@ from edge.core.errors import NotFound, StateError
 
 SCHEMA_VERSION = 3
 GATE_MEMORY = "gate"
+BEST_VERSION = "guard_best"
 _LINE = "line"
 _SENT = """
 CREATE TABLE sent (
@@ -187,6 +188,10 @@ class StateReader:
             return Line.from_json(text)
         steps_done = self.position().steps_done
         return Line(steps_done, steps_done)
+
+    def best_version(self) -> int:
+        """The version that did best in the guard's last exam, which is kept to go back to; 0: the bare model, or none was held."""
+        return int(self.meta(BEST_VERSION) or 0)
 
     def line_of(self, version: int) -> Iterator[int]:
         """The version and those it was trained from, newest first, without the bare model."""

@@ -102,7 +102,7 @@ class StepCloser:
             roles.failpoint("committed")
             await self._swap(checkpoint, line)
         watch.lap("swap")
-        roles.checkpoints.prune({line.head, line.serving, base, *line.kept})
+        roles.checkpoints.prune({line.head, line.serving, base, roles.state.best_version(), *line.kept})
         event = watch.timed(event)
         roles.sink.emit(event)
         if judgement is not None:
