@@ -51,6 +51,24 @@ class AgentControl(Protocol):
         ...
 
 
+_NO_CALLS = {"calls": 0, "tokens": 0, "spend_uusd": 0}
+NOTHING_TO_REPORT: Mapping[str, Any] = {
+    "now": 0.0,
+    "serving_version": 0,
+    "serving_version_then": 0,
+    "tasks": [],
+    "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0},
+    "learning": {"steps": 0, "promotions": 0, "refusals": 0, "refused_because": [], "by_source": []},
+    "went_back": [],
+    "answers": [],
+    "cloud": {"serving": _NO_CALLS, "learning": _NO_CALLS},
+    "rates": [],
+    "waits": [],
+    "paused": False,
+}
+"""The report of an agent that has done nothing yet."""
+
+
 class ScriptedControl:
     """Shows prepared values; for tests and for working on the page without a model."""
 
@@ -60,7 +78,7 @@ class ScriptedControl:
         self.log: list[Mapping[str, Any]] = []
         self.versions: list[Mapping[str, Any]] = []
         self.verdicts: dict[str, Mapping[str, Any]] = {}
-        self.prepared_report: Mapping[str, Any] = {"tasks": [], "answers": []}
+        self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
