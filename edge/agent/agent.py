@@ -34,7 +34,7 @@ from edge.agent.link import WatchedClient, why_away
 from edge.agent.own_use import OwnUse, is_about_the_device
 from edge.agent.promotion import Exam, PromotionGate
 from edge.agent.purse import NO_LIMITS, DailyLimits, LearningPurse, PurseDesk
-from edge.agent.readiness import BY_YOU, Readiness, is_paused
+from edge.agent.readiness import Readiness, is_paused
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
@@ -301,7 +301,7 @@ class Agent:
             total_spend_uusd=last.total_spend_uusd if last else 0,
             uptime_s=self._parts.clock.monotonic() - self._began,
             trained_version=state.line().head,
-            waiting=BY_YOU if is_paused(state) else self._readiness.waiting,
+            waiting=self._readiness.told(),
             paused=is_paused(state),
         )
 

@@ -120,7 +120,12 @@ class Curriculum:
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:
-        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items."""
+        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items.
+
+        () for a source that no phase has any more.
+        """
+        if source not in self._sources:
+            return ()
         held_out = tuple(self._sources[source].test(limit))
         return held_out or tuple(itertools.islice(self._sources[source].train(self._seed, 0), limit))
 

@@ -27,7 +27,7 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.verifiers.own_answer import Form, OwnKey, final_answer, is_short, plain_words
 
-SOURCE = "mine"
+SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
 """Of these newest answers with verdicts, and as many of the cloud's without, items are made."""
 _STEPS = 4
@@ -57,6 +57,11 @@ class _Known:
     liked: list[str] = field(default_factory=list)
     disliked: list[str] = field(default_factory=list)
     agreed: list[str] = field(default_factory=list)
+
+
+def is_own(source: str) -> bool:
+    """Whether a step's source is one's own use and not a phase's."""
+    return source.startswith((f"{SOURCE}:", f"{WATCHED}:"))
 
 
 def own_items(book: FeedbackBook, *, feedback: bool, agreement: bool) -> list[OwnItem]:

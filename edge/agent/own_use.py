@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from edge.agent.evaluate import Candidate
 from edge.agent.feedback import FeedbackBook
-from edge.agent.mine import SOURCE, OwnItem, own_items
+from edge.agent.mine import SOURCE, WATCHED, OwnItem, own_items
 from edge.agent.state import StateFolder
 from edge.agent.step import StepPlan
 from edge.agent.watched import WatchedFolder
@@ -23,7 +23,6 @@ from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied
 from edge.core.rng import derive_seed
 from edge.core.types import TaskItem
 
-WATCHED = "watched"
 _HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
 """Where there are ten own questions of a label or more, one in five is held out to be examined on. Task files say themselves what is."""
 
@@ -108,6 +107,7 @@ class OwnUse:
             cursor_seed=self._seed,
             cursor_after=self._state.cursor(source.name, self._seed) + len(chosen),
             own=True,
+            phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
             used=tuple(item_key(one.item) for one in chosen),
         )

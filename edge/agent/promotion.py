@@ -9,7 +9,7 @@ examined on an anchor once; its results are remembered until another one serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.evaluate import Candidate, candidates_of
 from edge.agent.events import StepFinished
 from edge.agent.line import Line
+from edge.agent.mine import is_own
 from edge.agent.state import GATE_MEMORY, StateFolder
 from edge.agent.state import Exam as ExamResult
 from edge.core.errors import AdapterError
@@ -100,13 +101,18 @@ class PromotionGate:
         self._own_anchors = own_anchors
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
-        """Whether the adapter of this step is judged."""
-        return ends_phase or step % self.rules.every == 0
+        """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
+        before = step - 1
+        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.gate:
+            before -= 1
+        return ends_phase or step // self.rules.every > before // self.rules.every
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
         line = self._state.line()
-        memory = self._with_anchors(Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving), event.source)
+        sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
+        memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
+        memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
         rate = self._rate(event, base, memory)
         before = memory.right
         memory, known = await self._examined(memory, line)
@@ -123,14 +129,14 @@ class PromotionGate:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
         return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json(), exams)
 
-    def _with_anchors(self, memory: Memory, source: str) -> Memory:
-        """With anchors of this source, and those of one's own use as they are now; of what is gone they stay as they were."""
-        anchors = dict(memory.anchors)
-        for own in {source, *anchors}:
-            if (fresh := self._own_anchors(own, self.rules.anchors_per_task)) is not None:
-                anchors[own] = fresh
-        if source not in anchors:
-            anchors[source] = self._anchors_of(source, self.rules.anchors_per_task)
+    def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
+        """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
+        anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
+        for source in dict.fromkeys((*anchors, *sources)):
+            if (fresh := self._own_anchors(source, limit)) is not None:
+                anchors[source] = fresh
+            elif source not in anchors and (some := self._anchors_of(source, limit)):
+                anchors[source] = some
         newest = dict(list(anchors.items())[-_MOST_SOURCES:])
         wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
         right = {key: right for key, right in memory.right.items() if key in wanted}

@@ -48,6 +48,12 @@ class Readiness:
         set_paused(self._state, paused)
         self._changed.set()
 
+    def told(self) -> str:
+        """Why the next step waits, or would; a pause and its end are told at once."""
+        if is_paused(self._state):
+            return BY_YOU
+        return "" if self.waiting == BY_YOU else self.waiting
+
     async def ready(self) -> None:
         """Return when nothing holds learning back; looked at again every few seconds, and at once when a pause ends."""
         try:

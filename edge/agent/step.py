@@ -34,8 +34,8 @@ from edge.training.learner import Learner
 class StepPlan:
     """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards.
 
-    `own`: a step of one's own use between those of the phases, whose place it leaves; `stay_here`: ids of its items whose questions must
-    not leave this device; `used`: keys of its items, which are counted.
+    `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
+    items whose questions must not leave this device. `used`: keys of its items, which are counted.
     """
 
     step: int
@@ -50,6 +50,7 @@ class StepPlan:
     cursor_after: int
     ends_phase: bool = False
     own: bool = False
+    phases_done: bool = False
     stay_here: frozenset[str] = frozenset()
     used: tuple[str, ...] = ()
 
@@ -241,7 +242,11 @@ class LearningStep:
         return checkpoint
 
     def _gate_is_due(self, plan: StepPlan) -> bool:
-        return self._roles.gate is not None and self._roles.gate.is_due(plan.step, plan.ends_phase)
+        """Own steps between those of the phases are judged with the next one of these, whose rate counts."""
+        gate = self._roles.gate
+        if gate is None or (plan.own and not plan.phases_done):
+            return False
+        return gate.is_due(plan.step, plan.ends_phase)
 
     def _tell_left_out(self) -> None:
         if self._rollout.left_out:

@@ -59,7 +59,7 @@ async def test_a_corrected_answer_is_learned_from_on_this_device_alone(tmp_path:
     async with build_agent(config, MemorySink(), lives_here=True) as agent:
         answer = await agent.answerer.answer(replace(AnswerRequest((asked,)), mode="local-only"))
         agent.rate_answer(Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
-        await agent.learn(2)
+        await agent.learn(3)
         steps = agent.steps()
         report = agent.report(0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"

@@ -238,7 +238,7 @@ async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goe
         gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0, rate_band=1.0),
     )
     async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+        await agent.learn(max_steps=3)
         before = anchors_of(agent._parts.state, "watched:math")
         assert len(before) == 6
         file_of(folder, "a.jsonl", *range(100, 160))
@@ -276,7 +276,8 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
         steps = agent.steps()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
-    assert own and all(step.gate_rate == 0.0 for step in own)
+    assert own and all(step.gate == "" for step in own), "they are judged with the phase's next step"
+    assert {score.source for score in world.events(GateJudged)[-1].anchors} == {"sums", "mine:math"}
     for place, step in enumerate(phase):
         window = [one.assist_rate for one in phase[max(0, place - 2) : place + 1]]
         assert step.gate_rate == pytest.approx(sum(window) / len(window))
@@ -295,3 +296,20 @@ def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tm
         assert len(source.train) + len(source.held_out) == count
         assert not source.held_out if count < 10 else 4 <= len(source.held_out) <= 22
         assert all(isinstance(item, TaskItem) and item.split == "test" for item in source.held_out)
+
+
+async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
+    """Every second step is one's own, and every second one is due."""
+    corrected(tmp_path / "state", *range(40))
+    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0, rate_band=1.0))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=7)
+        steps = agent.steps()
+        assert [(step.source, step.gate) for step in steps] == [
+            ("sums", ""), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""),
+            ("sums", "promoted"),
+        ]  # fmt: skip
+        await agent.learn(max_steps=3)
+        assert [step.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
+            "behind the phases own steps are judged"
+        )

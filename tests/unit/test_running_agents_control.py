@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ async def test_a_pause_is_told_by_the_status_and_kept(tmp_path: Path) -> None:
         status = await control.status()
         assert (status["paused"], status["waiting"]) == (True, "paused by you")
         assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
+
+
+async def test_the_end_of_a_pause_is_told_at_once_while_learning_still_waits(tmp_path: Path) -> None:
+    async with World(tmp_path).agent() as agent:
+        control = RunningAgent(agent)
+        await control.pause_learning(True)
+        learning = asyncio.create_task(agent.learn())
+        while not agent._readiness.waiting:
+            await asyncio.sleep(0)
+        assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
+        await learning
 
 
 async def test_the_scripted_report_has_the_keys_of_a_real_one(tmp_path: Path) -> None:
