@@ -711,7 +711,9 @@ class Agent:
                 state.run_id,
                 self._backend.model.name,
                 state.position().steps_done,
-                self._parts.curriculum.steps_planned,
+                None
+                if self._parts.own_use
+                else self._parts.curriculum.steps_planned,  # own steps come on top, as their events tell
                 self._backend.adapter_version,
                 self._parts.clock.now(),
             )
