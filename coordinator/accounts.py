@@ -204,7 +204,7 @@ class CallRow(Struct, frozen=True, gc=False):
     """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
 
     `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
-    this one was given, else "".
+    this one was given, else "". `beyond_text` is what the answer had besides its text, as ProviderResult says; it goes with `result`.
     """
 
     device: str
@@ -228,6 +228,7 @@ class CallRow(Struct, frozen=True, gc=False):
     source_key: str
     cache_key: str
     updated_ms: int
+    beyond_text: str = ""
 
     @property
     def cached(self) -> bool:
@@ -406,6 +407,7 @@ class Settlement(Struct, frozen=True, gc=False):
     upstream_id: str
     now: float
     budgets: tuple[BudgetTerms, ...] = ()
+    beyond_text: str = ""
 
 
 class Resolution(Struct, frozen=True, gc=False):

@@ -58,7 +58,8 @@ from edge.core.errors import (
 )
 from edge.core.types import TokenUsage
 from edge.rpc.client import BudgetSnapshot, CallProgress, CancelledCall, CloudCall, CloudCompletion
-from edge.rpc.fingerprint import digest, fingerprint
+from edge.rpc.fingerprint import digest, fingerprint, openai_part
+from edge.rpc.openai_fields import completion_json, openai_fields
 
 log = logging.getLogger(__name__)
 MAX_KEY_CHARS = 200
@@ -346,6 +347,7 @@ class Broker:
             text=result.text,
             finish=result.finish,
             upstream_id=result.upstream_id,
+            beyond_text=result.beyond_text,
             now=now,
             budgets=self._book.terms(job.device, job.call.task, now),
         )
@@ -390,6 +392,7 @@ class Broker:
             charged_uusd=row.charged.uusd,
             cached=row.cached,
             model=row.model,
+            openai_json=completion_json(row.finish, row.beyond_text),
         )
         try:
             if view is None or self._book.learn(view.limits):
@@ -488,7 +491,7 @@ def progress_of(state: CallState) -> CallProgress:
 def cache_key(device: str, model: str, call: CloudCall) -> str:
     """A digest of (device, model, prompt, sampling): what an answer may be given again for. Without a device it is the same for all."""
     turns = [[message.role, message.content] for message in call.messages]
-    return digest([device, model, turns, call.max_output_tokens, call.temperature.hex()])
+    return digest([device, model, turns, call.max_output_tokens, call.temperature.hex(), *openai_part(call)])
 
 
 def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> str:
@@ -546,6 +549,7 @@ def _check(call: CloudCall) -> None:
         raise InvalidRequest("a call needs max_output_tokens of at least 1: without it no cap can hold")
     if not (math.isfinite(call.temperature) and 0.0 <= call.temperature <= MAX_TEMPERATURE):
         raise InvalidRequest(f"temperature must lie in [0, {MAX_TEMPERATURE:g}]")
+    openai_fields(call.openai_json)
 
 
 def _check_key(name: str, text: str) -> None:

@@ -8,6 +8,7 @@ Every change of a row is told to the journal in the same transaction, completely
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -300,6 +301,7 @@ class Ledger:
             input_tokens=source.input_tokens,
             output_tokens=source.output_tokens,
             result=source.result,
+            beyond_text=source.beyond_text,
             result_sha256=source.result_sha256,
             finish=source.finish,
             source_key=f"{source.device}|{source.key}",
@@ -429,13 +431,14 @@ class Ledger:
         if attempt.state is not CallState.DISPATCHED:
             return Resolution(False, call)
         charge = settlement.charge.capped(attempt.hold)
-        text = settlement.text.encode("utf-8", "replace").decode()
+        text, beyond_text = (told.encode("utf-8", "replace").decode() for told in (settlement.text, settlement.beyond_text))
         answered = replace(
             call,
             input_tokens=settlement.input_tokens,
             output_tokens=settlement.output_tokens,
             result=text,
-            result_sha256=text_digest(text),
+            beyond_text=beyond_text,
+            result_sha256=answer_digest(text, beyond_text),
             finish=settlement.finish,
             upstream_id=settlement.upstream_id,
         )
@@ -729,7 +732,7 @@ class Ledger:
         """Forget the answer texts of calls last changed before this time; charges and digests stay."""
         rows = self._tables.results_before(milliseconds(before))
         for row in rows:
-            self._tables.put_call(replace(row, result=None))
+            self._tables.put_call(replace(row, result=None, beyond_text=""))
         for start in range(0, len(rows), PURGED_IN_ENTRY):
             told = [[row.device, row.key] for row in rows[start : start + PURGED_IN_ENTRY]]
             self._journal(now, "purge", {"calls": told})
@@ -787,9 +790,10 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def text_digest(text: str) -> str:
-    """sha256 of a text's UTF-8 bytes as hex; what the journal keeps of an answer."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def answer_digest(text: str, beyond_text: str) -> str:
+    """What the journal keeps of an answer: sha256 as hex of its UTF-8 bytes; of both as a JSON array where it is more than a text."""
+    told = json.dumps([text, beyond_text], separators=(",", ":")) if beyond_text else text
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def step_credit(factor: float | None, target_rate: float, planned_prompts: int) -> int | None:

@@ -16,13 +16,14 @@ from coordinator.accounts import Amount
 from coordinator.admission import Gate
 from coordinator.breaker import Breaker, Outcome
 from coordinator.pricing import Price, Tariff, why_unpriced
-from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest
+from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
 from edge.core.types import TokenUsage
 from edge.rpc.client import CloudCall
 
 _OWN_FAULTS = frozenset({"http_400", "http_413", "http_414", "http_422", "bad_request", "too_long", "not_recorded", "too_large"})
 _FULL_DEADLINE = 0.9
+_TOOLS_HINT = "ask a model whose upstream is openai_compatible, or leave that out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,12 @@ class Upstream:
             temperature=call.temperature,
             deadline_s=deadline_s,
             idempotency_key=idempotency_key,
+            openai_json=call.openai_json,
         )
+
+    def why_not(self, call: CloudCall) -> str:
+        """Why it cannot ask what this call holds, in one line; "" when it can."""
+        return why_not_openai(self.provider, call.openai_json) if call.openai_json else ""
 
     def price_at(self, now: float) -> Price | None:
         """The price that holds at `now` (seconds since the epoch), or None."""
@@ -123,7 +129,7 @@ class UpstreamTable:
         """The upstreams of a call in the order they are asked; those that can take it and have a price at `now`.
 
         `question` is a digest of what is asked. Raises NotFound on an unknown alias, InvalidRequest when the call wants more output than
-        any of them allows, Unpriced.
+        any of them allows or what none of them can ask, Unpriced.
         """
         legs = self._routes.get(call.model_alias)
         if legs is None:
@@ -135,9 +141,14 @@ class UpstreamTable:
         if not roomy:
             most = max(upstream.max_output_tokens for upstream in ranked)
             raise InvalidRequest(f"max_output_tokens is at most {most} for model {call.model_alias!r}")
-        priced = tuple(upstream for upstream in roomy if upstream.price_at(now) is not None)
+        able = roomy if not call.openai_json else [upstream for upstream in roomy if not upstream.why_not(call)]
+        if not able:
+            raise InvalidRequest(
+                f"model {call.model_alias!r} does not take this request: {roomy[0].why_not(call)}", hint=_TOOLS_HINT
+            )
+        priced = tuple(upstream for upstream in able if upstream.price_at(now) is not None)
         if not priced:
-            raise _unpriced(call.model_alias, roomy[0].why_unpriced(now))
+            raise _unpriced(call.model_alias, able[0].why_unpriced(now))
         return priced
 
     def current(self, upstream: Upstream) -> Upstream:

@@ -489,10 +489,13 @@ def _checked_results(calls: Iterable[CallRow], findings: Findings) -> Iterator[R
     """Calls as plain rows, their answer replaced by whether there is one; the text must have the digest it is stored with."""
     for call in calls:
         if call.result is not None:
-            digest = hashlib.sha256(call.result.encode()).hexdigest()
+            whole = json.dumps([call.result, call.beyond_text], separators=(",", ":")) if call.beyond_text else call.result
+            digest = hashlib.sha256(whole.encode()).hexdigest()
             findings.unless(
                 digest == call.result_sha256, f"call {(call.device, call.key)}: its answer is not the one in the journal"
             )
+        given = call.result is not None or not call.beyond_text
+        findings.unless(given, f"call {(call.device, call.key)}: it has a part of an answer without an answer")
         yield {**_plain(call), "result": call.result is not None}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from coordinator.providers.anthropic_tools import NotSayable, said_to_anthropic
 from coordinator.providers.anthropic_wire import (
     AnthropicWireError,
     Event,
@@ -25,7 +26,7 @@ from coordinator.providers.anthropic_wire import (
     usage_of,
 )
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
-from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_by_bytes
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
 from coordinator.providers.sse import SseLines
 
 API_VERSION = "2023-06-01"
@@ -70,7 +71,15 @@ class AnthropicProvider:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """A bound by bytes, with room for what the API puts before a prompt."""
-        return bound_by_bytes(request.messages, _SYSTEM_PREAMBLE_TOKENS)
+        return bound_of_request(request, _SYSTEM_PREAMBLE_TOKENS)
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """What of it this API has no word for."""
+        try:
+            said_to_anthropic(openai_json)
+        except NotSayable as error:
+            return str(error)
+        return ""
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Complete once. Raises ProviderError."""
@@ -105,11 +114,13 @@ class AnthropicProvider:
         await self._http.aclose()
 
     async def _ask(self, request: ProviderRequest, *, streamed: bool) -> Reply:
-        if all(turn.role == "system" for turn in request.messages):
-            raise ProviderError("a conversation needs a turn besides the system's", kind="bad_request", executed=False)
+        try:
+            body = request_body(request, streamed=streamed)
+        except NotSayable as error:
+            raise ProviderError(str(error), kind="bad_request", executed=False) from error
         end = asyncio.get_running_loop().time() + request.deadline_s
         try:
-            return await self._http.post(request_body(request, streamed=streamed), request, end)
+            return await self._http.post(body, request, end)
         except ProviderError as error:
             if error.kind == "http_529" and self._overloaded_is_refusal:
                 error.executed = False

@@ -5,8 +5,11 @@ Fields and events that we do not read are skipped, so that additions pass; what 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from coordinator.providers.anthropic_tools import conversation, said_to_anthropic, tool_call
 from coordinator.providers.provider import ProviderRequest, ProviderResult, short_word
 from edge.core.types import TokenUsage
 
@@ -15,6 +18,7 @@ _HOTTEST = 1.0
 _FINISH = {
     "end_turn": "stop",
     "stop_sequence": "stop",
+    "tool_use": "tool_calls",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
 }
@@ -58,10 +62,13 @@ class Usage(msgspec.Struct):
 
 
 class Content(msgspec.Struct):
-    """A block of an answer, or a piece of one. Only text is asked for."""
+    """A block of an answer: text, or a call of a tool with its input as JSON."""
 
     type: str = ""
     text: str | None = None
+    id: str = ""
+    name: str = ""
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Delta(msgspec.Struct):
@@ -69,6 +76,7 @@ class Delta(msgspec.Struct):
 
     type: str = ""
     text: str | None = None
+    partial_json: str | None = None
     stop_reason: str | None = None
 
 
@@ -91,6 +99,8 @@ class Event(msgspec.Struct):
     """One event of a stream."""
 
     type: str
+    index: int = 0
+    content_block: Content | None = None
     message: Message | None = None
     delta: Delta | None = None
     usage: Usage | None = None
@@ -110,6 +120,7 @@ class MessageStream:
         self.done = False
         self.message = Message(content=[], usage=Usage())
         self._texts: list[str] = []
+        self._calls: dict[int, tuple[Content, list[str]]] = {}
 
     def add(self, event: Event) -> str:
         """Take in an event; returns the text it brings. Raises AnthropicWireError when the upstream reports an error."""
@@ -123,6 +134,10 @@ class MessageStream:
             case "content_block_delta" if event.delta is not None and event.delta.type == "text_delta":
                 self._texts.append(event.delta.text or "")
                 return self._texts[-1]
+            case "content_block_start" if event.content_block is not None and event.content_block.type == "tool_use":
+                self._calls[event.index] = (event.content_block, [])
+            case "content_block_delta" if event.delta is not None and event.index in self._calls:
+                self._calls[event.index][1].append(event.delta.partial_json or "")
             case "message_delta":
                 self.message.stop_reason = event.delta.stop_reason if event.delta else None
                 self._count(event.usage)
@@ -132,7 +147,8 @@ class MessageStream:
 
     def result(self) -> ProviderResult:
         """The whole. Raises AnthropicWireError when it does not say that it is finished."""
-        self.message.content = [Content("text", "".join(self._texts))]
+        calls = [Content(block.type, None, block.id, block.name, _raw(pieces)) for block, pieces in self._calls.values()]
+        self.message.content = [Content("text", "".join(self._texts)), *calls]
         return result_of(self.message)
 
     def _count(self, usage: Usage | None) -> None:
@@ -146,7 +162,10 @@ _encoder = msgspec.json.Encoder()
 
 
 def request_body(request: ProviderRequest, *, streamed: bool) -> bytes:
-    """The JSON to send. System turns go into the field of their own; temperatures above 1, which this API does not know, are sent as 1."""
+    """The JSON to send. System turns go into the field of their own; temperatures above 1, which this API does not know, are sent as 1.
+
+    Raises NotSayable for a conversation of system turns alone, and when OpenAI's fields hold what this API has no word for.
+    """
     system = "\n\n".join(turn.content for turn in request.messages if turn.role == "system")
     turns = [{"role": turn.role, "content": turn.content} for turn in request.messages if turn.role != "system"]
     body: dict[str, object] = {
@@ -154,9 +173,11 @@ def request_body(request: ProviderRequest, *, streamed: bool) -> bytes:
         "max_tokens": request.max_output_tokens,
         "temperature": min(_HOTTEST, request.temperature),
         "stream": streamed,
-        "messages": turns,
     }
-    return _encoder.encode({**body, "system": system} if system else body)
+    said = said_to_anthropic(request.openai_json) if request.openai_json else {}
+    if "messages" not in said:
+        said |= conversation(turns, system)
+    return _encoder.encode({**body, **said})
 
 
 def decode_message(data: bytes) -> Message:
@@ -205,7 +226,20 @@ def result_of(message: Message) -> ProviderResult:
         raise AnthropicWireError("the upstream's answer is not finished")
     text = "".join(block.text or "" for block in message.content if block.type == "text")
     finish = _FINISH.get(message.stop_reason, message.stop_reason)
-    return ProviderResult(text, usage_of(message), short_word(message.id or ""), short_word(finish))
+    words = (short_word(message.id or ""), short_word(finish))
+    return ProviderResult(text, usage_of(message), *words, _beyond_text(message.content))
+
+
+def _beyond_text(content: list[Content]) -> str:
+    """The calls of tools as OpenAI says them."""
+    calls: list[dict[str, Any]] = [
+        tool_call(block.id, block.name, bytes(block.input).decode()) for block in content if block.type == "tool_use"
+    ]
+    return _encoder.encode({"tool_calls": calls}).decode() if calls else ""
+
+
+def _raw(pieces: list[str]) -> msgspec.Raw:
+    return msgspec.Raw("".join(pieces).encode("utf-8", "replace"))
 
 
 def _counts(usage: Usage) -> tuple[int | None, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
 from coordinator.providers.openai_wire import Answer, WireError, decode_answer, request_body, result_of, usage_of
-from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_by_bytes
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
 from coordinator.providers.sse import SseLines
 
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -57,7 +57,11 @@ class OpenAICompatibleProvider:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """A bound by bytes."""
-        return bound_by_bytes(request.messages)
+        return bound_of_request(request)
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """It asks everything, as it is."""
+        return ""
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Complete once. Raises ProviderError."""
@@ -113,7 +117,7 @@ def _wanted(reply: Reply, media_type: str) -> str:
 def _decoded(data: bytes, hint: str = UNREADABLE) -> Answer:
     try:
         return decode_answer(data)
-    except (WireError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (WireError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProviderError("the upstream's answer is not what it should be", kind="garbage", executed=True, hint=hint) from error
 
 

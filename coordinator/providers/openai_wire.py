@@ -5,9 +5,11 @@ Fields that we do not read are skipped, so that every dialect passes; what we re
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from coordinator.providers.provider import ProviderRequest, ProviderResult, short_word
+from coordinator.providers.provider import ProviderRequest, ProviderResult, openai_parts, short_word
 from edge.core.types import TokenUsage
 
 _MOST_TOKENS = 2**53
@@ -25,9 +27,29 @@ class Usage(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """A message, or a piece of one."""
+    """A message, or a piece of one. Calls of tools are kept as they come, with what we do not know of them."""
 
     content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    refusal: str | None = None
+
+    def add(self, piece: Text) -> str:
+        """Take in a piece; returns the text it brings."""
+        text = piece.content or ""
+        self.content = (self.content or "") + text
+        if piece.refusal is not None:
+            self.refusal = (self.refusal or "") + piece.refusal
+        for call in piece.tool_calls or ():
+            self.tool_calls = self.tool_calls or []
+            _add_call(self.tool_calls, call)
+        return text
+
+    def beyond_text(self) -> str:
+        """JSON text of what there is besides the content, "" for nothing."""
+        calls = [{name: value for name, value in call.items() if name != "index"} for call in self.tool_calls or ()]
+        told = {"tool_calls": calls, "refusal": self.refusal}
+        found = {name: value for name, value in told.items() if value}
+        return _encoder.encode(found).decode() if found else ""
 
 
 class Choice(msgspec.Struct):
@@ -58,10 +80,8 @@ class Answer(msgspec.Struct):
             return ""
         whole = self._whole()
         whole.finish_reason = piece.finish_reason or whole.finish_reason
-        text = (piece.delta.content if piece.delta else None) or ""
         assert whole.message is not None
-        whole.message.content = (whole.message.content or "") + text
-        return text
+        return whole.message.add(piece.delta or Text())
 
     def _whole(self) -> Choice:
         if not self.choices:
@@ -69,12 +89,41 @@ class Answer(msgspec.Struct):
         return self.choices[0]
 
 
+def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Take in a piece of a call. Servers tell by `index` which it belongs to; some leave that out, some give all calls the same."""
+    index = piece.get("index", len(calls) - 1 if "id" not in piece else len(calls))
+    known = next((call for call in reversed(calls) if call["index"] == index), None)
+    if known is None or _begins_another(known, piece):
+        calls.append({"type": "function", **piece, "index": index})
+        return
+    _merge(known, piece)
+
+
+def _begins_another(known: dict[str, Any], piece: dict[str, Any]) -> bool:
+    """With an id and a name of its own; an id alone proves nothing, since some servers make a new one up for each piece."""
+    named = isinstance(piece.get("function"), dict) and piece["function"].get("name")
+    return bool(named and piece.get("id") and known.get("id") and piece["id"] != known["id"])
+
+
+def _merge(known: dict[str, Any], piece: dict[str, Any]) -> None:
+    """The texts that grow are joined; of anything else the first that says something stands."""
+    for name, value in piece.items():
+        before = known.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            _merge(before, value)
+        elif name in _GROWING and isinstance(before, str) and isinstance(value, str):
+            known[name] = before + value
+        elif before in (None, ""):
+            known[name] = value
+
+
+_GROWING = frozenset({"arguments", "input"})
 _decoder = msgspec.json.Decoder(Answer)
 _encoder = msgspec.json.Encoder()
 
 
 def request_body(request: ProviderRequest, tokens_field: str, *, streamed: bool) -> bytes:
-    """The JSON to send."""
+    """The JSON to send; OpenAI's fields byte for byte as the client sent them."""
     body: dict[str, object] = {
         "model": request.model,
         "messages": [{"role": turn.role, "content": turn.content} for turn in request.messages],
@@ -84,7 +133,7 @@ def request_body(request: ProviderRequest, tokens_field: str, *, streamed: bool)
     }
     if streamed:
         body["stream_options"] = {"include_usage": True}
-    return _encoder.encode(body)
+    return _encoder.encode({**body, **openai_parts(request)})
 
 
 def decode_answer(data: bytes | bytearray) -> Answer:
@@ -101,13 +150,16 @@ def usage_of(answer: Answer) -> TokenUsage | None:
 
 
 def result_of(answer: Answer) -> ProviderResult:
-    """A finished answer. Raises WireError when it holds no text or does not say that it is finished."""
+    """A finished answer. Raises WireError when it holds neither text nor calls of tools, or does not say that it is finished."""
     choice = answer.choices[0] if answer.choices else None
-    if choice is None or choice.message is None or choice.message.content is None:
+    message = choice.message if choice is not None else None
+    beyond_text = message.beyond_text() if message is not None else ""
+    if choice is None or message is None or (message.content is None and not beyond_text):
         raise WireError("the upstream's answer holds no text")
     if not choice.finish_reason:
         raise WireError("the upstream's answer is not finished")
     usage = usage_of(answer)
-    if not choice.message.content and usage is None:  # how proxies end a stream whose own upstream broke off
+    if not (message.content or beyond_text) and usage is None:  # how proxies end a stream whose own upstream broke off
         raise WireError("the upstream's answer is empty and says nothing of its cost")
-    return ProviderResult(choice.message.content, usage, short_word(answer.id or ""), short_word(choice.finish_reason))
+    words = (short_word(answer.id or ""), short_word(choice.finish_reason))
+    return ProviderResult(message.content or "", usage, *words, beyond_text)

@@ -7,6 +7,7 @@ Contract (tests/contracts/test_cloud_provider.py):
 - A provider sends a request once and never repeats it; a stream that was not executed has brought no text.
 - Cancelling the awaiting task stops waiting and leaks nothing.
 - Prompts, answers and keys reach no log and no error message.
+- One that can ask what plain messages cannot say has `why_not_openai` (see AsksOpenAI); without it no such request reaches it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from edge.core.errors import EdgeError
 from edge.core.types import Message, TokenUsage
@@ -24,7 +27,8 @@ class ProviderRequest:
     """One completion. `model` is the upstream's own name; `deadline_s` seconds from now for everything together.
 
     `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will not execute it twice. `trace_headers` go
-    along over HTTP; they say which trace the request belongs to and nothing else.
+    along over HTTP; they say which trace the request belongs to and nothing else. `openai_json` is a checked one of edge.rpc.openai_fields;
+    its messages, where there are any, are sent instead of `messages`.
     """
 
     messages: tuple[Message, ...]
@@ -34,16 +38,20 @@ class ProviderRequest:
     deadline_s: float
     idempotency_key: str
     trace_headers: tuple[tuple[str, str], ...] = ()
+    openai_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderResult:
-    """The upstream's answer. `usage` is None when it did not say (then the hold is charged); `finish` "stop", "length" or its own word."""
+    """The upstream's answer. `usage` is None when it did not say (then the hold is charged); `finish` "stop", "length", "tool_calls" or its
+    own word. `beyond_text`: JSON text of an object with the message's `tool_calls` and `refusal`, in OpenAI's form; "" without them.
+    """
 
     text: str
     usage: TokenUsage | None
     upstream_id: str
     finish: str
+    beyond_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,8 @@ class ProviderDelta:
 MAX_WORD_CHARS = 200
 _TOKENS_OF_A_TURN = 16
 _TOKENS_OF_A_TEMPLATE = 256
+_TOKENS_OF_TOOLS = 1024
+_parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def short_word(text: str) -> str:
@@ -68,6 +78,25 @@ def bound_by_bytes(messages: Sequence[Message], template_tokens: int = _TOKENS_O
     """An upper bound of a prompt's tokens: no tokenizer makes more tokens than bytes; templates add some to each turn."""
     texts = (turn.content.encode("utf-8", "replace") for turn in messages)
     return sum(len(text) + _TOKENS_OF_A_TURN for text in texts) + template_tokens
+
+
+def openai_parts(request: ProviderRequest) -> dict[str, msgspec.Raw]:
+    """The fields of `openai_json` by name, each the very bytes that the client sent; {} without any."""
+    return _parts_decoder.decode(request.openai_json) if request.openai_json else {}
+
+
+def bound_of_request(request: ProviderRequest, template_tokens: int = _TOKENS_OF_A_TEMPLATE) -> int:
+    """An upper bound of a request's tokens, OpenAI's fields included.
+
+    JSON is never shorter than what it says, and the names around a message outweigh its template. Tools are put into the prompt anew,
+    perhaps indented: they count twice, and so much more for the instructions that go with them.
+    """
+    parts = openai_parts(request)
+    if not parts:
+        return bound_by_bytes(request.messages, template_tokens)
+    messages = parts.pop("messages", None)
+    turns = len(messages) + template_tokens if messages else bound_by_bytes(request.messages, template_tokens)
+    return turns + 2 * sum(len(part) for part in parts.values()) + _TOKENS_OF_TOOLS
 
 
 class ProviderError(EdgeError):
@@ -92,6 +121,20 @@ class ProviderError(EdgeError):
         self.executed = executed
         self.retry_after_s = retry_after_s
         self.usage = usage
+
+
+class AsksOpenAI(Protocol):
+    """What a provider has besides CloudProvider that can ask what plain messages cannot say."""
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """Why it cannot ask just this, in one line; "" when it can."""
+        ...
+
+
+def why_not_openai(provider: object, openai_json: str) -> str:
+    """Why a provider cannot ask what these fields say, in one line; "" when it can."""
+    check = getattr(provider, "why_not_openai", None)
+    return "this upstream cannot call tools" if check is None else str(check(openai_json))
 
 
 class CloudProvider(Protocol):

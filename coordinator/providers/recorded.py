@@ -13,7 +13,8 @@ from coordinator.providers.provider import (
     ProviderError,
     ProviderRequest,
     ProviderResult,
-    bound_by_bytes,
+    bound_of_request,
+    why_not_openai,
 )
 from coordinator.providers.scripted import pieces_of
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
@@ -21,7 +22,7 @@ from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open
 
 def request_digest(request: ProviderRequest) -> str:
     """What a recorded answer is found by."""
-    return answer_digest(request.messages, request.model, request.max_output_tokens, request.temperature)
+    return answer_digest(request.messages, request.model, request.max_output_tokens, request.temperature, request.openai_json)
 
 
 class RecordedProvider:
@@ -47,7 +48,11 @@ class RecordedProvider:
             return known.usage.input_tokens
         if self._source is not None:
             return self._source.input_token_bound(request)
-        return bound_by_bytes(request.messages)
+        return bound_of_request(request)
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """Why its source cannot ask this; without a source it can play what was recorded."""
+        return "" if self._source is None else why_not_openai(self._source, openai_json)
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Replay, or ask and record. Raises ProviderError (`not_recorded`, not executed) when neither is possible."""
@@ -86,6 +91,7 @@ class RecordedProvider:
             result.finish,
             model=request.model,
             max_output_tokens=request.max_output_tokens,
+            beyond_text=result.beyond_text,
         )
         append_answer(self._cassette, digest, answer)
         return result
@@ -93,4 +99,8 @@ class RecordedProvider:
 
 def _read_results(path: Path, *, recording: bool) -> dict[str, ProviderResult]:
     answers = open_for_recording(path) if recording else read_cassette(path)
-    return {digest: ProviderResult(one.text, one.usage, one.upstream_id, one.finish) for digest, one in answers.items()}
+    return {digest: _result_of(one) for digest, one in answers.items()}
+
+
+def _result_of(one: RecordedAnswer) -> ProviderResult:
+    return ProviderResult(one.text, one.usage, one.upstream_id, one.finish, one.beyond_text)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_by_bytes
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
 from edge.core.types import TokenUsage
 
 USUAL_USAGE = TokenUsage(20, 10)
@@ -21,6 +21,7 @@ class ScriptedAnswer:
     finish: str = "stop"
     delay_s: float = 0.0
     upstream_id: str = "scripted"
+    beyond_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,11 @@ class ScriptedProvider:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """A bound by bytes."""
-        return bound_by_bytes(request.messages)
+        return bound_of_request(request)
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """A script may answer anything."""
+        return ""
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Play one act. Raises ProviderError."""
@@ -101,7 +106,7 @@ class ScriptedProvider:
         if isinstance(act, ScriptedFailure):
             message = f"the script failed ({act.kind})"
             raise ProviderError(message, kind=act.kind, executed=act.executed, retry_after_s=act.retry_after_s, usage=act.usage)
-        return ProviderResult(act.text, act.usage, act.upstream_id, act.finish)
+        return ProviderResult(act.text, act.usage, act.upstream_id, act.finish, act.beyond_text)
 
 
 def pieces_of(text: str) -> list[str]:

@@ -67,7 +67,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "call": (
         *("device", "key", "fingerprint", "task", "step", "prompt_id", "model", "help_units", "state", "attempts"),
         *(*_amounts("charged"), "input_tokens", "output_tokens", "result", "result_sha256", "finish", "upstream_id"),
-        *("reason", "source_key", "cache_key", "updated_ms"),
+        *("reason", "source_key", "cache_key", "updated_ms", "beyond_text"),
     ),
     "attempt": ("device", "key", "number", "state", *_amounts("hold", "charged"), "budgets", "epoch", "lease_ms"),
     "step": (

@@ -47,7 +47,7 @@ def call_values(row: CallRow) -> tuple[Any, ...]:
     """A call's columns."""
     head = (row.device, row.key, row.fingerprint, row.task, row.step, row.prompt_id, row.model, row.help_units)
     answer = (row.input_tokens, row.output_tokens, row.result, row.result_sha256, row.finish, row.upstream_id)
-    tail = (row.reason, row.source_key, row.cache_key, row.updated_ms)
+    tail = (row.reason, row.source_key, row.cache_key, row.updated_ms, row.beyond_text)
     return (*head, str(row.state), row.attempts, *row.charged.units, *answer, *tail)
 
 

@@ -138,7 +138,10 @@ CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
 _SCHEMA_4 = """
 CREATE TABLE set_limits (scope TEXT PRIMARY KEY, changes TEXT NOT NULL, version INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4
+_SCHEMA_5 = """
+ALTER TABLE call ADD COLUMN beyond_text TEXT NOT NULL DEFAULT '';
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4 + _SCHEMA_5
 
 _BUDGETS_AFTER = """
 SELECT * FROM budget WHERE key > ?1 AND (?2 OR substr(key, 1, length(?3)) <> ?3) ORDER BY key LIMIT ?4

@@ -19,6 +19,7 @@ from edge.agent.answer import Answerer, AnswerSettings
 from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
+from edge.agent.completing import ServedTexts
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum, HeldOut
 from edge.agent.daybook import daybook
@@ -40,6 +41,7 @@ from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
+from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import (
@@ -182,6 +184,7 @@ class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it."""
 
     answerer: Answerer
+    texts: ServedTexts
 
     def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
         if settings.gate is not None and parts.open_rollouts is None:
@@ -229,6 +232,7 @@ class Agent:
             if self._reached:
                 await self._budget_watch.follow(self._current_task())
             self.answerer = self._make_answerer()
+            self.texts = ServedTexts(self._backend, self._gate)
             stack.callback(self._keep_dial)
             self._stack = stack.pop_all()
         return self
@@ -346,6 +350,10 @@ class Agent:
     def why(self, request_id: str) -> AnswerRecord:
         """The stored record of an answer. Raises NotFound."""
         return AnswerRecord(**self._parts.state.request(request_id))
+
+    def used_today(self) -> UsedToday:
+        """What this device has used, today and ever."""
+        return used_today(self._parts.state.database, self._parts.clock.now())
 
     async def budget(self, task: str | None = None) -> BudgetSnapshot:
         """The budget at the coordinator. Raises CoordinatorError."""

@@ -12,18 +12,20 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from edge.agent.beyond_text import UNFOLLOWED, finish_of, refusal_of
 from edge.agent.dial import HelpDial
 from edge.agent.events import AnswerFinished, Source
 from edge.agent.gate import ServingGate
 from edge.agent.hints import with_hint
 from edge.agent.hold_back import HelpHoldBack
 from edge.agent.link import WatchedClient
-from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest
+from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 from edge.agent.state import StateFolder
 from edge.agent.streams import closing
+from edge.agent.token_line import TokenLine
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
+from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, UsageError
 from edge.core.events import EventSink
 from edge.core.types import FinishReason, LocalResponse, Message, Sampling
 from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
@@ -77,6 +79,7 @@ class _Draft:
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
     completion: CloudCompletion | None = None
+    line: TokenLine = field(default_factory=TokenLine)
 
 
 Pieces = AsyncGenerator[AnswerDelta, None]
@@ -122,7 +125,8 @@ class Answerer:
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
                     draft.text += piece.text
-                    yield piece
+                    tokens = draft.line.until(len(draft.text))
+                    yield replace(piece, tokens=tokens) if tokens else piece
             record = self._recorded(draft)
         yield AnswerDelta("", record.source, record)
 
@@ -133,6 +137,20 @@ class Answerer:
                 if piece.record is not None:
                     return piece.record
         raise AssertionError("a stream ends with a record")
+
+    def standing(self, task: str | None = None) -> Standing:
+        """What holds before the next answer of a task (None: the one people's questions use)."""
+        label = task or self._settings.task
+        budget, terms = self._client.newest_budget, self._state.terms(label)
+        return Standing(
+            task=label,
+            adapter_version=self._backend.adapter_version,
+            dual=budget.dual if budget else (terms.dual if terms else None),
+            target_rate=self._dial.target_rate,
+            calls_left=_left(budget, "calls", "calls_limit"),
+            tokens_left=_left(budget, "tokens", "tokens_limit"),
+            spend_left_uusd=_left(budget, "spend_uusd", "spend_limit_uusd"),
+        )
 
     def _draft(self, request: AnswerRequest) -> _Draft:
         settings = self._settings
@@ -148,12 +166,14 @@ class Answerer:
             id=request.id or self._new_id(),
             task=task,
             mode=agreed_mode(request.mode, settings.mode),
-            sampling=sampling,
+            sampling=request.wishes.granted(sampling),
             began_at=self._clock.now(),
             began=self._clock.monotonic(),
         )
 
     def _answered(self, draft: _Draft) -> Pieces:
+        if draft.request.beyond.wants:
+            return self._beyond_the_slm(draft)
         if draft.mode == "cloud-only":
             return self._from_the_cloud(draft)
         if draft.mode == "auto" and not self._settings.switched_off:
@@ -203,6 +223,30 @@ class Answerer:
             async for text in texts:
                 yield AnswerDelta(text, "local-fallback")
 
+    async def _beyond_the_slm(self, draft: _Draft) -> Pieces:
+        """Tools and the like, which only the cloud follows: it is asked at once where that is allowed. What must be followed has no
+        local answer. Raises Unsupported where the cloud is not asked here, and CoordinatorError where it fails."""
+        beyond = draft.request.beyond
+        wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
+        why = self._settings.switched_off or ("mode local-only" if draft.mode == "local-only" else "")
+        if why and demanded:
+            raise refusal_of(beyond, why)
+        if not why:
+            try:
+                async with closing(self._cloud_pieces(draft)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                draft.reason = f"{wanted}: only the cloud follows this"
+                return
+            except CoordinatorError as error:
+                if demanded:
+                    raise
+                why, draft.source, draft.cloud_text = _why_not(error), "local-fallback", ""
+        draft.reason = f"{why}; {wanted} {UNFOLLOWED}"
+        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
+            async for text in texts:
+                yield AnswerDelta(text, draft.source)
+
     async def _without_asking(self, draft: _Draft) -> Pieces:
         """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
         draft.reason = self._settings.switched_off or f"mode {draft.mode}"
@@ -222,8 +266,10 @@ class Answerer:
 
     async def _local_pieces(self, draft: _Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
         messages = local_messages(draft.request.messages, self._settings.prompt_form)
+        draft.line.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
             async for delta in deltas:
+                draft.line.add(delta.tokens)
                 if delta.response is not None:
                     draft.responses.append(delta.response)
                     draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
@@ -233,6 +279,7 @@ class Answerer:
 
     async def _cloud_pieces(self, draft: _Draft) -> Pieces:
         settings = self._settings
+        draft.line.begin()
         call = CloudCall(
             call_key=self._call_key(draft),
             task=draft.task,
@@ -246,6 +293,7 @@ class Answerer:
             ),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
+            openai_json=draft.request.beyond.openai_json,
         )
         deadline_s = settings.cloud_deadline_s if self._client.online else min(OFFLINE_DEADLINE_S, settings.cloud_deadline_s)
         async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
@@ -263,6 +311,8 @@ class Answerer:
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
 
     def _usable(self, draft: _Draft) -> bool:
+        if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
+            return True
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
 
     def _recorded(self, draft: _Draft) -> AnswerRecord:
@@ -285,23 +335,24 @@ class Answerer:
         return record
 
     def _record(self, draft: _Draft) -> AnswerRecord:
-        budget, terms = self._client.newest_budget, self._state.terms(draft.task)
+        standing = self.standing(draft.task)
         first = draft.responses[0] if draft.responses else None
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
+        told = draft.completion.openai_json if draft.completion and draft.source == "cloud" else ""
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
-        truncated = draft.source != "cloud" and last is not None and last.finish is FinishReason.LENGTH
+        cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
         return AnswerRecord(
             id=draft.id,
             source=draft.source,
             text=draft.text,
-            final=cut_answer(shown) if truncated else shown_answer(shown),
+            final=cut_answer(shown) if cut else shown_answer(shown),
             help_log_odds=first.help_log_odds if first else None,
-            dual=budget.dual if budget else (terms.dual if terms else None),
-            calls_left=_left(budget, "calls", "calls_limit"),
-            tokens_left=_left(budget, "tokens", "tokens_limit"),
-            spend_left_uusd=_left(budget, "spend_uusd", "spend_limit_uusd"),
-            adapter_version=last.adapter_version if last else self._backend.adapter_version,
+            dual=standing.dual,
+            calls_left=standing.calls_left,
+            tokens_left=standing.tokens_left,
+            spend_left_uusd=standing.spend_left_uusd,
+            adapter_version=last.adapter_version if last else standing.adapter_version,
             reason=draft.reason,
             latency_s=self._clock.monotonic() - draft.began,
             local_text=draft.local_text,
@@ -311,16 +362,17 @@ class Answerer:
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
             charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
             created_at=draft.began_at,
-            finish="length" if truncated else "stop",
+            finish=finish_of(told) or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
             prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,
             help_bias=draft.sampling.help_bias,
             task=draft.task,
-            target_rate=self._dial.target_rate,
+            target_rate=standing.target_rate,
             prompt=draft.request.messages[-1].content,
             call_key=self._call_key(draft) if draft.completion else "",
             turns=sum(message.role != "system" for message in draft.request.messages),
+            openai_json=told,
         )
 
     def _call_key(self, draft: _Draft) -> str:
@@ -358,6 +410,8 @@ def cut_answer(text: str) -> str:
 def _why_not(error: CoordinatorError) -> str:
     if isinstance(error, BudgetExhausted):
         return f"the budget is used up ({error}); answered on this device"
+    if isinstance(error, InvalidRequest):
+        return f"the coordinator cannot take it ({error}); answered on this device"
     return f"the cloud cannot be reached ({error}); answered on this device"
 
 

@@ -7,14 +7,15 @@ from typing import Any
 
 from edge.agent.events import Source
 from edge.config.schema import Mode
-from edge.core.types import Message
+from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
-    `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made).
+    `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `beyond`: tools and the like.
+    `wishes` are for local text.
     """
 
     messages: tuple[Message, ...]
@@ -24,6 +25,8 @@ class AnswerRequest:
     temperature: float | None = None
     max_tokens: int | None = None
     seed: int = 0
+    beyond: BeyondText = ONLY_TEXT
+    wishes: SamplingWishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class AnswerRecord:
     text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
     source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
     help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
-    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length.
+    when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length, or
+    as the cloud LLM ended (tool_calls, content_filter). openai_json: what its completion had beyond text, with its calls of tools.
     prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
     the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
     turns: messages of the conversation, the last one included; a question among others may not be one by itself.
@@ -68,6 +72,7 @@ class AnswerRecord:
     prompt: str = ""
     call_key: str = ""
     turns: int = 1
+    openai_json: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -75,9 +80,26 @@ class AnswerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What holds for a task before its next answer: the adapter that serves, λ, the dial's τ, and what was last told to be left."""
+
+    task: str
+    adapter_version: int
+    dual: float | None
+    target_rate: float | None
+    calls_left: int | None
+    tokens_left: int | None
+    spend_left_uusd: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from."""
+    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from.
+
+    `tokens` are the local ones that end in it, where `AnswerRequest.wishes` asked for them, with offsets in the streamed text.
+    """
 
     text: str
     source: Source = "local"
     record: AnswerRecord | None = None
+    tokens: tuple[ScoredToken, ...] = ()

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from edge.cli import completing
 from edge.cli.settings import Settings
 from edge.core.errors import UsageError
 from edge.core.limits import LARGEST_SEED, MOST_ITEMS, MOST_STEPS, MOST_TOKENS
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Begin, show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 tasks_app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 budget_app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 models_app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
@@ -32,15 +33,25 @@ adapters_app = typer.Typer(
 router_app = typer.Typer(
     help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
 )
+service_app = typer.Typer(
+    help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
 app.add_typer(router_app, name="router")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
+app.add_typer(service_app, name="service")
 
 Model = Annotated[
-    str | None, typer.Option("--model", help="GGUF file, or the name of a bundled or pulled model.", metavar="NAME|PATH")
+    str | None,
+    typer.Option(
+        "--model",
+        help="GGUF file, or the name of a bundled or pulled model.",
+        metavar="NAME|PATH",
+        autocompletion=completing.models,
+    ),
 ]
 Coordinator = Annotated[
     str | None,
@@ -57,11 +68,22 @@ DeviceProfile = Annotated[
     Path | None,
     typer.Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
 ]
-Mode = Annotated[str | None, typer.Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        help="auto, prefer-local, local-only or cloud-only.",
+        metavar="MODE",
+        autocompletion=completing.modes,
+    ),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(
-        "--tasks", help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.", metavar="SOURCE"
+        "--tasks",
+        help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
+        metavar="SOURCE",
+        autocompletion=completing.sources,
     ),
 ]
 TargetRate = Annotated[
@@ -76,6 +98,7 @@ Steps = Annotated[
 UnsafePrograms = Annotated[
     bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout: one object, or one event a line.")]
 
 
@@ -180,7 +203,12 @@ def learn(
 def evaluate(
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", help="Task source, as in learning. Repeatable (default: the configuration's).", metavar="SOURCE"),
+        typer.Option(
+            "--tasks",
+            help="Task source, as in learning. Repeatable (default: the configuration's).",
+            metavar="SOURCE",
+            autocompletion=completing.sources,
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source (200).", metavar="N")
@@ -263,11 +291,42 @@ def evaluate(
     return command.evaluate(settings, options)
 
 
+LocalOnly = Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")]
+
+
+def _mode(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:
+    """The one mode that the options say. Raises UsageError where they say two."""
+    said = dict.fromkeys([*(["local-only"] * local_only), *(["cloud-only"] * cloud), *([mode] if mode else [])])
+    if len(said) > 1:
+        raise UsageError(f"{' and '.join(said)} are two modes", hint="give one of --mode, --local-only and --cloud")
+    return next(iter(said), None)
+
+
 @app.command()
 def ask(
     question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
-    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")] = False,
+    local_only: LocalOnly = False,
+    cloud: Annotated[bool, typer.Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
+    ] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N"),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
+    fail_on_fallback: Annotated[
+        bool, typer.Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
+    ] = False,
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
@@ -276,27 +335,41 @@ def ask(
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Answer one question in the terminal."""
+    """Answer one question in the terminal.
+
+    With a question, what is piped in is put before it: `edge-agent ask "What went wrong?" < build.log`.
+
+    Exit codes: 0 answered; 1 not answered, also where --cloud was given and the cloud could or might not answer; 2 wrong usage;
+    3 answered locally though help was asked for, with --fail-on-fallback (the answer is printed all the same); 130 Ctrl-C.
+    """
     from edge.cli import ask as command
 
-    settings = Settings(config, sets, model, coordinator, state, "local-only" if local_only else mode)
-    return command.ask(settings, question, full=full, as_json=json)
+    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud))
+    options = command.AskOptions(
+        system, tuple(files or ()), max_tokens, temperature, seed, full=full, json=json, fail_on_fallback=fail_on_fallback
+    )
+    return command.ask(settings, question, options)
 
 
 @app.command()
 def chat(
-    local_only: Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")] = False,
+    local_only: LocalOnly = False,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Do not remember what is asked (always: chat.history: false).")
+    ] = False,
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
     mode: Mode = None,
     config: Config = None,
     sets: Sets = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout for each line of stdin.")] = False,
 ) -> int:
-    """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves, /help shows the commands."""
     from edge.cli import chat as command
 
-    return command.chat(Settings(config, sets, model, coordinator, state, "local-only" if local_only else mode))
+    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False))
+    return command.chat(settings, command.ChatOptions(history=not no_history, json=json))
 
 
 @app.command()
@@ -311,6 +384,37 @@ def why(
     from edge.cli import why as command
 
     return command.why(Settings(config, sets, state=state), answer_id, as_json=json)
+
+
+@app.command()
+def feedback(
+    answer_id: Annotated[str, typer.Argument(help="The id that stands beside an answer.", metavar="ID")],
+    verdict: Annotated[
+        str, typer.Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=completing.verdicts)
+    ],
+    correction: Annotated[str | None, typer.Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Say whether an answer was right."""
+    from edge.cli import feedback as command
+
+    settings = Settings(config, sets, model, coordinator, state)
+    return command.feedback(settings, answer_id, verdict, correction, as_json=json)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL", autocompletion=completing.shells)],
+) -> int:
+    """Print the lines that make a shell complete this command, e.g. for a file of its own; --install-completion puts them in place."""
+    from edge.cli import completion as command
+
+    return command.completion(shell)
 
 
 @app.command()
@@ -336,6 +440,18 @@ def doctor(
     return command.doctor(settings, as_json=json, measure=measure, profile=write_profile)
 
 
+@config_app.command("init")
+def config_init(
+    file: Annotated[Path, typer.Argument(help="File to write.", metavar="FILE")] = Path("edge-agent.yaml"),
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Write a file to begin with: the keys that people set first, each described, at its default."""
+    from edge.cli import config as command
+
+    return command.init(file, force=force, as_json=json)
+
+
 @config_app.command("show")
 def config_show(
     config: Config = None,
@@ -356,7 +472,7 @@ def config_check(
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Whether a configuration file can be used."""
+    """Whether a configuration file can be used, or all that is wrong with it, by line."""
     from edge.cli import config as command
 
     if file and config:
@@ -395,7 +511,12 @@ def budget_show(
     return command.show(Settings(config, sets, None, coordinator, state), as_json=json)
 
 
-Source = Annotated[str, typer.Argument(help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE", autocompletion=completing.sources
+    ),
+]
 
 
 @tasks_app.command("list")
@@ -427,9 +548,6 @@ def tasks_sample(
     from edge.cli import tasks as command
 
     return command.sample(source, command.SampleOptions(count, level, split, seed, json))
-
-
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
 @models_app.command("list")
@@ -489,7 +607,10 @@ def models_quantize(
 
 @models_app.command("show")
 def models_show(
-    model: Annotated[str, typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL", autocompletion=completing.models),
+    ],
     json: Json = False,
 ) -> int:
     """One model: shape, types, chat template, prompt form, memory, metadata."""
@@ -549,7 +670,12 @@ def router_train(
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", help="A source of training items. Repeatable; default: the configuration's.", metavar="SOURCE"),
+        typer.Option(
+            "--tasks",
+            help="A source of training items. Repeatable; default: the configuration's.",
+            metavar="SOURCE",
+            autocompletion=completing.sources,
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
@@ -607,3 +733,70 @@ def resume(state: State = None, config: Config = None, sets: Sets = None, json: 
     from edge.cli import pause as command
 
     return command.set_paused(Settings(config, sets, state=state), paused=False, as_json=json)
+
+
+@app.command("serve-token")
+def serve_token(
+    new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+) -> int:
+    """Print the token that clients show to the endpoint; make it first where there is none."""
+    from edge.cli import serve_token as command
+
+    return command.serve_token(Settings(config, sets, state=state), new=new)
+
+
+@service_app.command("install")
+def service_install(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
+    device_profile: DeviceProfile = None,
+    config: Config = None,
+    sets: Sets = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Print the unit, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    force: Force = False,
+) -> int:
+    """Start `edge-agent run` with these options at every log-in, and now."""
+    from edge.cli import service as command
+
+    settings = Settings(config, sets, model, coordinator, state, mode, port=port, device_profile=device_profile)
+    options = command.run_options(settings, learn=not no_learn)
+    return command.install(settings, options, command.Plan(print_only=print_only, dry_run=dry_run, force=force))
+
+
+@service_app.command("uninstall")
+def service_uninstall(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> int:
+    """Stop the service and remove it; what the agent has learned stays."""
+    from edge.cli import service as command
+
+    return command.uninstall(command.Plan(dry_run=dry_run))
+
+
+@service_app.command("status")
+def service_status(json: Json = False) -> int:
+    """Whether the service is installed and runs; exit code 0 when it runs, 3 when not."""
+    from edge.cli import service as command
+
+    return command.status(as_json=json)
+
+
+@service_app.command("logs")
+def service_logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")
+    ] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> int:
+    """What the service said."""
+    from edge.cli import service as command
+
+    return command.logs(lines, follow=follow)

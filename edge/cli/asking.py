@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from edge.cli.running import running_agent
-from edge.cli.saying import print_line
+from edge.cli.saying import print_line, visible
 from edge.cli.starting import starting_lines
 from edge.core.errors import EdgeError, UsageError
 from edge.core.types import Message
@@ -18,6 +18,7 @@ from edge.serve.ports import AnswerNote, Mode, Question
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 if TYPE_CHECKING:
+    from edge.agent.agent import Agent
     from edge.cli.settings import Settings
     from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
@@ -26,10 +27,31 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Reader(Protocol):
-    """Whoever answers: this process's own agent or a running one."""
+    """Whoever answers: this process's own agent or a running one. Every method may raise EdgeError."""
 
     def read(self, question: Question) -> Reading:
         """Stream one answer by channel, then its note."""
+        ...
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        ...
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person says of an answer: good, bad or none, and what would have been right. Raises NotFound."""
+        ...
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now, its `budget` among it."""
+        ...
+
+
+@runtime_checkable
+class TakesFeedback(Protocol):
+    """An agent that keeps what people say of its answers."""
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep it. Raises NotFound for an unknown answer."""
         ...
 
 
@@ -45,6 +67,11 @@ class Answer:
     def final(self) -> str:
         """The answer alone."""
         return self.note.final or self.content.strip() or self.reasoning.strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer, its channels, and what is known of it."""
+        about = {name: value for name, value in self.note.to_json().items() if name != "final"}
+        return {"answer": self.final, "content": self.content, "reasoning": self.reasoning, **about}
 
 
 @asynccontextmanager
@@ -81,6 +108,18 @@ class BoundedReader:
             mode = "local-only"
         return self._agent.read(replace(question, mode=mode))
 
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The record of an answer."""
+        return await self._agent.why(answer_id)
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Hand on what a person says of an answer."""
+        return await self._agent.feedback(answer_id, verdict, correction)
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now."""
+        return await self._agent.status()
+
 
 def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
     """The mode this caller has set anywhere, and why it may not ask the cloud ("" when it may)."""
@@ -91,7 +130,7 @@ def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
 
 def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
     """Raise UsageError for options that only a new agent could honour."""
-    honoured = ("mode", "state_folder")
+    honoured = ("mode", "state_folder", "chat.history")
     unmet = sorted({origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured})
     if unmet:
         raise UsageError(f"an agent is running at {url} with its own settings", hint=f"leave out {' and '.join(unmet)}")
@@ -101,25 +140,59 @@ def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
 async def _own_agent(settings: Settings) -> AsyncIterator[Reader]:
     from edge.bootstrap import build_agent
     from edge.console import ProblemLines
-    from edge.serve.agent_answers import AgentAnswers
-
-    class OwnAgent:
-        def __init__(self, answers: AgentAnswers) -> None:
-            self._answers = answers
-
-        def read(self, question: Question) -> Reading:
-            return read_answer(self._answers.answer(question))
 
     if sys.stderr.isatty():
         print_line("starting: loading the model")
     async with build_agent(settings.config(), ProblemLines(sys.stderr)) as agent:
-        yield OwnAgent(AgentAnswers(agent))
+        yield OwnAgent(agent)
 
 
-async def ask_and_show(reader: Reader, messages: Sequence[Message], mode: str | None, screen: Screen) -> Answer:
+class OwnAgent:
+    """An agent of this process."""
+
+    def __init__(self, agent: Agent) -> None:
+        from edge.serve.agent_answers import AgentAnswers
+        from edge.serve.agent_control import RunningAgent
+
+        self._answers = AgentAnswers(agent)
+        self._control = RunningAgent(agent)
+
+    def read(self, question: Question) -> Reading:
+        """Stream one answer by channel, then its note."""
+        return read_answer(self._answers.answer(question))
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The record of an answer."""
+        return await self._control.why(answer_id)
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person says of an answer."""
+        control: object = self._control
+        if not isinstance(control, TakesFeedback):
+            raise EdgeError("this agent keeps no feedback")
+        return await control.feedback(answer_id, verdict, correction)
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now."""
+        return await self._control.status()
+
+
+def new_question(messages: Sequence[Message], mode: str | None, **sampling: Any) -> Question:
+    """A question under an id of its own. `sampling`: temperature, max_tokens, seed; None or absent is the agent's own choice."""
+    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **sampling)
+
+
+async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:
     """Ask, and show the answer on the screen as it comes. Raises EdgeError."""
+    try:
+        return await _shown(reader, question, screen)
+    except BaseException:
+        screen.cut()
+        raise
+
+
+async def _shown(reader: Reader, question: Question, screen: Screen) -> Answer:
     answer = Answer()
-    question = Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode))
     async with aclosing(reader.read(question)) as events:
         async for event in events:
             if isinstance(event, AnswerNote):
@@ -127,9 +200,9 @@ async def ask_and_show(reader: Reader, messages: Sequence[Message], mode: str | 
             else:
                 _append(answer, event)
                 screen.show(event)
-    screen.finish(answer)
     if not answer.note.id:
         raise EdgeError("the answer was cut off")
+    screen.finish(answer)
     return answer
 
 
@@ -148,6 +221,9 @@ class Screen:
 
     def finish(self, answer: Answer) -> None:
         """The answer is complete."""
+
+    def cut(self) -> None:
+        """No more comes; what was shown stays."""
 
 
 class Pipe(Screen):
@@ -187,13 +263,19 @@ class Terminal(Screen):
         self._paint("" if self._shown else answer.final, dim=False)
         print(flush=True)
 
+    def cut(self) -> None:
+        """Show what was held back, and leave the terminal as it was found."""
+        self._paint(self._content[self._shown :], dim=False)
+        if self._began:
+            print(flush=True)
+
     def _paint(self, text: str, *, dim: bool) -> None:
         if dim != self._dim:
             self._dim = dim
             gap = "\n" if self._began and not dim else ""
             sys.stdout.write(_DIM if dim else _PLAIN + gap)
         self._began = self._began or bool(text)
-        sys.stdout.write(text)
+        sys.stdout.write(visible(text))
         sys.stdout.flush()
 
 

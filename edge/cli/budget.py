@@ -61,5 +61,20 @@ def budget_lines(budget: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def budget_line(budget: Mapping[str, Any] | None) -> str:
+    """The budget on one line; None where the coordinator cannot be asked."""
+    if budget is None:
+        return "the coordinator cannot be reached; answers are local"
+    spend, limit = dollars(budget["spend_uusd"]), budget["spend_limit_uusd"]
+    parts = [
+        f"calls {_used(budget['calls'], budget['calls_limit'])}",
+        f"tokens {_used(budget['tokens'], budget['tokens_limit'])}",
+        f"spend {spend} of {'no limit' if limit is None else dollars(limit)}",
+        f"target {percent(budget['target_rate'])}",
+        f"λ {budget['dual']:.3f}",
+    ]
+    return " · ".join(parts)
+
+
 def _used(used: int, limit: int | None) -> str:
     return f"{used} of {'no limit' if limit is None else limit}"

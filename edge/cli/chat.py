@@ -1,86 +1,70 @@
-"""`edge-agent chat`: a conversation in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
+"""`edge-agent chat`: a conversation in the terminal, or line by line from a pipe. Knows where its lines come from and where answers go."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge.cli.asking import Answer, Reader, answering, ask_and_show, screen_for_stdout
-from edge.cli.saying import print_line, source_line
-from edge.core.errors import EdgeError, UsageError
-from edge.core.types import Message
+from edge.cli.asking import answering
+from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
+from edge.cli.interrupts import Interrupts
+from edge.cli.lines import Lines, PipedLines
+from edge.cli.saying import print_line
+from edge.cli.shell import INTERRUPTED
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
 
-_HELP = "/local Q  ask without the cloud · /cloud Q  ask the cloud · /new  forget the conversation · /quit"
-_FORCED = {"/local": "local-only", "/cloud": "cloud-only"}
+_GREETING = "/help shows commands and keys · Ctrl-C stops an answer · Ctrl-D leaves"
 
 
-def chat(settings: Settings) -> int:
-    """Talk until Ctrl-D or /quit."""
-    asyncio.run(_chat(settings))
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Whether what is asked is remembered, and whether answers come as JSON."""
+
+    history: bool = True
+    json: bool = False
+
+
+def chat(settings: Settings, options: ChatOptions) -> int:
+    """Talk until Ctrl-D or /quit; 130 when Ctrl-C ended the reading of a pipe."""
+    try:
+        asyncio.run(_chat(settings, options))
+    except asyncio.CancelledError:
+        return INTERRUPTED
     return 0
 
 
-async def _chat(settings: Settings) -> None:
+async def _chat(settings: Settings, options: ChatOptions) -> None:
     async with answering(settings) as reader:
-        if sys.stdin.isatty():
-            print_line(_HELP)
-        history: list[Message] = []
-        while (line := await asyncio.to_thread(_next_line)) is not None:
-            if line == "/quit":
-                return
-            if line == "/new":
-                history.clear()
-            elif line:
-                await _turn(reader, history, line, settings.mode)
+        typed = sys.stdin.isatty()
+        lines = _typed_lines(settings.config(), options) if typed else PipedLines()
+        voice = JsonVoice() if options.json else SpokenVoice()
+        if typed:
+            print_line(_GREETING)
+        with Interrupts(idle=_at_rest(typed)) as interrupts:
+            conversation = Conversation(reader, settings.mode, voice, interrupts, lenient=typed or options.json)
+            await _talk(lines, conversation)
 
 
-async def _turn(reader: Reader, history: list[Message], line: str, mode: str | None) -> None:
-    word, _, rest = line.partition(" ")
-    text = rest.strip() if word in _FORCED else line
-    if not text or (line.startswith("/") and word not in _FORCED):
-        print_line(_HELP)
-        return
-    history.append(Message("user", text))
-    try:
-        answer = await _stoppable(reader, history, _FORCED.get(word, mode))
-    except UsageError:
-        raise
-    except EdgeError as error:
-        history.pop()
-        print_line(f"error: {error}")
-        return
-    if answer is None:
-        history.pop()
-        return
-    history.append(Message("assistant", answer.content.strip() or answer.final))
-    print_line(source_line(answer.note))
+async def _talk(lines: Lines, conversation: Conversation) -> None:
+    while (line := await lines.next_line()) is not None:
+        if line and not await conversation.take(line):
+            return
 
 
-async def _stoppable(reader: Reader, history: list[Message], mode: str | None) -> Answer | None:
-    """The answer, or None when Ctrl-C stopped it."""
-    import signal
-
-    task = asyncio.ensure_future(ask_and_show(reader, history, mode, screen_for_stdout(full=True)))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not task.cancelled():
-            raise
-        print_line("\n(stopped)")
-        return None
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+def _at_rest(typed: bool) -> Callable[[], object]:
+    """What a SIGINT does while no answer is made: at a prompt nothing, since there Ctrl-C is a key; else it ends the reading."""
+    task = asyncio.current_task()
+    return lambda: typed or task is None or task.cancel()
 
 
-def _next_line() -> str | None:
-    """The next line a person typed, None at the end."""
-    try:
-        return input("\n> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
+def _typed_lines(config: AgentConfig, options: ChatOptions) -> Lines:
+    from edge.bootstrap import state_folder
+    from edge.cli.prompt import TypedLines, open_history
+
+    return TypedLines(open_history(state_folder(config), kept=options.history and config.chat.history))

@@ -1,15 +1,16 @@
-"""`edge-agent config show | check | keys | path`. Knows how to print settings; knows nothing of what they mean."""
+"""`edge-agent config init | show | check | keys | path`. Knows how to print settings; knows nothing of what they mean."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.saying import print_json
-from edge.core.errors import ConfigError
+from edge.cli.saying import one_line, print_json, print_line
+from edge.core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
+    from edge.config.loader import Problem
 
 
 def show(settings: Settings, *, changed: bool, as_json: bool) -> int:
@@ -24,17 +25,59 @@ def show(settings: Settings, *, changed: bool, as_json: bool) -> int:
     return 0
 
 
+def init(file: Path, *, force: bool, as_json: bool) -> int:
+    """Write a file to begin with, for its owner alone. Raises UsageError where there is one already, and not `force`."""
+    from edge.config.reference import keys_of
+    from edge.config.schema import AgentConfig
+    from edge.config.starter import starter_text
+    from edge.models.new_file import new_file
+
+    with new_file(file, force=force) as partial:
+        partial.touch(mode=0o600)
+        partial.write_text(starter_text(keys_of(AgentConfig)), encoding="utf-8")
+    if as_json:
+        print_json({"file": str(file)})
+    else:
+        print(f"{file} is written; change what you like, then: edge-agent config check {file}; edge-agent run --config {file}")
+    return 0
+
+
 def check(settings: Settings, *, as_json: bool) -> int:
-    """Say that a file can be used. Raises ConfigError when it cannot."""
+    """Say that a file can be used, or all that is wrong with it. Raises ConfigError where that is one thing."""
     if settings.file is not None and not settings.file.is_file():
         raise ConfigError(f"{settings.file} is not a file")
-    settings.resolve()
-    name = str(settings.file) if settings.file else "the default configuration"
+    found = _problems(settings, alone=as_json)
     if as_json:
-        print_json({"ok": True, "file": str(settings.file) if settings.file else None})
+        print_json(
+            {"ok": not found, "file": str(settings.file) if settings.file else None, "problems": list(map(_as_json, found))}
+        )
+    elif found:
+        print_line("\n".join(f"error: {one_line(problem.text)}" for problem in found))
+        print_line(f"{len(found)} problems in {settings.file}")
     else:
-        print(f"{name} is fine")
-    return 0
+        print(f"{settings.file or 'the default configuration'} is fine")
+    return 1 if found else 0
+
+
+def _problems(settings: Settings, *, alone: bool) -> list[Problem]:
+    """What is wrong; raises what `resolve` raises for an option, and where it is one thing that need not stand `alone`."""
+    from edge.config.agent import agent_config_problems
+    from edge.config.loader import Problem
+
+    try:
+        settings.resolve()
+    except UsageError:
+        raise
+    except ConfigError as error:
+        found = agent_config_problems(settings.file, settings.sets or ()) if settings.file else []
+        if len(found) < 2 and not alone:
+            raise
+        return found or [Problem("", "", str(error))]
+    return []
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    return {"key": problem.key, "line": problem.line, "message": problem.text}
 
 
 def keys(prefix: str, *, as_json: bool) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.bootstrap import build_agent, check_inputs, state_folder
-from edge.cli.running import announced
+from edge.cli.listening import check_listening, listening
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
@@ -45,6 +45,8 @@ def run(settings: Settings, options: RunOptions) -> int:
     learns = options.learn and resolved.config.learning.enabled
     if learns:
         check_inputs(resolved.config)
+    if options.serve:
+        check_listening(resolved.config)
     lines = list(starting_lines(resolved, learns=learns))
     try:
         asyncio.run(_run(resolved.config, options, lines))
@@ -61,7 +63,7 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         gallery = Gallery(state_folder(config) / "figures", console.say)
         agent, stop = build_agent(config, FanOutSink([console.sink, gallery]), lives_here=True), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
-            endpoint = _endpoint(agent, config, console) if options.serve else nullcontext()
+            endpoint = listening(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
                 await _work(agent, config, options, stop)
 
@@ -90,21 +92,3 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
                 await stop.wait()
         if not stop.is_set() and agent.more_to_learn():
             await agent.learn()
-
-
-@asynccontextmanager
-async def _endpoint(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
-    from edge.serve.agent_answers import AgentAnswers
-    from edge.serve.agent_control import RunningAgent
-    from edge.serve.endpoint import build_app
-    from edge.serve.server import is_loopback, serving
-
-    if not is_loopback(config.serve.host):
-        raise UsageError(
-            f"serve.host {config.serve.host} is not a loopback address", hint="the endpoint has no users or passwords"
-        )
-    app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), loaded_model=agent.status().model.name)
-    async with serving(app, config.serve.host, config.serve.port) as url:
-        with announced(state_folder(config), url):
-            console.say(f"chat at {url}/ · OpenAI-compatible at {url}/v1 · Ctrl-C stops")
-            yield

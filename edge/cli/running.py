@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
 from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
+from edge.serve.token import read_token
 
 if TYPE_CHECKING:
     import aiohttp
@@ -24,14 +26,16 @@ if TYPE_CHECKING:
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
+_SAMPLING = ("max_tokens", "temperature", "seed")
 
 
 @contextmanager
-def announced(state: Path, url: str) -> Iterator[None]:
-    """Let other commands find the endpoint while the block runs."""
+def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[None]:
+    """Let other commands find the endpoint, and the token where it asks for one, while the block runs."""
     file = state / _FILE
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"url": url}), encoding="utf-8")
+    path = None if token_file is None else str(Path(token_file).expanduser().absolute())
+    temporary.write_text(json.dumps({"url": url, "token_file": path}), encoding="utf-8")
     temporary.replace(file)
     try:
         yield
@@ -48,7 +52,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
         return
     import aiohttp
 
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=_credentials(state)) as session:
         remote = RemoteAgent(session, url)
         yield remote if await remote.answers_at_all() else None
 
@@ -78,6 +82,7 @@ class RemoteAgent:
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
+            **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
         try:
@@ -88,6 +93,18 @@ class RemoteAgent:
                         yield event
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        return await self.get(f"/api/why/{quote(answer_id, safe='')}")
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Have the agent keep what a person says of an answer. Raises NotFound."""
+        return await self.post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now."""
+        return await self.get("/api/status")
 
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
@@ -115,12 +132,23 @@ class RemoteAgent:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
 
-def _announced_url(state: Path) -> str | None:
+def _announced(state: Path, name: str) -> str | None:
     try:
-        url = json.loads((state / _FILE).read_text(encoding="utf-8"))["url"]
+        told = json.loads((state / _FILE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if isinstance(url, str) and url.startswith("http://") else None
+    return told if isinstance(told, str) else None
+
+
+def _announced_url(state: Path) -> str | None:
+    url = _announced(state, "url")
+    return url if url and url.startswith("http://") else None
+
+
+def _credentials(state: Path) -> dict[str, str]:
+    """The header that shows the agent's token, where it asks for one. Raises ConfigError when the token cannot be read."""
+    path = _announced(state, "token_file")
+    return {"authorization": f"Bearer {read_token(Path(path))}"} if path else {}
 
 
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:

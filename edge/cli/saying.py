@@ -32,8 +32,17 @@ def _escape(code: int) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout; characters that would steer a terminal are written as JSON's escapes."""
-    text = json.dumps(value, ensure_ascii=False, indent=None if isinstance(value, list) else 2)
-    print(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(_json(value, indent=None if isinstance(value, list) else 2))
+
+
+def print_json_line(value: Any) -> None:
+    """The same on one line, at once: for a program that reads line by line."""
+    print(_json(value, indent=None), flush=True)
+
+
+def _json(value: Any, indent: int | None) -> str:
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: object) -> str:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, why_lines
@@ -30,7 +29,7 @@ def why(settings: Settings, answer_id: str, *, as_json: bool) -> int:
 async def _record(state: Path, answer_id: str) -> Mapping[str, Any]:
     async with running_agent(state) as remote:
         if remote is not None:
-            return await remote.get(f"/api/why/{quote(answer_id, safe='')}")
+            return await remote.why(answer_id)
     return _stored(state, answer_id)
 
 

@@ -36,8 +36,10 @@ class ValueAt(ValueError):
 class UnknownKey(ConfigError):
     """A key that the schema does not have; `section` is where it stands, as `edge.config.reference` writes paths ("" at the top)."""
 
-    def __init__(self, message: str, section: str) -> None:
-        super().__init__(message)
+    def __init__(self, place: str, key: str, suggestion: str, section: str) -> None:
+        super().__init__(f"{place}: unknown key {key}{suggestion}")
+        self.place = place
+        self.key = key
         self.section = section
 
 
@@ -117,6 +119,56 @@ def resolve(
         raise refusal(told, error.hint) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration: where (`FILE:LINE`, an option, or "" where nobody set it), its dotted key, the line to show."""
+
+    place: str
+    key: str
+    text: str
+
+    @property
+    def line(self) -> int | None:
+        """The line in its file, from 1."""
+        number = self.place.rpartition(":")[2]
+        return int(number) if number.isdigit() else None
+
+
+def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Sequence[str] = ()) -> list[Problem]:
+    """All that is wrong with the layers, in the order of their lines, where `resolve` raises for the first.
+
+    Of a file that is no YAML only the first problem can be told.
+    """
+    merged, found = _Merged(schema), list[Problem]()
+    for path in files:
+        try:
+            layer = load_yaml(path)
+        except ConfigError as error:
+            found.append(_named_by(error, str(path)))
+            continue
+        found += [
+            Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys((schema,), layer.data, (), layer)
+        ]
+        merged.merge(layer)
+    for text in sets:
+        try:
+            merged.put(*_parse_set(text, text))
+        except ConfigError as error:
+            found.append(_named_by(error, ""))
+    return sorted(dict.fromkeys([*found, *merged.problems()]), key=_where)
+
+
+def _named_by(error: ConfigError, name: str) -> Problem:
+    """A problem that has its place in its words alone."""
+    line = str(error).removeprefix(f"{name}:").partition(":")[0]
+    return Problem(f"{name}:{line}" if line.isdigit() else name, "", str(error))
+
+
+def _where(problem: Problem) -> tuple[bool, str, int]:
+    """Files before options, each by its lines."""
+    return problem.line is None, problem.place.rpartition(":")[0], problem.line or 0
+
+
 def _with_command(error: UnknownKey, keys_command: str) -> str:
     command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
     joint = " " if str(error).endswith("?") else "; "
@@ -141,7 +193,8 @@ def _resolved(
 
 def check_known_keys(schema: type[BaseModel], layer: LinedData) -> None:
     """Raise UnknownKey at the first key the schema does not have, with its line and the nearest known name."""
-    _check_mapping((schema,), layer.data, (), layer)
+    for unknown in _unknown_keys((schema,), layer.data, (), layer):
+        raise unknown
 
 
 def dotted(path: KeyPath) -> str:
@@ -176,7 +229,7 @@ class _Merged(Generic[ConfigT]):
         """Set one dotted key. List elements are addressed by number."""
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         layer = LinedData(origin, _nested(path, value))
-        self._check_path(path, layer)
+        check_known_keys(self._schema, layer)
         target: Any = self._data
         for index, part in enumerate(path[:-1]):
             target = _child(target, part, path[: index + 1], origin)
@@ -189,8 +242,16 @@ class _Merged(Generic[ConfigT]):
         try:
             config = self._schema.model_validate(self._data)
         except ValidationError as error:
-            raise ConfigError(self._problem(error.errors(include_url=False)[0])) from error
+            raise ConfigError(self._problem(error.errors(include_url=False)[0]).text) from error
         return Resolved(config, {dotted(path): origin for path, origin in self._origins.items()})
+
+    def problems(self) -> list[Problem]:
+        """What the schema finds wrong, unknown keys aside."""
+        try:
+            self._schema.model_validate(self._data)
+        except ValidationError as error:
+            return [self._problem(one) for one in error.errors(include_url=False) if one["type"] != "extra_forbidden"]
+        return []
 
     def _merge_mapping(self, target: dict[str, Any], source: Mapping[str, Any], path: KeyPath, layer: LinedData) -> None:
         for key, value in source.items():
@@ -203,21 +264,18 @@ class _Merged(Generic[ConfigT]):
                 for inner, _ in leaves(value, here):
                     self._note(inner, layer.place(inner))
 
-    def _check_path(self, path: KeyPath, layer: LinedData) -> None:
-        _check_mapping((self._schema,), layer.data, (), layer)
-
     def _note(self, path: KeyPath, origin: str) -> None:
         for known in [known for known in self._origins if known[: len(path)] == path]:
             del self._origins[known]
         self._origins[path] = origin
 
-    def _problem(self, error: ErrorDetails) -> str:
+    def _problem(self, error: ErrorDetails) -> Problem:
         path = tuple(part for part in error["loc"] if not (isinstance(part, str) and "[" in part))
         cause = error.get("ctx", {}).get("error")
         place = self._nearest_origin((*path, *cause.path) if isinstance(cause, ValueAt) else path)
         complaint = _complaint(error, type_at(self._schema, dotted(path)))
         text = f"{dotted(path)} {complaint}" if path else complaint
-        return f"{place}: {text}" if place else text
+        return Problem(place, dotted(path), f"{place}: {text}" if place else text)
 
     def _nearest_origin(self, path: KeyPath) -> str:
         for length in range(len(path), 0, -1):
@@ -283,27 +341,28 @@ def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
     return key.strip(), parse_value(value, origin), origin
 
 
-def _check_mapping(
+def _unknown_keys(
     schemas: Sequence[type[BaseModel]], data: Mapping[Any, Any], path: KeyPath, layer: LinedData, section: str = ""
-) -> None:
+) -> Iterator[UnknownKey]:
     fields = {name: info for schema in schemas for name, info in schema.model_fields.items()}
     for key, value in data.items():
         here = (*path, key)
         if key not in fields:
-            raise UnknownKey(f"{layer.place(here)}: unknown key {dotted(here)}{_suggestion(str(key), fields)}", section)
-        _check_value(fields[key].annotation, value, here, layer, f"{section}.{key}" if section else key)
+            yield UnknownKey(layer.place(here), dotted(here), _suggestion(str(key), fields), section)
+        else:
+            yield from _unknown_below(fields[key].annotation, value, here, layer, f"{section}.{key}" if section else key)
 
 
-def _check_value(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str) -> None:
+def _unknown_below(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str) -> Iterator[UnknownKey]:
     if isinstance(value, Mapping):
         if schemas := list(_models_of(annotation)):
-            _check_mapping(schemas, value, path, layer, section)
+            yield from _unknown_keys(schemas, value, path, layer, section)
         elif element := _element_of(annotation):
             for key, inner in value.items():
-                _check_value(element, inner, (*path, key), layer, f"{section}.NAME")
+                yield from _unknown_below(element, inner, (*path, key), layer, f"{section}.NAME")
     elif isinstance(value, list) and (element := _element_of(annotation)):
         for index, inner in enumerate(value):
-            _check_value(element, inner, (*path, index), layer, f"{section}[]")
+            yield from _unknown_below(element, inner, (*path, index), layer, f"{section}[]")
 
 
 def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -195,14 +195,14 @@ def _is_apart(key: Key, before: Key) -> bool:
 
 
 def _block(key: Key, about: str) -> list[str]:
-    lines = textwrap.wrap(f"{key.path}: {_terms(key)}", WIDTH, subsequent_indent=INDENT, break_long_words=False)
+    lines = textwrap.wrap(f"{key.path}: {terms(key)}", WIDTH, subsequent_indent=INDENT, break_long_words=False)
     for paragraph in (key.description, *about.split("\n\n")):
         lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
     return lines
 
 
-def _terms(key: Key) -> str:
-    """`number, above 0, or null; default 60`"""
+def terms(key: Key) -> str:
+    """What a key may be set to, as `number, above 0, or null; default 60`."""
     choices = ", ".join(choice or '""' for choice in key.choices)
     kind = f"{'any' if key.type.startswith('list') else 'one'} of {choices}" if choices else key.type
     bounds = _bounds_text(key.bounds)

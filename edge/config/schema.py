@@ -6,6 +6,7 @@ a decision of the paper or of DECISIONS.md is written here and nowhere else.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -34,6 +35,10 @@ AdvantageScale = Literal["none", "group", "batch"]
 AnswerMatch = Literal["exact", "equivalent"]
 EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9_.-]{1,253}(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
 class Section(BaseModel):
@@ -404,7 +409,8 @@ class ServeConfig(Section):
     """Answering people: the local endpoint and how answers are sampled."""
 
     host: str = Field(
-        "127.0.0.1", description="Loopback address of the endpoint; others are refused, since it has no users or passwords."
+        "127.0.0.1",
+        description="Address of the endpoint; beyond loopback only with token_file, and in plain HTTP: for a network that you trust.",
     )
     port: int = Field(8040, ge=0, le=65535, description="Port of the endpoint (0: any free one).")
     temperature: NotNegative = Field(0.0, description="Temperature of answers (0: greedy).")
@@ -417,6 +423,36 @@ class ServeConfig(Section):
     )
     task: str | None = Field(None, description="Label whose budget cloud calls for people use (null: the label being learned).")
     cloud_deadline_s: Positive = Field(20.0, description="Seconds that a cloud call may take while a person waits.")
+    token_file: str | None = Field(
+        None,
+        description="File (mode 0600) with the token that clients must show; edge-agent serve-token makes it (null: none is asked for).",
+    )
+    names: tuple[str, ...] = Field(
+        (), description="Host names, beside those of loopback and the address itself, under which clients may ask."
+    )
+    allow_origins: tuple[str, ...] = Field(
+        (), description="Web pages that may ask, by origin as https://HOST or http://HOST:PORT (none: only the agent's own page)."
+    )
+    socket: str | None = Field(None, description="Path of a Unix socket, for this user alone, to serve at too (null: none).")
+    max_requests: int = Field(
+        32, ge=1, le=1024, description="Questions that are worked on at once; more are refused for the moment."
+    )
+
+    @field_validator("names")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no host name; write it without http:// and port, as in my-laptop.local")
+        return names
+
+    @field_validator("allow_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; name each one, as in https://notes.example or http://localhost:3000")
+        return origins
 
 
 class ProgramsConfig(Section):
@@ -456,6 +492,14 @@ class BudgetConfig(Section):
     )
     learning_spend_per_day_uusd: int | None = Field(
         None, ge=0, description="Most spend of learning in a day, in micro-USD; answers are not counted (null: no limit)."
+    )
+
+
+class ChatConfig(Section):
+    """Talking in the terminal."""
+
+    history: bool = Field(
+        True, description="Remember what is asked in edge-agent chat, in a file of the state folder that only you can read."
     )
 
 
@@ -528,6 +572,7 @@ class AgentConfig(Section):
     serve: ServeConfig = Field(ServeConfig(), description="Answering people: the local endpoint and how answers are sampled.")
     programs: ProgramsConfig = Field(ProgramsConfig(), description="Running programs that a model has written.")
     budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
+    chat: ChatConfig = Field(ChatConfig(), description="Talking in the terminal.")
 
     @model_validator(mode="after")
     def _only_the_last_phase_is_endless(self) -> AgentConfig:

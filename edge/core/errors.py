@@ -2,6 +2,7 @@
 
 EdgeError                       one line for a person, `hint` says what to do next; exit code 1
 ├── UsageError                  wrong command line or argument; exit code 2
+│   └── Unsupported             a demand that cannot be met as things are set up; names the parameter
 ├── ContextOverflow             a prompt that leaves no room in the context for a response
 ├── ConfigError                 bad configuration; carries file and line
 ├── ModelFileError              missing, corrupt or unsupported model file
@@ -42,6 +43,14 @@ class UsageError(EdgeError):
     """Wrong use of a command or an argument out of range."""
 
     exit_code = 2
+
+
+class Unsupported(UsageError):
+    """A demand that cannot be met as things are set up; `parameter` names it."""
+
+    def __init__(self, message: str, *, parameter: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.parameter = parameter
 
 
 class ContextOverflow(EdgeError):

@@ -7,7 +7,7 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -60,6 +60,7 @@ class FinishReason(StrEnum):
     """Why generation of one response ended."""
 
     EOS = "eos"
+    STOP = "stop"
     LENGTH = "length"
     STEP_LIMIT = "step_limit"
     CANCELLED = "cancelled"
@@ -71,6 +72,12 @@ class Sampling:
 
     `max_steps` stops a response as soon as it opens step max_steps + 1 (None: no limit). `help_bias` is added to the logit of the
     help phrase's first token wherever a decision to ask can be taken; `suppress_help` makes that token impossible there.
+
+    Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
+    token that the response has said, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
+    the text with it: anywhere, or with `stops_in_answer` only in the answer behind the reasoning and never in a request for help.
+    `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are told beside each token
+    (`LocalResponse.tokens`); None tells nothing and costs nothing.
     """
 
     temperature: float = 1.0
@@ -78,6 +85,66 @@ class Sampling:
     max_steps: int | None = None
     help_bias: float = 0.0
     suppress_help: bool = False
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stops: tuple[str, ...] = ()
+    stops_in_answer: bool = False
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWishes:
+    """What a client may ask of the sampling of its local text, beside temperature, length and seed; see `Sampling`."""
+
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stops: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+
+    def granted(self, sampling: Sampling) -> Sampling:
+        """The sampling with the wishes in it; the stop strings end the answer, not the reasoning before it."""
+        return replace(
+            sampling,
+            top_p=self.top_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stops=self.stops,
+            stops_in_answer=True,
+            top_logprobs=self.top_logprobs,
+        )
+
+
+NO_WISHES = SamplingWishes()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChance:
+    """A token that was possible at one place: its bytes, control tokens written out, and its log-probability (nats, temperature 1)."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One token of a text with its log-probability, and the likeliest tokens in its place, the likeliest first.
+
+    `logprob` (nats, temperature 1, penalties and biases included) is None for the first token of a text, which nothing predicts.
+    `greedy`: no token was likelier. `start` and `end` are offsets in characters in the text; they are equal for a token that adds no
+    character, such as the end of the text or the first part of a character of several bytes.
+    """
+
+    token_id: int
+    piece: bytes
+    logprob: float | None
+    greedy: bool = False
+    top: tuple[TokenChance, ...] = ()
+    start: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +153,8 @@ class LocalResponse:
 
     `token_ids` are the sampled ids, EOS included, never re-tokenised. `logprobs` (nats, same length) are the behaviour
     log-probabilities at temperature 1 of the row each token was sampled from. `help_log_odds` is log p/(1-p) of the help
-    phrase's first token at the first decision point reached, or None when none was reached.
+    phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
+    `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off.
     """
 
     text: str
@@ -95,6 +163,7 @@ class LocalResponse:
     finish: FinishReason
     adapter_version: int = 0
     help_log_odds: float | None = None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +176,15 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens."""
+    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens.
+
+    `tokens` are those that end in this piece, where `Sampling.top_logprobs` asked for them.
+    """
 
     text: str
     response: LocalResponse | None = None
     prompt_tokens: int = 0
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +226,20 @@ class TokenUsage:
 
     input_tokens: int
     output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondText:
+    """What of a request plain messages cannot say, for the cloud LLM alone.
+
+    `openai_json`: as CloudCall carries it ("": nothing). `wants`: the parameters that the SLM cannot follow, such as tools; where there are
+    any, the cloud is asked at once. `required`: the one of them that must be followed, so that no local answer will do ("": none must).
+    """
+
+    openai_json: str = ""
+    wants: tuple[str, ...] = ()
+    required: str = ""
+
+
+ONLY_TEXT = BeyondText()
+"""A request that messages say whole."""

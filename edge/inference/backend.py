@@ -7,6 +7,10 @@ Contract (tests/contracts/test_inference_backend.py):
 - `stream` yields text as it is decoded; the joined text equals the final response's text.
 - `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were
   sampled with.
+- A raw prompt is continued as it stands: a text (control tokens in it are control tokens) or token ids, without the chat template.
+- With stop strings the text ends before the first of them, and generation with it. With `top_logprobs`, the tokens told are those of
+  the text and the tokens of a stream join to those of its response.
+- `read` tells how likely each token of a text is behind those before it, as the engine reads a prompt.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
 
@@ -18,6 +22,7 @@ from typing import Protocol
 
 from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, TextDelta
 from edge.core.worker import Priority
+from edge.inference.raw_text import RawText
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class ModelInfo:
     prompt_form: str = "full"
 
 
-class InferenceBackend(Protocol):
+class InferenceBackend(RawText, Protocol):
     """Samples from the SLM with the adapter in use."""
 
     @property

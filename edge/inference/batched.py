@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
-from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, TextDelta
+from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
+from edge.inference.raw_text import RawPrompt, TokenizerInfo
 
 KV_BYTES = 192 << 20
 """Key/value memory given to rollouts unless the number of rows is set."""
@@ -72,6 +74,7 @@ class BatchedBackend:
         close_model: Callable[[], None],
     ) -> None:
         self._engine = engine
+        self._tokens = tokens
         self._template = template
         self._info = info
         self._worker = worker
@@ -97,14 +100,7 @@ class BatchedBackend:
     def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> tuple[int, ...]:
         """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""
         self._require_open()
-        ids = self._template.prompt_ids(messages, prefix)
-        if len(ids) >= self._n_ctx:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
-            )
-        if not ids:
-            raise UsageError("the prompt is empty")
-        return tuple(ids)
+        return self._fitting(self._template.prompt_ids(messages, prefix))
 
     async def sample_group(
         self,
@@ -124,21 +120,79 @@ class BatchedBackend:
         self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; see `InferenceBackend`."""
+        async with aclosing(self._streamed(lambda: self.prompt_ids(messages, prefix), sampling, seed, prefix)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
+        """Stream the continuation of a raw prompt; see `InferenceBackend`."""
+        async with aclosing(self._streamed(lambda: self.raw_ids(prompt), sampling, seed)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
+        """How likely the tokens of a raw text are; see `InferenceBackend`."""
+        ids = self.raw_ids(prompt, room=0)
+        sampling = Sampling(top_logprobs=top_logprobs)
+        group = await self._run(Request(ids, sampling, [0], Priority.SERVING, reads=True))
+        return group.responses[0].tokens
+
+    def raw_ids(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
+        """The ids that the model reads for a raw prompt. Raises ContextOverflow when they leave no room for so many more."""
+        self._require_open()
+        if isinstance(prompt, str):
+            return self._fitting(self._template.plain_ids(prompt), room)
+        return self._fitting(self._known(prompt), room)
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a raw text; see `InferenceBackend`."""
+        return tuple(self._template.plain_ids(text, bos=False))
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that ids stand for; see `InferenceBackend`."""
+        return b"".join(map(self._batcher.piece, self._known(token_ids))).decode("utf-8", "replace")
+
+    @property
+    def tokenizer(self) -> TokenizerInfo:
+        """What a client that prepares prompts itself has to know."""
+        return self._template.tokenizer_info(self._engine.vocab_size, self._n_ctx)
+
+    def _known(self, token_ids: Sequence[int]) -> list[int]:
+        most = min(self._engine.vocab_size, len(self._tokens.pieces))
+        if any(not 0 <= token < most for token in token_ids):
+            raise UsageError(f"token ids of this model are 0 to {most - 1}")
+        return list(token_ids)
+
+    def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
+        if len(ids) + room > self._n_ctx:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
+            )
+        if not ids:
+            raise UsageError("the prompt is empty")
+        return tuple(ids)
+
+    async def _streamed(
+        self, ids_of: Callable[[], tuple[int, ...]], sampling: Sampling, seed: int, prefix: str = ""
+    ) -> AsyncGenerator[TextDelta, None]:
         _check_sampling(sampling)
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        pieces: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
-        def tell(text: str | None) -> None:
+        def tell(delta: TextDelta | None) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(pieces.put_nowait, text)
+                loop.call_soon_threadsafe(pieces.put_nowait, delta)
 
-        ids = self.prompt_ids(messages, prefix)
-        request = Request(ids, sampling, [seed], Priority.SERVING, prefix=prefix, on_text=tell)
+        def say(text: str, tokens: tuple[ScoredToken, ...]) -> None:
+            tell(TextDelta(text, tokens=tokens))
+
+        ids = ids_of()
+        request = Request(ids, sampling, [seed], Priority.SERVING, prefix=prefix, on_text=say)
         request.future.add_done_callback(lambda _: tell(None))
         try:
             self._submit(request)
             while (piece := await pieces.get()) is not None:
-                yield TextDelta(piece)
+                yield piece
             yield TextDelta("", request.future.result().responses[0], len(ids))
         finally:
             request.future.cancel()
@@ -276,3 +330,7 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
     if not 0.0 <= sampling.temperature <= 100.0:
         raise UsageError(f"temperature must be between 0 and 100, not {sampling.temperature}")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if not all(sampling.stops):
+        raise UsageError("a stop string must not be empty")

@@ -7,11 +7,10 @@ refilled from the most urgent waiting request, or else takes over the last row. 
 
 from __future__ import annotations
 
-import codecs
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -19,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.rng import stream
-from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling
+from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, TokenChance
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
-from edge.inference.sampling import Floats, RowSampler, log_odds_of
+from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
+from edge.inference.spoken import Listener, SpokenText
 
 
 class Engine(Protocol):
@@ -36,6 +36,10 @@ class Engine(Protocol):
         """Put a prompt into a row; logits [V] behind it."""
         ...
 
+    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
+        """Put a text into a row; logits [T, V] behind each of its tokens, some at a time, each valid until the next ones."""
+        ...
+
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1; logits [R, V], valid until the next call, may be overwritten."""
         ...
@@ -46,18 +50,20 @@ class Engine(Protocol):
 
 
 class TokenTable(Protocol):
-    """What the batcher needs of a vocabulary (gguf_model.Vocabulary)."""
+    """What the batcher needs of a vocabulary (gguf_model.Vocabulary). `pieces` are silent for control tokens, `control_ids` names them."""
 
     pieces: list[bytes]
     texts: list[str]
     ends: list[bool]
+    control_ids: dict[str, int]
 
 
 class Request:
     """One prompt with its seeds. `future` resolves to the PromptGroup; cancel it to withdraw the request.
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
-    sampled: these ids are fed and their log-probabilities recorded.
+    sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
+    one go, and the one response tells how likely its tokens were.
     """
 
     def __init__(
@@ -68,8 +74,9 @@ class Request:
         priority: Priority,
         *,
         prefix: str = "",
-        on_text: Callable[[str], None] | None = None,
+        on_text: Listener | None = None,
         forced_ids: Sequence[int] = (),
+        reads: bool = False,
     ) -> None:
         self.prompt_ids = list(prompt_ids)
         self.sampling = sampling
@@ -78,6 +85,7 @@ class Request:
         self.prefix = prefix
         self.on_text = on_text
         self.forced_ids = tuple(forced_ids)
+        self.reads = reads
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -105,16 +113,19 @@ class _Sequence:
     """One response in progress."""
 
     __slots__ = (
+        "attended",
         "decided",
-        "decoder",
         "follower",
         "help_log_odds",
         "index",
         "is_forced",
         "limit",
+        "logits_V",
         "logprobs",
         "pieces",
         "request",
+        "said_times",
+        "spoken",
         "temperature",
         "token_ids",
         "uniform",
@@ -130,7 +141,11 @@ class _Sequence:
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
+        self.spoken = SpokenText(request.sampling, request.prefix, request.on_text) if watched else None
+        self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
+        self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
+        self.logits_V: Floats | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[bytes] = []
@@ -149,7 +164,7 @@ class _Sequence:
 
     def finish_reason(self, ends: bool) -> FinishReason | None:
         """Why the response is over after its last token, or None."""
-        if ends and not self.is_forced:
+        if ends and not self.is_forced and not self.request.sampling.ignore_eos:
             return FinishReason.EOS
         if self.follower.steps_over and not self.is_forced:
             return FinishReason.STEP_LIMIT
@@ -157,8 +172,9 @@ class _Sequence:
 
     def response(self, finish: FinishReason) -> LocalResponse:
         """The finished response."""
-        text = b"".join(self.pieces).decode("utf-8", "replace")
-        return LocalResponse(text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds)
+        text = b"".join(self.pieces).decode("utf-8", "replace") if self.spoken is None else self.spoken.text
+        tokens = () if self.spoken is None else self.spoken.tokens
+        return LocalResponse(text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens)
 
 
 class Batcher:
@@ -173,6 +189,7 @@ class Batcher:
         self._engine = engine
         self._tokens = tokens
         self._rollout_rows = rollout_rows
+        self._control_pieces = {token: text.encode() for text, token in tokens.control_ids.items()}
         self._help = HelpTokens(tokens.texts)
         self._help_ids = {key: np.array(ids, dtype=np.intp) for key, ids in self._help.starts.items()}
         self._sampler = RowSampler(engine.vocab_size, engine.rows)
@@ -232,6 +249,9 @@ class Batcher:
         request = self._next_request(len(self._active))
         if request is None:
             return False
+        if request.reads:
+            self._read(request, len(self._active))
+            return True
         decoded = False
         if request not in self._prompt_in_row:
             row = len(self._active)
@@ -254,6 +274,40 @@ class Batcher:
     def _may_start(self, request: Request) -> bool:
         """True when it has responses to start; while on hold, only those of requests that have begun."""
         return request.waiting and not request.over and (request.started > 0 or not self.hold)
+
+    def _read(self, request: Request, row: int) -> None:
+        """Read a text in a row and resolve its request: each token with how likely it was behind those before it."""
+        request.started = 1
+        self._prompt_in_row[row] = None
+        ids, top = request.prompt_ids, request.sampling.top_logprobs or 0
+        spoken = SpokenText(request.sampling, "", None)
+        spoken.add(self.piece(ids[0]), ScoredToken(ids[0], self.piece(ids[0]), None), len(ids) == 1)
+        logprobs: list[float] = []
+        for logits_TV in self._engine.read(row, ids) if len(ids) > 1 else ():
+            following = np.array(ids[len(logprobs) + 1 :][: len(logits_TV)], dtype=np.intp)
+            known_TV = logits_TV[: len(following)]
+            for logits_V, token, logprob in zip(
+                known_TV, following.tolist(), log_probabilities(known_TV, following), strict=True
+            ):
+                logprobs.append(float(logprob))
+                scored = self._scored(token, float(logprob), logits_V, top)
+                spoken.add(scored.piece, scored, len(logprobs) + 1 == len(ids))
+        told = LocalResponse(
+            spoken.text, tuple(ids), (0.0, *logprobs), FinishReason.EOS, self.adapter_version, tokens=spoken.tokens
+        )
+        request.finish_one(0, told)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token, control tokens written out."""
+        return self._tokens.pieces[token] or self._control_pieces.get(token, b"")
+
+    def _scored(self, token: int, logprob: float, logits_V: Floats, top: int) -> ScoredToken:
+        """A token beside the likeliest ones of the row that it was taken from."""
+        ids, above = likeliest(logits_V, max(1, top), token)
+        chances = [
+            TokenChance(one, self.piece(one), logprob + float(more)) for one, more in zip(ids.tolist(), above, strict=True)
+        ]
+        return ScoredToken(token, self.piece(token), logprob, bool(above[0] <= 0.0), tuple(chances[:top]))
 
     def _rows_for(self, request: Request) -> int:
         return self._engine.rows if request.priority <= Priority.SERVING else self._rollout_rows
@@ -301,15 +355,19 @@ class Batcher:
 
     def _sample(self, sequences: Sequence[_Sequence], logits_RV: Floats) -> list[bool]:
         """Take the next token of each sequence; true where that ended it."""
+        narrow = False
         for sequence, logits_V in zip(sequences, logits_RV, strict=True):
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V)
+            if sequence.attended:
+                narrow = self._attend(sequence, logits_V) or narrow
         temperatures = np.array([sequence.temperature for sequence in sequences])
         uniforms = np.array([sequence.uniform() for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
             forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
-        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced)
+        shares = np.array([sequence.request.sampling.top_p for sequence in sequences]) if narrow else None
+        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced, shares)
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
     def _steer(self, sequence: _Sequence, logits_V: Floats) -> None:
@@ -336,15 +394,39 @@ class Batcher:
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
         finish = sequence.finish_reason(self._tokens.ends[token])
-        if sequence.request.on_text is not None:
-            self._tell(sequence, piece, finish is not None)
+        if sequence.attended and self._say(sequence, token, finish is not None):
+            finish = FinishReason.STOP
         if finish is None:
             return False
         sequence.request.finish_one(sequence.index, sequence.response(finish))
         return True
 
     @staticmethod
-    def _tell(sequence: _Sequence, piece: bytes, last: bool) -> None:
-        text = sequence.decoder.decode(piece, last)
-        if text and sequence.request.on_text is not None:
-            sequence.request.on_text(text)
+    def _attend(sequence: _Sequence, logits_V: Floats) -> bool:
+        """Take penalties from the logits, in place, and keep them at hand; true where only the likeliest are drawn from."""
+        if sequence.said_times:
+            _take_penalties(sequence.request.sampling, sequence.said_times, logits_V)
+        sequence.logits_V = logits_V
+        return sequence.request.sampling.top_p < 1.0
+
+    def _say(self, sequence: _Sequence, token: int, last: bool) -> bool:
+        """Put the newest token into the text; true when a stop string ended it."""
+        if sequence.said_times is not None:
+            sequence.said_times[token] += 1
+        if sequence.spoken is None:
+            return False
+        top, scored = sequence.request.sampling.top_logprobs, None
+        if top is not None and sequence.logits_V is not None:
+            scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
+        return sequence.spoken.add(sequence.pieces[-1], scored, last)
+
+
+def _has_penalties(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _take_penalties(sampling: Sampling, said_times: Counter[int], logits_V: Floats) -> None:
+    """Make what was said less likely, in place."""
+    ids = np.fromiter(said_times, dtype=np.intp)
+    times = np.fromiter(said_times.values(), dtype=np.float32)
+    logits_V[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import Message
+from edge.inference.raw_text import TokenizerInfo
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -55,8 +56,9 @@ class ChatTemplate:
         self._control = _any_of(tokeniser.control_ids)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.globals["raise_exception"] = _refuse
+        self.source = source or self._fallback()
         try:
-            self._template = environment.from_string(source or self._fallback())
+            self._template = environment.from_string(self.source)
         except TemplateError as error:
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
 
@@ -64,10 +66,22 @@ class ChatTemplate:
         """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has said already."""
         masks = self._masks([message.content for message in messages] + [prefix])
         text = self._render(messages, masks) + self._masked(prefix, masks)
-        ids = self._tokenise(text, {masked: plain for plain, masked in masks.items()})
-        if self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]:
-            ids.insert(0, self._tokeniser.bos)
-        return ids
+        return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
+
+    def plain_ids(self, text: str, *, bos: bool = True) -> list[int]:
+        """Ids of a raw text, in which control tokens are what they say; with `bos` before it where the model wants one."""
+        ids = self._tokenise(text, {})
+        return self._with_bos(ids) if bos else ids
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        wanted = self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]
+        return [self._tokeniser.bos, *ids] if wanted else ids
+
+    def tokenizer_info(self, vocab_size: int, context_tokens: int) -> TokenizerInfo:
+        """What a client that prepares prompts itself has to know."""
+        specials = self._special_texts
+        bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
+        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens)
 
     def _fallback(self) -> str:
         if "<|im_start|>" in self._tokeniser.control_ids and "<|im_end|>" in self._tokeniser.control_ids:

@@ -19,6 +19,7 @@ by about 5e-6. All methods must be called on one thread at a time.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,25 @@ class LlamaEngine:
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
             last = start + len(chunk) == len(ids)
-            self._batch.fill_one_row(row + _FIRST, chunk, start, wants_logits=last)
+            self._batch.fill_one_row(row + _FIRST, chunk, start)
+            self._batch.want_logits(len(chunk) - 1 if last else len(chunk))
             self._decode()
         last_V: Floats = self._logits(1)[0].copy()
         return last_V
+
+    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
+        """Clear a row, decode a text into it, and yield the logits [T, V] behind its tokens; each lot is valid until the next one.
+
+        A lot has as many tokens as the context gives logits at once, which is one for each of its rows.
+        """
+        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, -1, -1)
+        lot = min(PREFILL_CHUNK, self.rows + 1)
+        for start in range(0, len(ids), lot):
+            chunk = ids[start : start + lot]
+            self._batch.fill_one_row(row + _FIRST, chunk, start)
+            self._batch.want_logits(0)
+            self._decode()
+            yield self._logits(len(chunk))
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """Decode one token in each of rows 0..R-1 and return the logits behind them [R, V].
@@ -168,15 +184,18 @@ class _Batch:
         self.struct.seq_id = _pointer(self._row_pointers, ctypes.POINTER(llama_cpp.llama_seq_id))
         self.struct.logits = _pointer(self._wants_logits, ctypes.c_int8)
 
-    def fill_one_row(self, sequence: int, ids: list[int], start: int, *, wants_logits: bool) -> None:
-        """Consecutive tokens of one sequence from position `start`; logits only behind the last one, if at all."""
+    def fill_one_row(self, sequence: int, ids: list[int], start: int) -> None:
+        """Consecutive tokens of one sequence from position `start`."""
         count = len(ids)
         self._token[:count] = ids
         self._position[:count] = np.arange(start, start + count)
         self._row[:count] = sequence
-        self._wants_logits[:count] = 0
-        self._wants_logits[count - 1] = wants_logits
         self.struct.n_tokens = count
+
+    def want_logits(self, first: int) -> None:
+        """Logits behind this token of the batch and all later ones."""
+        self._wants_logits[:first] = 0
+        self._wants_logits[first : self.struct.n_tokens] = 1
 
     def fill_rows(self, first: int, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
         """One token for each of the consecutive sequences from `first` on, all with logits."""

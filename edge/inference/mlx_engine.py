@@ -11,7 +11,7 @@ All methods must be called on one thread, the one that first calls `prefill`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ from edge.inference.sampling import Floats
 
 PREFILL_CHUNK = 512
 """Longest piece of a prompt in one call; fixed, so that results do not depend on settings."""
+READ_CHUNK = 64
+"""Tokens whose logits are there at once when a text is read."""
 ROW_STEP = 8
 PLACE_STEP = 256
 
@@ -115,6 +117,14 @@ class MlxEngine:
         assert hidden is not None
         last_V: Floats = self._as_numpy(self._decoder.logits(hidden[:, -1]))[0]
         return last_V
+
+    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
+        """Put a text into a row and yield the logits [T, V] behind its tokens, READ_CHUNK at a time."""
+        memory = self._open_memory()
+        for start in range(0, len(ids), READ_CHUNK):
+            chunk = ids[start : start + READ_CHUNK]
+            hidden = self._decoder.hidden_states(mx.array([chunk]), [_OneRow(layer, row, start) for layer in memory])
+            yield self._as_numpy(self._decoder.logits(hidden[0]))
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1 and the logits behind them [R, V] (a copy)."""

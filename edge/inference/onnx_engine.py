@@ -10,7 +10,7 @@ beside a copy of itself, because products over one column and over several add u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,13 @@ class OnnxEngine:
             logits_RV = self._run(rows, chunk, np.array([start]), start)
         last_V: Floats = logits_RV[0].copy()
         return last_V
+
+    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
+        """Put a text into a row, token by token because the graph gives the logits of a run's last one only; logits [1, V] behind each."""
+        rows = np.array([row])
+        for start, token in enumerate(ids):
+            width = min(-(-start // BUCKET) * BUCKET, self.n_ctx)
+            yield self._run(rows, np.array([[token]], dtype=np.int64), np.array([start]), width)
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1; logits [R, V]."""

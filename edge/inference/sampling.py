@@ -34,13 +34,19 @@ class RowSampler:
         self._mass = np.zeros((max_rows, blocks * self._block), dtype=np.float32)
 
     def sample(
-        self, logits_RV: Floats, temperatures_R: Doubles, uniforms_R: Doubles, forced_R: Ids | None = None
+        self,
+        logits_RV: Floats,
+        temperatures_R: Doubles,
+        uniforms_R: Doubles,
+        forced_R: Ids | None = None,
+        shares_R: Doubles | None = None,
     ) -> tuple[Ids, Doubles]:
         """Ids [R] and their log-probabilities [R] (nats, temperature 1).
 
         Temperature 0 is the arg max (first of equals). `uniforms_R` in [0, 1) is not read where the temperature is 0. Where
-        `forced_R` is not negative that id is taken instead of a drawn one. A logit of -inf is never drawn; a row whose logits are
-        all -inf or hold a nan raises NotFinite.
+        `forced_R` is not negative that id is taken instead of a drawn one. Where `shares_R` is below 1 only the likeliest tokens that
+        together reach that share are drawn from. A logit of -inf is never drawn; a row whose logits are all -inf or hold a nan raises
+        NotFinite.
         """
         peak_R = logits_RV.max(axis=1)
         if not np.isfinite(peak_R).all():
@@ -52,7 +58,7 @@ class RowSampler:
             ids_R = logits_RV.argmax(axis=1)
         else:
             ids_R = self._draw(mass_RV, sums_RB, uniforms_R)
-            self._draw_other_temperatures(ids_R, logits_RV, peak_R, temperatures_R, uniforms_R)
+            self._draw_other_temperatures(ids_R, logits_RV, peak_R, temperatures_R, uniforms_R, shares_R)
         if forced_R is not None:
             ids_R = np.where(forced_R >= 0, forced_R, ids_R)
         chosen_R = logits_RV[np.arange(len(ids_R)), ids_R].astype(np.float64)
@@ -82,15 +88,23 @@ class RowSampler:
         return block_R * self._block + first_above(inner_RW, rest_R)
 
     def _draw_other_temperatures(
-        self, ids_R: Ids, logits_RV: Floats, peak_R: Floats, temperatures_R: Doubles, uniforms_R: Doubles
+        self,
+        ids_R: Ids,
+        logits_RV: Floats,
+        peak_R: Floats,
+        temperatures_R: Doubles,
+        uniforms_R: Doubles,
+        shares_R: Doubles | None,
     ) -> None:
-        """Overwrite the ids of rows whose temperature is not 1."""
+        """Overwrite the ids of rows whose temperature is not 1, or that are drawn from the likeliest tokens only."""
         for row in np.flatnonzero(temperatures_R == 0.0):
             ids_R[row] = logits_RV[row].argmax()
-        warm = np.flatnonzero((temperatures_R != 0.0) & (temperatures_R != 1.0))
-        for row in warm:
+        narrow_R = False if shares_R is None else shares_R < 1.0
+        for row in np.flatnonzero((temperatures_R != 0.0) & ((temperatures_R != 1.0) | narrow_R)):
             scaled = ((logits_RV[row] - peak_R[row]) / np.float32(temperatures_R[row]))[None]
             mass = self._exponentials(scaled, np.zeros(1, dtype=np.float32))
+            if shares_R is not None and shares_R[row] < 1.0:
+                keep_likeliest(mass[0], float(shares_R[row]))
             ids_R[row] = self._draw(mass, self._block_sums(mass), uniforms_R[row : row + 1])[0]
 
 
@@ -111,6 +125,44 @@ def first_above(edges_RN: Doubles, target_R: Doubles) -> Ids:
     above_RN = edges_RN > np.minimum(target_R, np.nextafter(edges_RN[:, -1], -np.inf))[:, None]
     first_R: Ids = above_RN.argmax(axis=1)
     return first_R
+
+
+def keep_likeliest(mass_V: Floats, share: float) -> None:
+    """Set to zero, in place, all but the likeliest entries that together reach `share` of the mass; at least one stays.
+
+    An entry that could not lift the rest above 1 - share even with all that are no larger beside it needs no sorting.
+    """
+    total = float(mass_V.sum(dtype=np.float64))
+    small = mass_V < np.float32((1.0 - share) * total / len(mass_V))
+    candidates = np.flatnonzero(~small)
+    order = candidates[np.argsort(-mass_V[candidates], kind="stable")]
+    reached = np.cumsum(mass_V[order], dtype=np.float64)
+    kept = order[: int(np.searchsorted(reached, share * total)) + 1]
+    rest = mass_V[kept]
+    mass_V[:] = 0.0
+    mass_V[kept] = rest
+
+
+def log_probabilities(logits_TV: Floats, ids_T: Ids) -> Doubles:
+    """Log-probabilities [T] (nats, temperature 1) of one id in each row. Raises NotFinite for a row without a finite peak."""
+    peak_T = logits_TV.max(axis=1).astype(np.float64)
+    if not np.isfinite(peak_T).all():
+        raise NotFinite("the model's scores are not finite numbers", hint=_DIVERGED)
+    totals_T = np.exp(logits_TV - peak_T[:, None]).sum(axis=1)
+    found_T: Doubles = logits_TV[np.arange(len(ids_T)), ids_T].astype(np.float64) - peak_T - np.log(totals_T)
+    return found_T
+
+
+def likeliest(logits_V: Floats, count: int, beside: int) -> tuple[Ids, Doubles]:
+    """The `count` likeliest ids of a row, the likeliest first, equals by id, and by how many nats each is likelier than `beside`.
+
+    Ids that are impossible (-inf) are left out. The difference is exactly 0 for `beside` itself.
+    """
+    count = min(count, len(logits_V))
+    ids = np.argpartition(logits_V, -count)[-count:] if count < len(logits_V) else np.arange(count)
+    ids = ids[np.isfinite(logits_V[ids])]
+    ids = ids[np.lexsort((ids, -logits_V[ids]))]
+    return ids, logits_V[ids].astype(np.float64) - float(logits_V[beside])
 
 
 def log_sum_exp(logits_V: Floats) -> float:

@@ -9,16 +9,29 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge.core.errors import AdapterError, EdgeError, UsageError
 from edge.core.rng import stream
-from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.types import (
+    AdapterRef,
+    FinishReason,
+    LocalResponse,
+    Message,
+    PromptGroup,
+    Sampling,
+    ScoredToken,
+    TextDelta,
+    TokenChance,
+)
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.backend import ModelInfo
 from edge.inference.decisions import first_decision, opens_step
+from edge.inference.raw_text import RawPrompt, TokenizerInfo
+from edge.inference.spoken import SpokenText
 
 Script = Callable[[Sequence[Message], Sampling, int], str]
 """(messages, sampling, seed) -> the text of the response."""
@@ -51,6 +64,7 @@ class ScriptedBackend:
         self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", "", prompt_form)
         self._adapter_version = 0
         self._closed = False
+        self._words: dict[int, str] = {EOS: ""}
 
     @property
     def model(self) -> ModelInfo:
@@ -81,10 +95,52 @@ class ScriptedBackend:
         """The scripted response word by word; a `prefix` that the script repeats is left out. See `InferenceBackend`."""
         self._require_open()
         response = self._respond(messages, sampling, seed, prefix)
-        for piece in _TOKEN.findall(response.text):
+        for piece, tokens in _pieces_of(response):
             await asyncio.sleep(self._seconds_per_token)
-            yield TextDelta(piece)
+            yield TextDelta(piece, tokens=tokens)
         yield TextDelta("", response, len(prompt_tokens(messages)))
+
+    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
+        """What the script says to the prompt as a user's only message. See `InferenceBackend`."""
+        ids = self._raw_ids(prompt)
+        async for delta in self.stream([Message("user", self.text_of(ids))], sampling, seed):
+            yield replace(delta, prompt_tokens=len(ids)) if delta.response else delta
+
+    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
+        """Made-up log-probabilities of the words of a text."""
+        ids = self._raw_ids(prompt)
+        words = [self._words[token] for token in ids]
+        scored = _spoken("".join(words), words, ids, Sampling(top_logprobs=top_logprobs), 0).tokens
+        return (replace(scored[0], logprob=None, greedy=False, top=()), *scored[1:])
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """One made-up id for each word."""
+        return tuple(self._learn(word) for word in _TOKEN.findall(text))
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The words that `text_tokens` gave these ids. Raises UsageError for others."""
+        unknown = next((token for token in token_ids if token not in self._words), None)
+        if unknown is not None:
+            raise UsageError(f"{unknown} is no token id of this model")
+        return "".join(self._words[token] for token in token_ids)
+
+    @property
+    def tokenizer(self) -> TokenizerInfo:
+        """No chat template, and an end of text that is written as nothing."""
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens)
+
+    def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
+        self._require_open()
+        ids = self.text_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
+        self.text_of(ids)
+        if not ids:
+            raise UsageError("the prompt is empty")
+        return ids
+
+    def _learn(self, word: str) -> int:
+        token = word_token(word)
+        self._words.setdefault(token, word)
+        return token
 
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this version from now on. Raises AdapterError when its folder does not exist."""
@@ -111,10 +167,35 @@ class ScriptedBackend:
         words = _TOKEN.findall(text)
         if len(words) + (finish is FinishReason.EOS) > sampling.max_tokens:
             words, finish = words[: sampling.max_tokens], FinishReason.LENGTH
-        ids = tuple(word_token(word) for word in words) + ((EOS,) if finish is FinishReason.EOS else ())
-        logprobs = made_up_logprobs(text, seed, len(ids))
-        log_odds = made_up_log_odds(prefix + "".join(words))
-        return LocalResponse("".join(words), ids, logprobs, finish, self._adapter_version, log_odds)
+        ids = tuple(self._learn(word) for word in words) + ((EOS,) if finish is FinishReason.EOS else ())
+        spoken = _spoken(text, [*words, ""][: len(ids)], ids, sampling, seed, prefix)
+        if spoken.stopped:
+            finish, ids = FinishReason.STOP, ids[: spoken.count]
+        logprobs, log_odds = made_up_logprobs(text, seed, len(ids)), made_up_log_odds(prefix + spoken.text)
+        return LocalResponse(spoken.text, ids, logprobs, finish, self._adapter_version, log_odds, spoken.tokens)
+
+
+def _spoken(text: str, words: Sequence[str], ids: Sequence[int], sampling: Sampling, seed: int, prefix: str = "") -> SpokenText:
+    """The words up to the first stop string, with made-up chances where they are asked for."""
+    spoken, top = SpokenText(sampling, prefix, None), sampling.top_logprobs
+    for number, (word, token, logprob) in enumerate(zip(words, ids, made_up_logprobs(text, seed, len(ids)), strict=True), 1):
+        piece = word.encode()
+        chances = tuple(TokenChance(token + other, piece, logprob - other) for other in range(top or 0))
+        scored = None if top is None else ScoredToken(token, piece, logprob, True, chances)
+        if spoken.add(piece, scored, number == len(ids)):
+            break
+    return spoken
+
+
+def _pieces_of(response: LocalResponse) -> Iterator[tuple[str, tuple[ScoredToken, ...]]]:
+    """The text word by word, each with the tokens that end in it."""
+    end, told = 0, 0
+    for word in _TOKEN.findall(response.text) or ([""] if response.tokens else []):
+        end += len(word)
+        last = end == len(response.text)
+        count = len(response.tokens) if last else sum(token.end <= end for token in response.tokens)
+        yield word, response.tokens[told:count]
+        told = count
 
 
 def _require_folder(adapter: AdapterRef) -> None:

@@ -2,12 +2,13 @@
 `recorded` provider write and play; knows nothing of who asks or answers.
 
     {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "",
-     "finish": "stop"}, "charged_uusd": 0, "cached": false, "model": "default", "max_output_tokens": 512, "prompt_form": "full"}
+     "finish": "stop", "beyond_text": ""}, "charged_uusd": 0, "cached": false, "model": "default", "max_output_tokens": 512,
+     "prompt_form": "full"}
 
-`request` is a digest of messages, model, output limit and temperature, never the request itself; the keys after `result` may be missing and
-`usage` may be null. The device knows a cloud LLM by its alias only, so an evaluation digests the alias as the model: to play its file in a
-coordinator, give the upstream `model:` the alias's name. `model`, `max_output_tokens` and `prompt_form` say how to ask again, so that a
-replay finds its answers whatever is configured.
+`request` is a digest of messages, model, output limit, temperature and OpenAI's fields, never the request itself; `beyond_text` (JSON text
+of the answer's calls of tools, or "") and the keys after `result` may be missing, and `usage` may be null. The device knows a cloud LLM by
+its alias only, so an evaluation digests the alias as the model: to play its file in a coordinator, give the upstream `model:` the alias's
+name. `model`, `max_output_tokens` and `prompt_form` say how to ask again, so that a replay finds its answers whatever is configured.
 """
 
 from __future__ import annotations
@@ -42,12 +43,15 @@ class RecordedAnswer:
     model: str = ""
     max_output_tokens: int = 0
     prompt_form: str = ""
+    beyond_text: str = ""
 
 
-def answer_digest(messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float) -> str:
+def answer_digest(
+    messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float, openai_json: str = ""
+) -> str:
     """What a recorded answer is found by: 64 hex digits."""
     turns = [[turn.role, turn.content] for turn in messages]
-    content = [turns, model, max_output_tokens, temperature.hex()]
+    content = [turns, model, max_output_tokens, temperature.hex(), *([openai_json] if openai_json else [])]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
@@ -64,7 +68,7 @@ def read_cassette(path: Path) -> dict[str, RecordedAnswer]:
 def append_answer(path: Path, digest: str, answer: RecordedAnswer) -> None:
     """Add one line and hand it to the disk, so that an answer that was paid for is not lost with the process."""
     fields = asdict(answer)
-    result = {name: fields.pop(name) for name in ("text", "usage", "upstream_id", "finish")}
+    result = {name: fields.pop(name) for name in ("text", "usage", "upstream_id", "finish", "beyond_text")}
     line = {"request": digest, "result": result, **fields}
     with path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
@@ -116,6 +120,7 @@ def _answer_from(result: Mapping[str, Any], entry: Mapping[str, Any]) -> Recorde
         model=_text(entry.get("model", "")),
         max_output_tokens=_count(entry.get("max_output_tokens", 0)),
         prompt_form=_text(entry.get("prompt_form", "")),
+        beyond_text=_object_text(result.get("beyond_text", "")),
     )
 
 
@@ -127,6 +132,13 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, found {value!r}")
     return value
+
+
+def _object_text(value: object) -> str:
+    text = _text(value)
+    if text and not isinstance(json.loads(text), dict):
+        raise TypeError("expected the text of a JSON object")
+    return text
 
 
 def _count(value: object) -> int:

@@ -76,7 +76,11 @@ class BudgetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CloudCall:
-    """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked."""
+    """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked.
+
+    `openai_json`: what of OpenAI's request `messages` cannot say, see openai_fields; its own `messages`, where there are any, are sent
+    instead of these. An upstream that cannot take it is InvalidRequest, before anything is held.
+    """
 
     call_key: str
     task: str
@@ -87,11 +91,15 @@ class CloudCall:
     max_output_tokens: int
     model_alias: str = "default"
     temperature: float = 0.0
+    openai_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CloudCompletion:
-    """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge."""
+    """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge.
+
+    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields; "" from an older coordinator.
+    """
 
     call_key: str
     text: str
@@ -100,6 +108,7 @@ class CloudCompletion:
     cached: bool
     model: str
     budget: BudgetSnapshot | None = None
+    openai_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)

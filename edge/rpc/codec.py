@@ -55,6 +55,7 @@ def encode_call(call: CloudCall) -> call_pb2.CompleteRequest:
         messages=[call_pb2.ChatMessage(role=_ROLE_TO_WIRE[turn.role], content=turn.content) for turn in call.messages],
         max_output_tokens=call.max_output_tokens,
         sampling=call_pb2.SamplingOptions(temperature=call.temperature),
+        openai_json=call.openai_json,
     )
 
 
@@ -70,6 +71,7 @@ def decode_call(request: call_pb2.CompleteRequest) -> CloudCall:
         max_output_tokens=request.max_output_tokens,
         model_alias=request.model_alias or DEFAULT_ALIAS,
         temperature=request.sampling.temperature,
+        openai_json=request.openai_json,
     )
 
 
@@ -83,6 +85,7 @@ def encode_completion(completion: CloudCompletion) -> call_pb2.CompleteResponse:
             charged_uusd=completion.charged_uusd,
             cached=completion.cached,
             model=completion.model,
+            openai_json=completion.openai_json,
         ),
         budget=None if completion.budget is None else encode_budget(completion.budget),
     )
@@ -99,6 +102,7 @@ def decode_completion(response: call_pb2.CompleteResponse | call_pb2.GetCallResp
         cached=wire.cached,
         model=wire.model,
         budget=decode_budget(response.budget) if response.HasField("budget") else None,
+        openai_json=wire.openai_json,
     )
 
 

@@ -15,7 +15,12 @@ def fingerprint(call: CloudCall) -> str:
     crash on other hardware may count differently, and must still get the answer it paid for)."""
     turns = [[message.role, message.content] for message in call.messages]
     content = [call.task, call.step, call.prompt_id, call.model_alias, turns, call.max_output_tokens]
-    return digest([*content, call.temperature.hex()])
+    return digest([*content, call.temperature.hex(), *openai_part(call)])
+
+
+def openai_part(call: CloudCall) -> list[str]:
+    """What OpenAI's fields add to a digest: nothing where there are none, so that digests of plain calls stay what they were."""
+    return [call.openai_json] if call.openai_json else []
 
 
 def digest(value: list[object]) -> str:

@@ -39,9 +39,21 @@ from edge.rpc.client import (
     TaskTerms,
 )
 from edge.rpc.many import ManyAtOnce
+from edge.rpc.openai_fields import completion_json, openai_fields
 
 MOST_AT_ONCE = 256
-Answer = Callable[[CloudCall], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedReply:
+    """An answer that is more than its text. `beyond_text`: JSON text of an object with `tool_calls`, or ""."""
+
+    text: str = ""
+    finish_reason: str = "stop"
+    beyond_text: str = ""
+
+
+Answer = Callable[[CloudCall], str | ScriptedReply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,10 @@ class _TaskState:
 
 
 class ScriptedCoordinatorClient:
-    """A CoordinatorClient that answers from a function (by default with the last user message, boxed). `calls` lists what was billed."""
+    """A CoordinatorClient that answers from a function (by default with the last user message, boxed). `calls` lists what was billed.
+
+    The function gives a text, or a ScriptedReply to call tools.
+    """
 
     def __init__(
         self, answer: Answer | None = None, *, terms: ScriptedTerms | None = None, device_id: str = "local", delay_s: float = 0.0
@@ -217,6 +232,7 @@ class ScriptedCoordinatorClient:
         state = self._task(call.task)
         if not (call.call_key and call.prompt_id and call.messages) or call.max_output_tokens < 1:
             raise InvalidRequest("a call needs a key, a prompt id, messages and max_output_tokens")
+        openai_fields(call.openai_json)
         if call.step >= 0 and (state.opened is None or state.opened.step != call.step):
             raise _mismatch(state, call.step)
         return state
@@ -237,15 +253,18 @@ class ScriptedCoordinatorClient:
             raise CoordinatorUnavailable("the deadline is over", reason="DEADLINE_EXCEEDED") from error
 
     def _bill(self, call: CloudCall, state: _TaskState, group: tuple[str, int, str]) -> CloudCompletion:
-        text = self._answer(call)
+        answer = self._answer(call)
+        reply = ScriptedReply(answer) if isinstance(answer, str) else answer
         words = sum(len(message.content.split()) for message in call.messages)
-        usage = TokenUsage(words, min(call.max_output_tokens, len(text.split())))
+        usage = TokenUsage(words, min(call.max_output_tokens, len(reply.text.split())))
         self.calls.append(call)
         self._next_version()
         state.step_calls += call.step >= 0
         self._groups[group] = call.call_key
         price = self._terms.price_uusd_per_call
-        return self._store(call, CloudCompletion(call.call_key, text, usage, price, False, "scripted", self._snapshot(state)))
+        told = completion_json(reply.finish_reason, reply.beyond_text)
+        budget = self._snapshot(state)
+        return self._store(call, CloudCompletion(call.call_key, reply.text, usage, price, False, "scripted", budget, told))
 
     def _store(self, call: CloudCall, completion: CloudCompletion) -> CloudCompletion:
         self._results[call.call_key] = (call, completion)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
 
 from edge.agent.agent import Agent
 from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.serve.ports import AnswerNote, AnswerPiece, Question
+from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
 
 
 class AgentAnswers:
@@ -21,7 +24,11 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(request_of(question))
         async with aclosing(deltas):
             async for delta in deltas:
-                yield AnswerPiece(delta.text, note=note_of(delta.record) if delta.record else None)
+                yield AnswerPiece(delta.text, note_of(delta.record) if delta.record else None, delta.tokens)
+
+    def standing(self, task: str | None) -> Standing:
+        """What is known before the next answer of this task."""
+        return Standing(**asdict(self._agent.answerer.standing(task)))
 
 
 def request_of(question: Question) -> AnswerRequest:
@@ -34,6 +41,8 @@ def request_of(question: Question) -> AnswerRequest:
         temperature=question.temperature,
         max_tokens=question.max_tokens,
         seed=abs(question.seed or 0),
+        beyond=question.beyond,
+        wishes=question.wishes,
     )
 
 
@@ -55,4 +64,13 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         adapter_version=record.adapter_version,
         latency_s=record.latency_s,
         final=record.final,
+        task=record.task,
+        target_rate=record.target_rate,
+        tokens_left=record.tokens_left,
+        tool_calls=_tool_calls(record.openai_json),
     )
+
+
+def _tool_calls(openai_json: str) -> tuple[dict[str, Any], ...]:
+    calls = json.loads(openai_json).get("tool_calls") if openai_json else None
+    return tuple(calls or ())

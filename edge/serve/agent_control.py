@@ -9,9 +9,11 @@ from typing import Any, cast
 
 from edge.agent.agent import Agent
 from edge.agent.feedback import Feedback, Verdict
+from edge.agent.usage import Used
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
+_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 
 
 class RunningAgent:
@@ -59,8 +61,47 @@ class RunningAgent:
         status = self._agent.status()
         return {"paused": status.paused, "waiting": status.waiting}
 
+    async def usage(self) -> Mapping[str, Any]:
+        """This device's own records, and what the coordinator's ledger says where it can be reached."""
+        status, today = self._agent.status(), self._agent.used_today()
+        return {
+            "day": today.day,
+            "today": _used(today.today),
+            "all": _used(today.ever),
+            "ledger": _ledger(await self._budget()),
+            "online": status.online,
+            "offline_reason": status.offline_reason,
+        }
+
+    async def ready(self) -> Mapping[str, Any]:
+        """The model is loaded where an agent is at all; a coordinator that is away leaves it ready to answer locally."""
+        status = self._agent.status()
+        return {
+            "ready": True,
+            "model": status.model.name,
+            "adapter_version": status.adapter_version,
+            "coordinator": "reached" if status.online else "away",
+            "learning": status.learning,
+        }
+
     async def _budget(self) -> Mapping[str, Any] | None:
         try:
             return asdict(self._agent.followed_budget() or await self._agent.budget())
         except CoordinatorError:
             return None
+
+
+def _used(used: Used) -> dict[str, Any]:
+    learning = {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd}
+    serving = {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd}
+    return {"answers": used.answers, "serving": serving, "learning": learning}
+
+
+def _ledger(budget: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the coordinator counts and holds this device to; None while it cannot be asked."""
+    if budget is None:
+        return None
+    used = {unit: budget[unit] for unit in _LIMITS}
+    limits = {unit: budget[field] for unit, field in _LIMITS.items()}
+    left = {unit: None if limit is None else max(0, limit - used[unit]) for unit, limit in limits.items()}
+    return {"used": used, "limits": limits, "left": left, "dual": budget["dual"], "target_rate": budget["target_rate"]}

@@ -31,6 +31,14 @@ class AgentControl(Protocol):
         """The adapter versions on disk, oldest first, each with its `version`."""
         ...
 
+    async def usage(self) -> Mapping[str, Any]:
+        """Calls, tokens and spend, of today and of all days, with what limits them and what is left."""
+        ...
+
+    async def ready(self) -> Mapping[str, Any]:
+        """Whether questions can be answered now, and what of the agent works; no secrets, no paths. `ready` is the whole in one word."""
+        ...
+
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
         ...
@@ -98,6 +106,18 @@ class ScriptedControl:
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
         """The prepared versions."""
         return self.versions
+
+    async def usage(self) -> Mapping[str, Any]:
+        """The answers that were asked for, and no calls."""
+        nothing = dict.fromkeys(("calls", "tokens", "spend_uusd"), 0)
+        used = {"answers": len(self._answers.asked), "serving": nothing, "learning": nothing}
+        no_limit = dict.fromkeys(nothing)
+        ledger = {"used": nothing, "limits": no_limit, "left": no_limit, "dual": 0.5, "target_rate": 0.3}
+        return {"day": "1970-01-01", "today": used, "all": used, "ledger": ledger, "online": True, "offline_reason": ""}
+
+    async def ready(self) -> Mapping[str, Any]:
+        """Always."""
+        return {"ready": True, "model": "scripted", "adapter_version": 0, "coordinator": "reached", "learning": "idle"}
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Marks one of the prepared versions as serving. Raises NotFound for another one."""

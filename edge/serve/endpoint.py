@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,15 +17,24 @@ from starlette.routing import Route
 
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
+from edge.inference.raw_text import RawText
 from edge.serve import openai_wire as wire
 from edge.serve.api import control_routes
+from edge.serve.choices import ChunkWriter, Event, collect_all, questions_of, side_by_side, whole_body
+from edge.serve.completions import completion_routes
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem, problem_of
-from edge.serve.guard import LOOPBACK_NAMES, App, Guard
-from edge.serve.ports import AnswerNote, AnswerService
-from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES, App, Guard, Limits
+from edge.serve.health import LIVENESS, health_routes
+from edge.serve.openapi import document
+from edge.serve.openapi_routes import COMPLETIONS, OPERATIONS
+from edge.serve.openapi_shapes import SHAPES
+from edge.serve.ports import AnswerService
+from edge.serve.presence import unless_gone
+from edge.serve.reasoning import Reading, read_answer
+from edge.serve.told import edge_headers
 
-T = TypeVar("T")
+Numbered = AsyncGenerator[tuple[int, Event], None]
 
 _LOG = logging.getLogger(__name__)
 _PAGE = {
@@ -50,34 +58,61 @@ def build_app(
     *,
     names: Sequence[str] = LOOPBACK_NAMES,
     token: str = "",
-    max_posts: int = 32,
+    origins: Sequence[str] = (),
+    limits: Limits = DEFAULT_LIMITS,
     loaded_model: str = "",
+    context_tokens: int | None = None,
+    texts: RawText | None = None,
 ) -> App:
-    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty.
+    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask.
 
-    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`.
+    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length.
+    `texts`: what continues plain texts; without it there are no plain completions.
     """
-    return Guard(_Endpoint(answers, control, clock, loaded_model).app(), names=names, token=token, max_posts=max_posts)
+    more = [] if texts is None else completion_routes(texts, clock, loaded_model, lambda error: _logged(error).body())
+    operations = OPERATIONS if texts is None else (*OPERATIONS, *COMPLETIONS)
+    described = document(operations, SHAPES, token=bool(token))
+    app = open_app(answers, control, clock, loaded_model, context_tokens, more=more, described=described)
+    return Guard(app, names=names, token=token, open_paths=(*_PAGE, LIVENESS), origins=origins, limits=limits)
+
+
+def open_app(
+    answers: AnswerService,
+    control: AgentControl,
+    clock: Clock,
+    loaded_model: str = "",
+    context_tokens: int | None = None,
+    *,
+    more: Sequence[Route] = (),
+    described: Mapping[str, Any] | None = None,
+) -> Starlette:
+    """The routes without their guard; `described` is what /openapi.json gives."""
+    return _Endpoint(answers, control, clock, loaded_model, context_tokens).app(described or {}, more)
 
 
 class _Endpoint:
     """The handlers of the OpenAI API, over one answer service."""
 
-    def __init__(self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str) -> None:
+    def __init__(
+        self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str, context: int | None
+    ) -> None:
         self._models = wire.models_with(loaded_model)
+        self._context_tokens = context
         self._answers = answers
         self._control = control
         self._clock = clock
         self._started = int(clock.now())
 
-    def app(self) -> Starlette:
+    def app(self, described: Mapping[str, Any], more: Sequence[Route]) -> Starlette:
         """Routes and error handlers."""
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}", self.model),
-            Route("/health", self.health),
+            *health_routes(self._control),
+            Route("/openapi.json", _description(described)),
             *control_routes(self._control),
+            *more,
             *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
         ]
         kinds = (HTTPException, RequestProblem, EdgeError, ClientDisconnect, Exception)
@@ -85,85 +120,56 @@ class _Endpoint:
 
     async def chat(self, request: Request) -> Response:
         """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
-        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models)
-        reading = read_answer(self._answers.answer(chat.question), chat.stops)
+        task = request.headers.get("x-edge-task", "")
+        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models, task)
+        readings = [read_answer(self._answers.answer(question), chat.stops) for question in questions_of(chat)]
         if not chat.stream:
-            return await _unless_gone(request, self._whole(chat, reading))
-        first = await _unless_gone(request, _first(reading))
-        headers = {"cache-control": "no-store", "x-edge-answer-id": chat.question.id}
-        return StreamingResponse(self._stream(chat, first, reading), media_type="text/event-stream", headers=headers)
+            return await unless_gone(request, self._whole(chat, readings))
+        events = side_by_side(readings)
+        first = await unless_gone(request, _first(events))
+        headers = {"cache-control": "no-store", **edge_headers(self._answers.standing(chat.question.task), chat.question.id)}
+        return StreamingResponse(self._stream(chat, first, events), media_type="text/event-stream", headers=headers)
 
-    async def _whole(self, chat: wire.ChatRequest, reading: Reading) -> Response:
-        text = {"reasoning": "", "content": ""}
-        async with aclosing(reading):
-            async for event in reading:
-                if isinstance(event, AnswerNote):
-                    body = wire.completion_body(chat, event, text["content"], text["reasoning"], int(self._clock.now()))
-                    return JSONResponse(body, headers=wire.edge_headers(event))
-                text[event.channel] += event.text
-        raise RequestProblem(500, "the answer ended without its record", code="internal")
+    async def _whole(self, chat: wire.ChatRequest, readings: Sequence[Reading]) -> Response:
+        choices = await collect_all(readings)
+        return JSONResponse(whole_body(chat, choices, int(self._clock.now())), headers=edge_headers(choices[0].note))
 
-    async def _stream(self, chat: wire.ChatRequest, first: ChannelText | AnswerNote, reading: Reading) -> AsyncIterator[bytes]:
-        created = int(self._clock.now())
-        stream_id = wire.completion_id(chat.question.id)
-        yield wire.sse(wire.chunk_body(chat, stream_id, created, {"role": "assistant", "content": ""}))
-        async with aclosing(reading):
+    async def _stream(self, chat: wire.ChatRequest, first: tuple[int, Event], events: Numbered) -> AsyncIterator[bytes]:
+        writer = ChunkWriter(chat, int(self._clock.now()))
+        yield b"".join(map(wire.sse, writer.opening()))
+        async with aclosing(events):
             try:
-                async for event in _after(first, reading):
-                    for chunk in _chunks(chat, stream_id, created, event):
-                        yield wire.sse(chunk)
+                async for index, event in _after(first, events):
+                    yield b"".join(map(wire.sse, writer.of(index, event)))
             except Exception as error:
                 yield wire.sse(_logged(error).body())
         yield wire.SSE_DONE
 
     async def models(self, request: Request) -> Response:
         """The model names a client may ask for."""
-        return JSONResponse(wire.models_body(self._started, self._models))
+        return JSONResponse(wire.models_body(self._started, self._models, self._context_tokens))
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        return JSONResponse(wire.model_body(request.path_params["name"], self._started, self._models))
-
-    async def health(self, request: Request) -> Response:
-        """Whether the endpoint answers at all."""
-        return JSONResponse({"status": "ok"})
+        name = request.path_params["name"]
+        return JSONResponse(wire.model_body(name, self._started, self._models, self._context_tokens))
 
 
-async def _first(reading: Reading) -> ChannelText | AnswerNote:
-    return await anext(reading)
+async def _first(events: Numbered) -> tuple[int, Event]:
+    return await anext(events)
 
 
-async def _after(first: ChannelText | AnswerNote, reading: Reading) -> AsyncIterator[ChannelText | AnswerNote]:
+async def _after(first: tuple[int, Event], events: Numbered) -> Numbered:
     yield first
-    async for event in reading:
+    async for event in events:
         yield event
 
 
-def _chunks(chat: wire.ChatRequest, stream_id: str, created: int, event: ChannelText | AnswerNote) -> list[dict[str, Any]]:
-    if isinstance(event, ChannelText):
-        field = "reasoning_content" if event.channel == "reasoning" else "content"
-        return [wire.chunk_body(chat, stream_id, created, {field: event.text})]
-    last = wire.chunk_body(chat, stream_id, created, {}, event.finish, edge=wire.edge_body(chat, event))
-    return [last, wire.usage_chunk(chat, stream_id, created, event)] if chat.include_usage else [last]
+def _description(described: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(described)
 
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, which is cancelled as soon as the client goes away. Raises ClientDisconnect then."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for unfinished in (task, gone):
-            unfinished.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return openapi
 
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
@@ -176,13 +182,14 @@ def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Resp
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     problem = _logged(error)
-    return JSONResponse(problem.body(), status_code=problem.status)
+    return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
 
 
 def _logged(error: Exception) -> RequestProblem:
     """What the client is told. Our own failures leave a line in the log, with the place but without texts."""
     if isinstance(error, HTTPException):
-        return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"))
+        code = error.detail.lower().replace(" ", "_")
+        return RequestProblem(error.status_code, error.detail, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return RequestProblem(499, "the client went away", code="client_gone")
     problem = problem_of(error)

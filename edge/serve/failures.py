@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from edge.core.errors import (
@@ -10,20 +12,31 @@ from edge.core.errors import (
     CoordinatorError,
     CoordinatorUnavailable,
     EdgeError,
+    InvalidRequest,
     NotFound,
     RateLimited,
+    Unsupported,
     UsageError,
 )
 
 
 class RequestProblem(Exception):
-    """A request that cannot be served: `status` HTTP code, `code` for programs, `param` the field at fault."""
+    """A request that cannot be served: `status` HTTP code, `code` for programs, `param` the field at fault, `headers` of the reply."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """The error object of the OpenAI API."""
@@ -41,7 +54,8 @@ def problem_of(error: Exception) -> RequestProblem:
         return error
     if isinstance(error, EdgeError):
         message = f"{error}; {error.hint}" if error.hint else str(error)
-        return RequestProblem(_status(error), message, code=_code(error))
+        param = error.parameter if isinstance(error, Unsupported) else None
+        return RequestProblem(_status(error), message, code=_code(error), param=param, headers=_headers(error))
     return RequestProblem(500, f"internal error ({type(error).__name__})", code="internal")
 
 
@@ -49,6 +63,7 @@ def _status(error: EdgeError) -> int:
     table: tuple[tuple[type[EdgeError], int], ...] = (
         (UsageError, 400),
         (ContextOverflow, 400),
+        (InvalidRequest, 400),
         (NotFound, 404),
         (BudgetExhausted, 429),
         (RateLimited, 429),
@@ -57,12 +72,22 @@ def _status(error: EdgeError) -> int:
     return next((status for kind, status in table if isinstance(error, kind)), 500)
 
 
+def _headers(error: EdgeError) -> dict[str, str]:
+    """When asking again makes sense; clients of OpenAI's ask again by themselves unless they are told not to."""
+    if isinstance(error, BudgetExhausted):
+        return {"x-should-retry": "false"}
+    wait_s = error.retry_after_s if isinstance(error, CoordinatorError) else None
+    return {} if wait_s is None else {"retry-after": str(math.ceil(wait_s))}
+
+
 def _code(error: EdgeError) -> str:
     """A word for programs: the coordinator's reason, or what kind of mistake it was."""
     if isinstance(error, CoordinatorError):
         return error.reason.lower()
     if isinstance(error, ContextOverflow):
         return "context_length_exceeded"
+    if isinstance(error, Unsupported):
+        return "unsupported_parameter"
     return "invalid_value" if isinstance(error, UsageError) else "internal"
 
 

@@ -1,20 +1,25 @@
 """Who may talk to the local endpoint. Knows Host, Origin, tokens and request sizes; knows nothing of chat.
 
 A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the
-answers. So a request is served only if its Host header names this machine's loopback interface, any Origin header is our own
-page, and a body says it is JSON (which a foreign page cannot send without asking first, and nobody answers it). What it does not
-protect against: other programs of this machine. Behind any other interface a bearer token is required.
+answers. So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has
+named, and a body says it is JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it
+does not protect against: other programs of this machine. Behind any other interface a bearer token is required.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
+from edge.serve.cors import answered_headers, preflight
 from edge.serve.failures import RequestProblem
 
 Scope = MutableMapping[str, Any]
@@ -22,11 +27,33 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_LOG = logging.getLogger(__name__)
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+_ONLY_ONCE = (
+    "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
+)  # fmt: skip
+_BODY_METHODS = ("POST", "PUT", "PATCH")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take: body and header bytes, header lines, seconds until its whole body is here, and requests at once."""
+
+    body_bytes: int = 1 << 20
+    header_bytes: int = 16 << 10
+    header_lines: int = 64
+    body_s: float = 30.0
+    posts: int = 32
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class Guard:
-    """ASGI middleware that lets only our own requests through."""
+    """ASGI middleware that lets only our own requests through.
+
+    `open_paths` may be read without the token: liveness, and the page's own files, which hold no data and ask for the token themselves.
+    """
 
     def __init__(
         self,
@@ -34,74 +61,126 @@ class Guard:
         *,
         names: Iterable[str] = LOOPBACK_NAMES,
         token: str = "",
-        max_body_bytes: int = 1 << 20,
-        max_posts: int = 32,
+        open_paths: Collection[str] = (),
+        origins: Iterable[str] = (),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._app = app
         self._posts = 0
-        self._max_posts = max_posts
+        self._limits = limits
         self._names = frozenset(name.lower() for name in names)
         self._token = token
-        self._max_body_bytes = max_body_bytes
+        self._open_paths = frozenset(open_paths)
+        self._origins = frozenset(origin.lower() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request or answer with an error object."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers: Mapping[str, str] = {}
         try:
-            self._check(scope)
+            headers = self._headers(scope)
+            early = self._checked(scope, headers)
         except RequestProblem as problem:
-            await JSONResponse(problem.body(), status_code=problem.status)(scope, receive, send)
+            early = JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+        origin = headers.get("origin", "")
+        told = self._opening(send, origin) if origin.lower() in self._origins else send
+        if early is not None:
+            await early(scope, receive, told)
             return
-        counted = int(scope["method"] == "POST")
+        counted = int(scope["method"] in _BODY_METHODS)
         self._posts += counted
         try:
-            await self._app(scope, self._limited(receive), send)
+            await self._app(scope, self._limited(receive), told)
+        except Exception as error:  # it is answered and logged already; the server would log its text, which may hold a prompt
+            _LOG.debug("request failed: %s", type(error).__name__)
         finally:
             self._posts -= counted
 
-    def _check(self, scope: Scope) -> None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get("host", "")
+    def _headers(self, scope: Scope) -> Mapping[str, str]:
+        """The headers by lower-case name. Raises RequestProblem where they are too many, or ambiguous to whoever stands between."""
+        pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        if (
+            len(pairs) > self._limits.header_lines
+            or sum(len(name) + len(text) for name, text in pairs) > self._limits.header_bytes
+        ):
+            raise RequestProblem(431, "the request has too many or too long headers", code="headers_too_large")
+        seen = Counter(name for name, _ in pairs)
+        twice = next((name for name in _ONLY_ONCE if seen[name] > 1), "")
+        if twice:
+            raise RequestProblem(400, f"the header {twice} came more than once", code="ambiguous_header")
+        if seen["content-length"] and seen["transfer-encoding"]:
+            raise RequestProblem(400, "a body has a length or comes in chunks, not both", code="ambiguous_header")
+        return dict(pairs)
+
+    def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+        """The answer to a preflight that is welcome; None lets the request through. Raises RequestProblem."""
+        host, method, path = headers.get("host", ""), scope["method"], scope["path"]
         self._check_host(host)
-        self._check_origin(headers.get("origin"), host)
-        _check_fetch_site(headers, scope["method"], scope["path"])
-        _check_media_type(headers, scope["method"])
+        origin = headers.get("origin")
+        named = origin is not None and origin.lower() in self._origins
+        if not named:
+            _check_origin(origin, host)
+            _check_fetch_site(headers, method, path)
+        elif method == "OPTIONS" and "access-control-request-method" in headers:
+            return preflight(headers)
+        self._check_token(headers.get("authorization", ""), path)
+        _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
-        self._check_token(headers.get("authorization", ""))
-        if scope["method"] == "POST" and self._posts >= self._max_posts:
-            raise RequestProblem(429, "too many requests at once; try again when one is done", code="too_many_requests")
+        if method in _BODY_METHODS and self._posts >= self._limits.posts:
+            message = "too many requests at once; try again when one is done"
+            raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
+        return None
 
     def _check_host(self, host: str) -> None:
         if _name_of(f"http://{host}") not in self._names:
             raise RequestProblem(403, "this host name is not served here", code="host_not_allowed")
 
-    def _check_origin(self, origin: str | None, host: str) -> None:
-        if origin is not None and origin.lower() != f"http://{host.lower()}":
-            raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
-
     def _check_size(self, length: str) -> None:
-        if not length.isdigit() or int(length) > self._max_body_bytes:
-            raise RequestProblem(413, f"the request is larger than {self._max_body_bytes} bytes", code="request_too_large")
+        if not (length.isascii() and length.isdigit() and len(length) < 16 and int(length) <= self._limits.body_bytes):
+            raise self._too_large()
 
-    def _check_token(self, authorization: str) -> None:
-        if self._token and not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
-            raise RequestProblem(401, "a bearer token is needed", code="invalid_api_key")
+    def _too_large(self) -> RequestProblem:
+        return RequestProblem(413, f"the request is larger than {self._limits.body_bytes} bytes", code="request_too_large")
+
+    def _check_token(self, authorization: str, path: str) -> None:
+        if not self._token or path in self._open_paths:
+            return
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):
+            challenge = {"www-authenticate": "Bearer"}
+            raise RequestProblem(401, "a bearer token is needed", code="invalid_api_key", headers=challenge)
 
     def _limited(self, receive: Receive) -> Receive:
-        """The same stream of body parts, refused once it grows past the limit (a body may come without a length)."""
-        seen = 0
+        """The same stream of body parts, refused once it grows past the limit (a body may come without a length) or lasts too long."""
+        seen, coming = 0, True
+        ends = asyncio.get_running_loop().time() + self._limits.body_s
 
         async def limited() -> MutableMapping[str, Any]:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, coming
+            try:
+                async with asyncio.timeout_at(ends if coming else None):
+                    message = await receive()
+            except TimeoutError as error:
+                raise RequestProblem(408, "the body of the request did not come in time", code="request_timeout") from error
             seen += len(message.get("body", b""))
-            if seen > self._max_body_bytes:
-                raise RequestProblem(413, f"the request is larger than {self._max_body_bytes} bytes", code="request_too_large")
+            coming = coming and bool(message.get("more_body"))
+            if seen > self._limits.body_bytes:
+                raise self._too_large()
             return message
 
         return limited
+
+    def _opening(self, send: Send, origin: str) -> Send:
+        """The answer with what lets a page of this origin read it."""
+
+        async def opened(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *answered_headers(origin)]}
+            await send(message)
+
+        return opened
 
 
 def _name_of(url: str) -> str | None:
@@ -111,7 +190,12 @@ def _name_of(url: str) -> str | None:
         return None
 
 
-def _check_fetch_site(headers: dict[str, str], method: str, path: str) -> None:
+def _check_origin(origin: str | None, host: str) -> None:
+    if origin is not None and origin.lower() != f"http://{host.lower()}":
+        raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
+
+
+def _check_fetch_site(headers: Mapping[str, str], method: str, path: str) -> None:
     """Browsers say where a request comes from; only following a link to the page itself may come from elsewhere."""
     site = headers.get("sec-fetch-site", "none")
     followed_link = method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"
@@ -119,7 +203,8 @@ def _check_fetch_site(headers: dict[str, str], method: str, path: str) -> None:
         raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
 
 
-def _check_media_type(headers: dict[str, str], method: str) -> None:
+def _check_media_type(headers: Mapping[str, str]) -> None:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if method in ("POST", "PUT", "PATCH") and media_type != "application/json":
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    if has_body and media_type != "application/json":
         raise RequestProblem(415, "send the body as application/json", code="unsupported_media_type")

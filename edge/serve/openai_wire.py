@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from edge.core.types import Message, Role
+from edge.serve.chat_logprobs import choices_of, top_logprobs_of
 from edge.serve.failures import RequestProblem
+from edge.serve.fields import MAX_TOKENS, parse_json, sampling_wishes
+from edge.serve.fields import bad as _bad
+from edge.serve.fields import boolean as _boolean
+from edge.serve.fields import include_usage as _include_usage
+from edge.serve.fields import integer as _integer
+from edge.serve.fields import number as _number
+from edge.serve.fields import stops as _stops
+from edge.serve.openai_messages import parse_conversation
+from edge.serve.openai_tools import parse_beyond
 from edge.serve.ports import AnswerNote, Mode, Question
+from edge.serve.told import edge_body
 
 MODELS: dict[str, Mode | None] = {
     "edge": None,
@@ -20,17 +31,21 @@ MODELS: dict[str, Mode | None] = {
 }
 """Model names and the mode each one means; None is the agent's own."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED = ("tools", "functions", "tool_choice", "function_call", "audio", "logprobs", "top_logprobs")
-_WITHOUT_EFFECT = ("top_p", "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "reasoning_effort")
-_NEUTRAL: dict[str, Any] = {
-    "top_p": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
+_ABOUT: Mapping[Mode | None, str] = {
+    None: "answers as the agent is set up",
+    "auto": "answers on this device and asks the cloud where the model wishes to and the budget allows",
+    "prefer-local": "asks the cloud only where its own answer is unusable",
+    "local-only": "never asks the cloud",
+    "cloud-only": "asks the cloud for every answer",
 }
-_MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_TOKENS = 256, 4, 256, 32_768
+
+_UNSUPPORTED = ("audio",)
+_WITHOUT_EFFECT = ("logit_bias", "reasoning_effort")
+_NEUTRAL: dict[str, Any] = {
+    "logit_bias": {},
+}
+_MAX_LABELS, _MAX_LABEL_CHARS, _MAX_LABEL_TEXT = 16, 64, 512
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +58,7 @@ class ChatRequest:
     include_usage: bool
     stops: tuple[str, ...]
     ignored: tuple[str, ...]
-
-
-def parse_json(body: bytes) -> Mapping[str, Any]:
-    """A JSON object. Raises RequestProblem otherwise."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestProblem(400, f"the body is not JSON ({type(error).__name__})", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise RequestProblem(400, "the body must be a JSON object", code="invalid_json")
-    return value
+    choices: int = 1
 
 
 def models_with(loaded: str) -> Mapping[str, Mode | None]:
@@ -61,29 +66,50 @@ def models_with(loaded: str) -> Mapping[str, Mode | None]:
     return {**MODELS, loaded: None} if loaded and loaded not in MODELS else MODELS
 
 
-def parse_chat_request(body: bytes, answer_id: str, models: Mapping[str, Mode | None] = MODELS) -> ChatRequest:
-    """The checked request, to be answered under this id. Raises RequestProblem naming the field at fault."""
+def parse_chat_request(
+    body: bytes, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = ""
+) -> ChatRequest:
+    """The checked request, to be answered under this id. Raises RequestProblem naming the field at fault.
+
+    `task_header`: the task's label where a header names it.
+    """
     value = parse_json(body)
-    model = _model(value.get("model", "edge"), models)
+    model = named_model(value.get("model", "edge"), models)
     _refuse_unsupported(value)
+    conversation = parse_conversation(value.get("messages"))
     question = Question(
         id=answer_id,
-        messages=_messages(value.get("messages")),
+        messages=conversation.messages,
         mode=models[model],
         max_tokens=_max_tokens(value),
         temperature=_number(value, "temperature", 0.0, 2.0),
         seed=_integer(value, "seed", -(2**63), 2**63 - 1),
+        task=_task(value, task_header),
+        beyond=parse_beyond(value, conversation),
+        wishes=sampling_wishes(value, top_logprobs_of(value)),
     )
+    choices = choices_of(value, question.mode)
     stream = _boolean(value, "stream")
-    return ChatRequest(model, question, stream, _include_usage(value, stream), _stops(value.get("stop")), _ignored(value))
+    return ChatRequest(
+        model, question, stream, _include_usage(value, stream), _stops(value.get("stop")), _ignored(value), choices
+    )
 
 
-def completion_body(request: ChatRequest, note: AnswerNote, content: str, reasoning: str, created: int) -> dict[str, Any]:
+def completion_body(
+    request: ChatRequest,
+    note: AnswerNote,
+    content: str,
+    reasoning: str,
+    created: int,
+    logprobs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The whole answer as a `chat.completion` object."""
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if note.tool_calls:
+        message |= {"content": content or None, "tool_calls": list(note.tool_calls)}
     if reasoning:
         message["reasoning_content"] = reasoning
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": note.finish}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
     return {
         "id": completion_id(note.id),
         "object": "chat.completion",
@@ -91,7 +117,7 @@ def completion_body(request: ChatRequest, note: AnswerNote, content: str, reason
         "model": request.model,
         "choices": [choice],
         "usage": usage_body(note),
-        "edge": edge_body(request, note),
+        "edge": edge_of(request, note),
     }
 
 
@@ -105,6 +131,11 @@ def chunk_body(
     return {**head, "choices": [choice], **usage, **more}
 
 
+def tool_call_deltas(note: AnswerNote) -> list[dict[str, Any]]:
+    """The calls of tools as deltas of a stream, one for each."""
+    return [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(note.tool_calls)]
+
+
 def usage_chunk(request: ChatRequest, stream_id: str, created: int, note: AnswerNote) -> dict[str, Any]:
     """The chunk after the last one, asked for by stream_options.include_usage."""
     return {**chunk_body(request, stream_id, created, {}), "choices": [], "usage": usage_body(note)}
@@ -116,32 +147,24 @@ def usage_body(note: AnswerNote) -> dict[str, int]:
     return {"prompt_tokens": note.prompt_tokens, "completion_tokens": note.completion_tokens, "total_tokens": total}
 
 
-def edge_body(request: ChatRequest, note: AnswerNote) -> dict[str, Any]:
-    """Where the answer came from, and what was asked for in vain."""
-    return {**note.to_json(), "ignored_parameters": list(request.ignored)}
+def edge_of(request: ChatRequest, note: AnswerNote) -> dict[str, Any]:
+    """Where the answer came from, and what was asked for in vain: what the cloud alone follows, of an answer that is not its own."""
+    unfollowed = () if note.source == "cloud" else request.question.beyond.wants
+    return edge_body(note, (*request.ignored, *unfollowed))
 
 
-def edge_headers(note: AnswerNote) -> dict[str, str]:
-    """The same as response headers, for clients that drop unknown fields."""
-    pairs = {
-        "x-edge-source": note.source,
-        "x-edge-answer-id": note.id,
-        "x-edge-adapter-version": str(note.adapter_version),
-        "x-edge-dual": _shown(note.dual),
-        "x-edge-help-log-odds": _shown(note.help_log_odds),
-        "x-edge-calls-left": "" if note.calls_left is None else str(note.calls_left),
-    }
-    return {name: value for name, value in pairs.items() if value}
-
-
-def models_body(created: int, models: Mapping[str, Mode | None] = MODELS) -> dict[str, Any]:
+def models_body(created: int, models: Mapping[str, Mode | None] = MODELS, context_tokens: int | None = None) -> dict[str, Any]:
     """The list of models: `edge` leaves the mode to the agent, the others name one."""
-    return {"object": "list", "data": [model_body(name, created, models) for name in models]}
+    return {"object": "list", "data": [model_body(name, created, models, context_tokens) for name in models]}
 
 
-def model_body(name: str, created: int, models: Mapping[str, Mode | None] = MODELS) -> dict[str, Any]:
+def model_body(
+    name: str, created: int, models: Mapping[str, Mode | None] = MODELS, context_tokens: int | None = None
+) -> dict[str, Any]:
     """One model. Raises RequestProblem when there is none of this name."""
-    return {"id": _model(name, models), "object": "model", "created": created, "owned_by": "edge-agent"}
+    mode = models[named_model(name, models)]
+    about = {"mode": mode, "description": _ABOUT[mode], "context_length": context_tokens}
+    return {"id": name, "object": "model", "created": created, "owned_by": "edge-agent", "edge": about}
 
 
 def completion_id(answer_id: str) -> str:
@@ -157,19 +180,8 @@ def sse(value: Mapping[str, Any]) -> bytes:
 SSE_DONE = b"data: [DONE]\n\n"
 
 
-def _shown(number: float | None) -> str:
-    return "" if number is None else f"{number:.4f}"
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _bad(param: str, message: str, code: str = "invalid_value") -> RequestProblem:
-    return RequestProblem(400, f"{param}: {message}", code=code, param=param)
-
-
-def _model(name: Any, models: Mapping[str, Mode | None]) -> str:
+def named_model(name: Any, models: Mapping[str, Mode | None]) -> str:
+    """The name, if there is such a model. Raises RequestProblem."""
     if not isinstance(name, str):
         raise _bad("model", "must be a string")
     if name not in models:
@@ -178,55 +190,33 @@ def _model(name: Any, models: Mapping[str, Mode | None]) -> str:
     return name
 
 
-def _messages(value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise _bad("messages", "must be a list of at least one message")
-    if len(value) > _MAX_MESSAGES:
-        raise _bad("messages", f"at most {_MAX_MESSAGES} messages")
-    messages = tuple(_message(f"messages[{index}]", entry) for index, entry in enumerate(value))
-    if messages[-1].role != "user":
-        raise _bad("messages", "the last message must come from the user")
-    return messages
+def _task(value: Mapping[str, Any], header: str) -> str | None:
+    """The task's label, from OpenAI's metadata or from a header of our own."""
+    metadata = value.get("metadata")
+    if metadata is not None and not _is_metadata(metadata):
+        raise _bad("metadata", f"must be an object of at most {_MAX_LABELS} texts of at most {_MAX_LABEL_TEXT} characters")
+    named = (metadata or {}).get("task") or None
+    if named and header and named != header:
+        raise _bad("metadata.task", "is another one than the header x-edge-task says")
+    task = named or header or None
+    if task is not None and not _TASK.fullmatch(task):
+        raise _bad("metadata.task" if named else "x-edge-task", "must be a label of 1 to 64 letters, digits and . _ : + -")
+    return task
 
 
-def _message(param: str, value: Any) -> Message:
-    if not isinstance(value, dict):
-        raise _bad(param, "must be an object")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise _bad(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
-    return Message(cast(Role, _ROLES[role]), _content(f"{param}.content", value.get("content")))
-
-
-def _content(param: str, value: Any) -> str:
-    if isinstance(value, str):
-        return _encodable(param, value)
-    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        return _encodable(param, "".join(_part_text(param, part) for part in value))
-    raise _bad(param, "must be a string or a list of text parts")
-
-
-def _part_text(param: str, part: Mapping[str, Any]) -> str:
-    if part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise _bad(param, "only parts of type text are supported", "unsupported_value")
-    return cast(str, part["text"])
-
-
-def _encodable(param: str, text: str) -> str:
-    """JSON allows half of a surrogate pair; no tokenizer does."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise _bad(param, "is not valid Unicode text") from error
-    return text
+def _is_metadata(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MAX_LABELS
+        and all(len(name) <= _MAX_LABEL_CHARS and isinstance(text, str) for name, text in value.items())
+        and all(len(text) <= _MAX_LABEL_TEXT for text in value.values())
+    )
 
 
 def _refuse_unsupported(value: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if value.get(name) not in (None, False, [], "none", 0):
             raise RequestProblem(400, f"{name}: not supported by this endpoint", code="unsupported_parameter", param=name)
-    if value.get("n") not in (None, 1):
-        raise _bad("n", "only 1 is supported", "unsupported_value")
 
 
 def _ignored(value: Mapping[str, Any]) -> tuple[str, ...]:
@@ -237,47 +227,4 @@ def _max_tokens(value: Mapping[str, Any]) -> int | None:
     wanted = _integer(value, "max_completion_tokens", 1, 2**31 - 1)
     if wanted is None:
         wanted = _integer(value, "max_tokens", 1, 2**31 - 1)
-    return None if wanted is None else min(wanted, _MAX_TOKENS)
-
-
-def _integer(value: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    number = value.get(name)
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-        raise _bad(name, f"must be a whole number from {low} to {high}")
-    return number
-
-
-def _number(value: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    number = value.get(name)
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
-        raise _bad(name, f"must be a number from {low:g} to {high:g}")
-    return float(number)
-
-
-def _boolean(value: Mapping[str, Any], name: str) -> bool:
-    flag = value.get(name)
-    if flag not in (None, True, False) or (isinstance(flag, int) and not isinstance(flag, bool)):
-        raise _bad(name, "must be true or false")
-    return bool(flag)
-
-
-def _include_usage(value: Mapping[str, Any], stream: bool) -> bool:
-    options = value.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        raise _bad("stream_options", "only an object, and only together with stream")
-    return _boolean(options, "include_usage")
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops: Sequence[Any] = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(stops, list) or len(stops) > _MAX_STOPS:
-        raise _bad("stop", f"must be a string or a list of at most {_MAX_STOPS}")
-    if any(not isinstance(stop, str) or not 0 < len(stop) <= _MAX_STOP_CHARS for stop in stops):
-        raise _bad("stop", f"each must be a string of 1 to {_MAX_STOP_CHARS} characters")
-    return tuple(stops)
+    return None if wanted is None else min(wanted, MAX_TOKENS)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
-from edge.core.types import Message
+from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
 
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
@@ -26,15 +26,19 @@ class Question:
     temperature: float | None = None
     seed: int | None = None
     task: str | None = None
+    beyond: BeyondText = ONLY_TEXT
+    wishes: SamplingWishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerNote:
     """What the agent says about a finished answer.
 
-    `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop or length. `help_log_odds` (nats) and
-    `dual` are None where no decision was taken; `calls_left` is None where there is no limit. Token counts are this machine's;
-    `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
+    `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop, length, tool_calls or content_filter.
+    `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
+    Token counts are this machine's; `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
+    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
+    OpenAI's form.
     """
 
     id: str
@@ -52,21 +56,46 @@ class AnswerNote:
     adapter_version: int = 0
     latency_s: float = 0.0
     final: str = ""
+    task: str = ""
+    assist_rate: float | None = None
+    target_rate: float | None = None
+    tokens_left: int | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the wire says elsewhere."""
         return {name: value for name, value in asdict(self).items() if name not in _SAID_ELSEWHERE}
 
 
-_SAID_ELSEWHERE = frozenset({"finish", "prompt_tokens", "completion_tokens"})
+_SAID_ELSEWHERE = frozenset({"finish", "prompt_tokens", "completion_tokens", "tool_calls"})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known before an answer begins; the fields are those of AnswerNote."""
+
+    adapter_version: int = 0
+    task: str = ""
+    dual: float | None = None
+    assist_rate: float | None = None
+    target_rate: float | None = None
+    calls_left: int | None = None
+    tokens_left: int | None = None
+    spend_left_uusd: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """A piece of a streamed answer; the last one carries the note."""
+    """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
+    with offsets in the whole text."""
 
     text: str
     note: AnswerNote | None = None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 class AnswerService(Protocol):
@@ -74,6 +103,10 @@ class AnswerService(Protocol):
 
     def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
         """Stream one answer; the last piece has the note. Closing the iterator stops generation."""
+        ...
+
+    def standing(self, task: str | None) -> Standing:
+        """What is known before the next answer of this task (None: the agent's own)."""
         ...
 
 
@@ -92,6 +125,11 @@ class ScriptedAnswers:
         self.failure: Exception | None = None
         self.fail_after = 0
         self.wait_before: Mapping[int, asyncio.Event] = {}
+
+    def standing(self, task: str | None) -> Standing:
+        """What the prepared note says."""
+        note = self.note
+        return Standing(note.adapter_version, task or note.task, note.dual, calls_left=note.calls_left)
 
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
         """The prepared pieces in order, or the prepared failure after `fail_after` of them."""

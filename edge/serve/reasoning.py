@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from edge.core.types import ScoredToken
+from edge.inference.stopping import longest_partial
+from edge.serve.content_tokens import ContentTokens
 from edge.serve.ports import AnswerNote, AnswerPiece
 
 _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "</answer>": "content"}
@@ -17,10 +20,12 @@ _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "
 
 @dataclass(frozen=True, slots=True)
 class ChannelText:
-    """Text for one channel: `reasoning` or `content`."""
+    """Text for one channel: `reasoning` or `content`. `start`: where it begins in the whole text. `tokens`: those of content, if told."""
 
     channel: str
     text: str
+    start: int = field(default=0, compare=False)
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 Reading = AsyncGenerator[ChannelText | AnswerNote, None]
@@ -33,6 +38,8 @@ class ReasoningSplitter:
         self._channel = "content"
         self._held = ""
         self._fresh = True
+        self.decided = 0
+        """Characters that are sorted out; those held back lie behind them."""
 
     def feed(self, text: str) -> list[ChannelText]:
         """The decided text so far."""
@@ -44,6 +51,7 @@ class ReasoningSplitter:
                 break
             self._say(self._held[:position], out)
             self._switch(_TAGS[tag])
+            self.decided += len(tag)
             self._held = self._held[position + len(tag) :]
         keep = longest_partial(self._held, tuple(_TAGS))
         decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -62,11 +70,12 @@ class ReasoningSplitter:
         self._fresh = True
 
     def _say(self, text: str, out: list[ChannelText]) -> None:
+        self.decided += len(text)
         if self._fresh:
             text = text.lstrip()
         if text:
             self._fresh = False
-            out.append(ChannelText(self._channel, text))
+            out.append(ChannelText(self._channel, text, self.decided - len(text)))
 
 
 class StopCutter:
@@ -102,20 +111,31 @@ class AnswerReader:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._splitter = ReasoningSplitter()
         self._cutter = StopCutter(stops)
+        self._tokens = ContentTokens()
+        self._shown = 0
 
-    def feed(self, text: str) -> list[ChannelText]:
+    def feed(self, text: str, tokens: Sequence[ScoredToken] = ()) -> list[ChannelText]:
         """What may be shown of the text so far."""
+        self._tokens.add(tokens)
         return self._cut(self._splitter.feed(text))
 
     def finish(self) -> list[ChannelText]:
         """What was held back."""
         rest = self._cut(self._splitter.finish())
         held = self._cutter.finish()
-        return [*rest, ChannelText("content", held)] if held else rest
+        return [*rest, self._content(held)] if held else rest
 
     def _cut(self, parts: list[ChannelText]) -> list[ChannelText]:
-        cut = (ChannelText(p.channel, self._cutter.feed(p.text)) if p.channel == "content" else p for p in parts)
+        for part in parts:
+            if part.channel == "content":
+                self._tokens.reveal(part.start, part.text)
+        cut = [self._content(self._cutter.feed(part.text)) if part.channel == "content" else part for part in parts]
         return [part for part in cut if part.text]
+
+    def _content(self, text: str) -> ChannelText:
+        """Content that is shown now, with its tokens."""
+        self._shown += len(text)
+        return ChannelText("content", text, tokens=self._tokens.until(self._splitter.decided, self._shown))
 
 
 async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = ()) -> Reading:
@@ -123,23 +143,12 @@ async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence
     reader = AnswerReader(stops)
     async with aclosing(pieces):
         async for piece in pieces:
-            for part in reader.feed(piece.text):
+            for part in reader.feed(piece.text, piece.tokens):
                 yield part
             if piece.note:
                 for part in reader.finish():
                     yield part
                 yield piece.note
-
-
-def longest_partial(text: str, words: Sequence[str]) -> int:
-    """Length of the longest end of `text` that is a proper beginning of one of the words."""
-    longest = 0
-    for word in words:
-        for size in range(min(len(word) - 1, len(text)), longest, -1):
-            if text.endswith(word[:size]):
-                longest = size
-                break
-    return longest
 
 
 def _first_tag(text: str) -> tuple[int, str | None]:

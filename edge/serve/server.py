@@ -7,14 +7,19 @@ import errno
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 
 from edge.core.errors import EdgeError, UsageError
 from edge.serve.guard import App
+from edge.serve.patience import PatientProtocol
 
 _GRACE_S = 3
+_MOST_CONNECTIONS = 256
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""How to reach, from this machine, what listens everywhere."""
 
 
 class _Server(uvicorn.Server):
@@ -27,19 +32,40 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: App, host: str, port: int) -> AsyncIterator[str]:
-    """Serve while the block runs; gives the base URL. Port 0 takes a free one. Raises EdgeError when the port is taken."""
-    listener = _listen(host, port)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=_GRACE_S, ws="none"
+async def serving(
+    app: App, host: str, port: int, *, socket_path: Path | None = None, patience: type[PatientProtocol] = PatientProtocol
+) -> AsyncIterator[str]:
+    """Serve while the block runs; gives the base URL. Port 0 takes a free one. Raises EdgeError when the port is taken.
+
+    `socket_path`: a Unix socket to serve at too, for this user alone; it is removed at the end.
+    """
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(_listen(host, port))]
+        if socket_path is not None:
+            listeners.append(stack.enter_context(_listen_at(socket_path)))
+            stack.callback(socket_path.unlink, missing_ok=True)
+        server = _Server(_server_config(app, patience))
+        task = asyncio.create_task(server.serve(sockets=listeners), name="http")
+        try:
+            yield _url(listeners[0])
+        finally:
+            server.should_exit = True
+            await task
+
+
+def _server_config(app: App, patience: type[PatientProtocol]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=patience,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        limit_concurrency=_MOST_CONNECTIONS,
+        ws="none",
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        yield _url(listener)
-    finally:
-        server.should_exit = True
-        await task
 
 
 def is_loopback(host: str) -> bool:
@@ -52,9 +78,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether the address stands for every one of this machine."""
+    return host in _LOOPBACK_OF
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only where the protocol is named; with it, a reply of two writes waits 40 ms for the client
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -65,6 +97,31 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _listen_at(path: Path) -> socket.socket:
+    """A Unix socket that only this user can open. One that a killed agent left is replaced, a living one is not."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead(path)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise EdgeError(
+            f"cannot listen at {path} ({error.strerror or error})", hint="choose another path for serve.socket"
+        ) from error
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, "somebody else listens there")
+    path.unlink()
+
+
 def _bind_error(host: str, port: int, error: OSError) -> EdgeError:
     if error.errno == errno.EADDRINUSE:
         return EdgeError(f"port {port} is in use", hint="choose another with --port (0 takes a free one)")
@@ -73,4 +130,5 @@ def _bind_error(host: str, port: int, error: OSError) -> EdgeError:
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
+    host = _LOOPBACK_OF.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

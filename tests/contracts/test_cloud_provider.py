@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
-from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest
+from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
-from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider, always
+from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider
 from edge.core.types import Message
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.service import anthropic_traffic as traffic
-from tests.service.upstream_server import answers, completion, delta, in_turn, running_upstream, sends
+from tests.service.in_process import TOOLS
+from tests.service.upstream_server import answers, completion, delta, in_turn, running_upstream, sends, tool_answer, tool_stream
 
+TOOL_CALLS = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}]
+TOOL_ANSWER = tool_answer(TOOL_CALLS)
+TOOL_STREAM = tool_stream(TOOL_CALLS)
 Opener = Callable[[Path], AbstractAsyncContextManager[CloudProvider]]
 _keys = itertools.count()
 
@@ -31,14 +37,20 @@ def asks(content: str = "How much is 6 times 7?", deadline_s: float = 30.0) -> P
     return ProviderRequest((Message("user", content),), "m", 12, 0.0, deadline_s, f"d1|k{next(_keys)}|1")
 
 
+def forty_two(request: ProviderRequest) -> ScriptedAnswer:
+    if request.openai_json:
+        return ScriptedAnswer("", finish="tool_calls", beyond_text=json.dumps({"tool_calls": TOOL_CALLS}))
+    return ScriptedAnswer("forty two", delay_s=0.05)
+
+
 @asynccontextmanager
 async def scripted(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield ScriptedProvider(always(ScriptedAnswer("forty two", delay_s=0.05)))
+    yield ScriptedProvider(forty_two)
 
 
 @asynccontextmanager
 async def recorded(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield RecordedProvider(folder / "cassette.jsonl", ScriptedProvider(always(ScriptedAnswer("forty two", delay_s=0.05))))
+    yield RecordedProvider(folder / "cassette.jsonl", ScriptedProvider(forty_two))
 
 
 @asynccontextmanager
@@ -50,7 +62,10 @@ async def bundled(folder: Path) -> AsyncIterator[CloudProvider]:
 async def openai_compatible(folder: Path) -> AsyncIterator[CloudProvider]:
     async def behave(request):  # type: ignore[no-untyped-def]
         await asyncio.sleep(0.05)
-        if (await request.json())["stream"]:
+        body = await request.json()
+        if "tools" in body:
+            return await (sends(*TOOL_STREAM) if body["stream"] else answers(TOOL_ANSWER))(request)
+        if body["stream"]:
             return await sends(delta("forty "), delta("two", "stop"))(request)
         return await in_turn(answers(completion()))(request)
 
@@ -61,8 +76,10 @@ async def openai_compatible(folder: Path) -> AsyncIterator[CloudProvider]:
 @asynccontextmanager
 async def anthropic(folder: Path) -> AsyncIterator[CloudProvider]:
     def choose(body: dict[str, Any]) -> traffic.Recording:
-        answer = traffic.streamed(*traffic.WHOLE_STREAM) if body["stream"] else traffic.response("200 OK", traffic.message())
-        return [0.05, *answer]
+        stream, whole = (
+            (traffic.TOOL_STREAM, traffic.TOOL_MESSAGE) if "tools" in body else (traffic.WHOLE_STREAM, traffic.message())
+        )
+        return [0.05, *(traffic.streamed(*stream) if body["stream"] else traffic.response("200 OK", whole))]
 
     async with traffic.playing(choose=choose) as upstream:
         yield AnthropicProvider(AnthropicEndpoint(upstream.base_url))
@@ -137,3 +154,33 @@ async def test_a_closed_engine_or_connection_is_not_opened_again(provider: Cloud
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks())
     assert (failed.value.kind, failed.value.executed) == ("closed", False)
+
+
+def wants_tools() -> ProviderRequest:
+    return replace(asks(), openai_json=TOOLS)
+
+
+@pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
+async def test_calls_of_tools_come_back_in_openais_form_whole_and_streamed(provider: CloudProvider) -> None:
+    assert why_not_openai(provider, TOOLS) == ""
+    whole = await provider.complete(wants_tools())
+    streamed = [piece async for piece in provider.stream(wants_tools())][-1].result
+    for result in (whole, streamed):
+        assert result is not None and (result.text, result.finish) == ("", "tool_calls")
+        (called,) = json.loads(result.beyond_text)["tool_calls"]
+        assert (called["id"], called["type"], called["function"]["name"]) == ("call_1", "function", "add")
+        assert json.loads(called["function"]["arguments"]) == {"a": 2}
+
+
+@pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
+async def test_openai_fields_raise_the_input_bound_by_their_bytes_at_least(provider: CloudProvider) -> None:
+    request = wants_tools()
+    long = replace(request, openai_json=json.dumps({"messages": [{"role": "user", "content": "w" * 5000}]}))
+    plain = provider.input_token_bound(replace(request, openai_json=""))
+    assert provider.input_token_bound(request) >= plain + len(TOOLS) // 2
+    assert provider.input_token_bound(long) >= 5000
+
+
+@pytest.mark.parametrize("provider", [bundled, faulty], indirect=True)
+async def test_a_provider_that_cannot_call_tools_says_so(provider: CloudProvider) -> None:
+    assert why_not_openai(provider, TOOLS) == "this upstream cannot call tools"

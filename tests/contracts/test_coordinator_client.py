@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -10,12 +11,17 @@ import pytest
 
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
-from edge.rpc.client import CallProgress, CancelledCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
+from edge.rpc.client import CallProgress, CancelledCall, CloudCall
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
+from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
 DUAL, LR, TAU = 0.5, 0.1, 0.25
 TASK = {"target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}
+
+
+def scripted_answer(asked: CloudCall) -> str | ScriptedReply:
+    """What the coordinator's provider in these tests answers."""
+    return ScriptedReply("", "tool_calls", CALLED) if asked.openai_json else asked.messages[-1].content.upper()
 
 
 @pytest.fixture(params=["scripted", "grpc"])
@@ -26,7 +32,7 @@ async def make_client(request, tmp_path):
     async def make(calls_limit: int | None = None):
         if request.param == "scripted":
             terms = ScriptedTerms(TAU, DUAL, LR, 2.0, calls_limit)
-            return ScriptedCoordinatorClient(lambda asked: asked.messages[-1].content.upper(), terms=terms)
+            return ScriptedCoordinatorClient(scripted_answer, terms=terms)
         budgets = {"device": {"calls_limit": calls_limit}}
         opened.append(running_coordinator(tmp_path, ProgrammedProvider(), tasks={"*": TASK}, budgets=budgets))
         await opened[-1].__aenter__()
@@ -168,6 +174,39 @@ async def test_get_call_recovers_an_answer_and_starts_no_work(make_client) -> No
     asked = await client.complete(call(), 5.0)
     assert replace(await client.get_call("k1"), budget=None) == replace(asked, budget=None)
     assert (await client.get_budget("math")).calls == 1
+
+
+async def test_calls_of_tools_come_back_whole_streamed_in_a_batch_and_again(make_client) -> None:
+    client = await make_client()
+    called = {"finish_reason": "tool_calls", **json.loads(CALLED)}
+    whole = await client.complete(call(openai_json=TOOLS), 5.0)
+    assert (whole.text, json.loads(whole.openai_json)) == ("", called) and whole.charged_uusd > 0
+    assert replace(await client.get_call("k1"), budget=None) == replace(whole, budget=None)
+    deltas = [delta async for delta in client.stream_complete(call("k2", "other", openai_json=TOOLS), 5.0)]
+    assert json.loads(deltas[-1].completion.openai_json) == called
+    (reply,) = [reply async for reply in client.complete_batch(batch_of([call("k3", "third", openai_json=TOOLS)]), 5.0)]
+    assert json.loads(reply.outcome.openai_json) == called
+
+
+async def test_a_plain_answer_says_why_it_ended(make_client) -> None:
+    completion = await (await make_client()).complete(call(), 5.0)
+    assert json.loads(completion.openai_json) == {"finish_reason": "stop"}
+
+
+async def test_other_tools_are_other_content_of_a_key(make_client) -> None:
+    client = await make_client()
+    await client.complete(call(openai_json=TOOLS), 5.0)
+    with pytest.raises(KeyReused):
+        await client.complete(call(openai_json='{"tools": []}'), 5.0)
+    with pytest.raises(KeyReused):
+        await client.complete(call(), 5.0)
+
+
+async def test_openai_fields_that_cannot_be_are_refused_and_cost_nothing(make_client) -> None:
+    client = await make_client()
+    with pytest.raises(InvalidRequest, match="unknown field 'web_search_options'"):
+        await client.complete(call(openai_json='{"web_search_options": {}}'), 5.0)
+    assert (await client.get_budget("math")).calls == 0
 
 
 async def batch_of(calls):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge.core.errors import AdapterError, EdgeError, UsageError
-from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo, generate
 from edge.inference.llamacpp import LlamaCppBackend
@@ -197,3 +198,120 @@ async def test_closing_ends_what_is_in_flight(backend: InferenceBackend) -> None
     async with asyncio.timeout(10):
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, EdgeError | PromptGroup)
+
+
+PROMPT = "The apples in 3 boxes of 4 are"
+EVERYTHING = Sampling(max_tokens=20, top_logprobs=3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+async def test_a_raw_prompt_is_continued_the_same_as_text_and_as_ids(backend: InferenceBackend, seed: int) -> None:
+    ids = backend.text_tokens(PROMPT)
+    assert backend.text_of(ids) == PROMPT
+    from_text = await read(backend.continue_text(PROMPT, SAMPLING, seed))
+    assert from_text == await read(backend.continue_text(ids, SAMPLING, seed))
+    assert from_text[0] == from_text[1].text
+
+
+async def test_empty_and_unknown_prompts_are_refused(backend: InferenceBackend) -> None:
+    for prompt in ("", (), (1 << 40,), (-1,)):
+        with pytest.raises(UsageError):
+            await read(backend.continue_text(prompt, SAMPLING, 0))
+        with pytest.raises(UsageError):
+            await backend.read(prompt)
+
+
+async def test_a_text_that_is_read_has_a_log_probability_for_each_token_but_the_first(backend: InferenceBackend) -> None:
+    tokens = await backend.read(PROMPT, top_logprobs=2)
+    assert tuple(token.token_id for token in tokens) == backend.text_tokens(PROMPT)
+    assert "".join(PROMPT[token.start : token.end] for token in tokens) == PROMPT
+    assert tokens[0].logprob is None
+    assert tokens[0].top == ()
+    for token in tokens[1:]:
+        check_chances(token, 2)
+    assert await backend.read(backend.text_tokens(PROMPT), top_logprobs=2) == tokens
+
+
+def check_chances(token: ScoredToken, count: int) -> None:
+    """As many alternatives as asked for, the likeliest first, the chosen one among them with its own number if it is the likeliest."""
+    assert token.logprob is not None
+    assert -math.inf < token.logprob <= 0.0
+    assert len(token.top) == count
+    chances = [chance.logprob for chance in token.top]
+    assert chances == sorted(chances, reverse=True)
+    assert token.greedy == (token.logprob == chances[0])
+    assert all(chance.logprob == token.logprob for chance in token.top if chance.token_id == token.token_id)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+async def test_the_tokens_of_a_response_are_told_with_their_alternatives(backend: InferenceBackend, seed: int) -> None:
+    deltas = [delta async for delta in backend.stream(question(), EVERYTHING, seed)]
+    response = deltas[-1].response
+    assert response is not None
+    assert tuple(token for delta in deltas for token in delta.tokens) == response.tokens
+    assert tuple(token.token_id for token in response.tokens) == response.token_ids
+    assert tuple(token.logprob for token in response.tokens) == response.logprobs
+    assert "".join(response.text[token.start : token.end] for token in response.tokens) == response.text
+    for token in response.tokens:
+        check_chances(token, 3)
+    plain = await generate(backend, question(), SAMPLING, seed)
+    assert plain.tokens == ()
+    assert replace(response, tokens=()) == plain
+
+
+async def test_what_was_sampled_is_read_back_with_the_same_log_probabilities(backend: InferenceBackend) -> None:
+    if isinstance(backend, ScriptedBackend):
+        pytest.skip("a script's numbers are made up")
+    ids = backend.text_tokens(PROMPT)
+    _, response = await read(backend.continue_text(ids, Sampling(max_tokens=12, ignore_eos=True), 5))
+    again = await backend.read((*ids, *response.token_ids))
+    assert [token.logprob for token in again[len(ids) :]] == pytest.approx(response.logprobs, abs=5e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 6])
+async def test_a_stop_string_ends_text_and_generation_wherever_tokens_end(backend: InferenceBackend, seed: int) -> None:
+    sampling = Sampling(max_tokens=40, top_logprobs=0)
+    whole = await generate(backend, question(), sampling, seed)
+    for start in range(0, len(whole.text) - 3, 5):
+        stop = whole.text[start : start + 3]
+        stopping = replace(sampling, stops=(stop, "never said by anybody"))
+        text, stopped = await read(backend.stream(question(), stopping, seed))
+        assert text == stopped.text == whole.text[: whole.text.index(stop)]
+        assert stopped.finish is FinishReason.STOP
+        assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
+        assert all(token.start < len(text) for token in stopped.tokens)
+        reached = whole.tokens[len(stopped.token_ids) - 1].end
+        assert reached >= len(text) + 3
+        assert whole.tokens[len(stopped.token_ids) - 2].end < len(text) + 3 or len(stopped.token_ids) == 1
+
+
+async def test_a_stop_string_that_does_not_come_changes_nothing(backend: InferenceBackend) -> None:
+    whole = await generate(backend, question(), SAMPLING, 0)
+    assert await generate(backend, question(), replace(SAMPLING, stops=("never said by anybody",)), 0) == whole
+
+
+async def test_drawing_from_the_likeliest_only_gives_the_greedy_response(backend: InferenceBackend) -> None:
+    if isinstance(backend, ScriptedBackend):
+        pytest.skip("a script draws nothing")
+    greedy = await generate(backend, question(), replace(SAMPLING, temperature=0.0), 1)
+    assert (await generate(backend, question(), replace(SAMPLING, top_p=1e-6), 1)).token_ids == greedy.token_ids
+
+
+async def test_a_penalty_keeps_tokens_from_being_said_twice(backend: InferenceBackend) -> None:
+    if isinstance(backend, ScriptedBackend):
+        pytest.skip("a script has no penalties")
+    strict = replace(SAMPLING, presence_penalty=50.0, ignore_eos=True)
+    response = await generate(backend, question(), strict, 2)
+    assert len(set(response.token_ids)) == len(response.token_ids) == SAMPLING.max_tokens
+
+
+async def test_reading_and_serving_and_rollouts_run_side_by_side(backend: InferenceBackend) -> None:
+    alone = await backend.read(PROMPT), await backend.sample_group(question(), SAMPLING, range(9))
+    together = await asyncio.gather(
+        backend.sample_group(question(), SAMPLING, range(9)), *(backend.read(PROMPT) for _ in range(4))
+    )
+    assert together == [alone[1], *(alone[0] for _ in range(4))]
+
+
+async def test_the_tokenizer_is_described(backend: InferenceBackend) -> None:
+    assert backend.tokenizer.vocab_size > max(backend.text_tokens(PROMPT))

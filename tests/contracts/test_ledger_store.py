@@ -457,6 +457,20 @@ async def test_serving_before_the_first_step_does_not_fix_the_dual(store: Ledger
     assert (await store.open_step(open_request(initial_dual=0.8))).dual == 0.8
 
 
+async def test_what_an_answer_had_beyond_its_text_is_kept_given_again_and_purged_with_it(store: LedgerStore) -> None:
+    called = '{"tool_calls":[{"id":"\\u0000"}]}'
+    await store.reserve(reserve_request(cache_key="c"))
+    settled = (await store.settle(settlement(beyond_text=called))).call
+    plain = settled.result_sha256
+    assert (settled.beyond_text, await store.get_call("d1", "k1")) == (called, settled)
+    again = await store.reserve(reserve_request("k2", cache_key="c"))
+    assert isinstance(again, Replay) and (again.call.beyond_text, again.call.result_sha256) == (called, plain)
+    await store.reserve(reserve_request("k3"))
+    assert (await store.settle(settlement("k3"))).call.result_sha256 != plain, "the journal vouches for the calls of tools, too"
+    assert await store.purge_results(NOW + 100.0, NOW + 100.0) == 3
+    assert [(await store.get_call("d1", key)).beyond_text for key in ("k1", "k2")] == ["", ""]
+
+
 async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement())

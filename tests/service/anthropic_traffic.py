@@ -143,6 +143,19 @@ def ending(reason: str = "end_turn", output_tokens: int = 3, **usage: int) -> by
 WHOLE_STREAM = (START, BLOCK, PING, text("forty"), text("-two"), BLOCK_STOP, ending(), STOP)
 
 
+TOOL_MESSAGE = message(content=[{"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 2}}], stop_reason="tool_use")
+TOOL_STREAM = (
+    START,
+    event("content_block_start", index=0, content_block={"type": "tool_use", "id": "call_1", "name": "add", "input": {}}),
+    event("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": ""}),
+    event("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": '{"a":'}),
+    event("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": " 2}"}),
+    BLOCK_STOP,
+    ending("tool_use"),
+    STOP,
+)
+
+
 def streamed(*parts: Part, ended: bool = True) -> Recording:
     """An event stream in chunks as given; `ended` False leaves the body open."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -24,8 +24,14 @@ Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
 
 
+TOOLS = '{"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "tool_choice": "auto"}'
+CALLED = '{"tool_calls":[{"id":"call_1","type":"function","function":{"name":"add","arguments":"{\\"a\\": 2}"}}]}'
+
+
 async def answer(request: ProviderRequest) -> ProviderResult:
-    """The last message in capitals; 10 tokens in, 5 out."""
+    """The last message in capitals, or CALLED where there are tools; 10 tokens in, 5 out."""
+    if request.openai_json:
+        return ProviderResult("", TokenUsage(10, 5), "up-1", "tool_calls", CALLED)
     return ProviderResult(request.messages[-1].content.upper(), TokenUsage(10, 5), "up-1", "stop")
 
 
@@ -44,7 +50,11 @@ class ProgrammedProvider:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """Four tokens a character, never below what `answer` bills."""
-        return 10 + 4 * sum(len(message.content) for message in request.messages)
+        return 10 + len(request.openai_json) + 4 * sum(len(message.content) for message in request.messages)
+
+    def why_not_openai(self, openai_json: str) -> str:
+        """It takes all."""
+        return ""
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Remember and behave."""

@@ -7,10 +7,7 @@ use (about a minute) and kept until its requirements change.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import yaml
-from platformdirs import user_cache_path
 
 from coordinator.providers.bundled import bundled_model_path
+from tests.service.environments import environment
 
 REQUIREMENTS = Path(__file__).with_name("litellm_requirements.txt")
-INSTALL_TIMEOUT_S = 600
 START_TIMEOUT_S = 180.0
 API_KEY = "sk-local-key-of-the-tests-0123456789"
 MODEL = "nano-cloud"
@@ -77,26 +72,7 @@ def litellm_proxy(folder: Path, upstream: RealServer) -> Iterator[RealServer]:
 
 def litellm_command() -> Path:
     """The proxy's command, installed when it is not there yet; skips the test where it cannot be installed."""
-    version = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    home = user_cache_path("edge-agent") / f"litellm-{version}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with (home.parent / "litellm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "ready").exists():
-            _install(home)
-    return home / "bin" / "litellm"
-
-
-def _install(home: Path) -> None:
-    print(f"installing LiteLLM's proxy into {home}: about a minute, once")
-    shutil.rmtree(home, ignore_errors=True)
-    python = home / "bin" / "python"
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
-    for command in ([sys.executable, "-m", "venv", str(home)], pip):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"LiteLLM's proxy cannot be installed, so nothing was tested against it: {done.stderr.strip()[-300:]}")
-    (home / "ready").touch()
+    return environment("litellm", REQUIREMENTS) / "bin" / "litellm"
 
 
 def _model(name: str, **changes: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
+from edge.serve.token import make_token
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
@@ -73,6 +74,18 @@ async def test_ask_reads_a_pipe_and_gives_json(state: Path, answers: ScriptedAns
 async def test_ask_shows_the_reasoning_when_wanted(state: Path) -> None:
     _, out, _ = await edge_agent("ask", "--full", "2+2?", "--state", str(state))
     assert out == "Step 1: 2+2=4\n4\n"
+
+
+async def test_commands_show_the_token_that_the_agent_asks_for(answers: ScriptedAnswers, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    app = build_app(answers, ScriptedControl(answers), ManualClock(), token=make_token(token_file))
+    async with serving(app, "127.0.0.1", 0) as url:
+        with announced(tmp_path, url, str(token_file)):
+            assert (await edge_agent("ask", "2+2?", "--state", str(tmp_path)))[:2] == (0, "4\n")
+            token_file.chmod(0o644)
+            code, out, err = await edge_agent("ask", "2+2?", "--state", str(tmp_path))
+    assert (code, out, len(answers.asked)) == (1, "", 1)
+    assert "chmod 600" in err
 
 
 async def test_a_failure_in_the_stream_is_one_line(state: Path, answers: ScriptedAnswers) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.stores.memory import MemoryLedgerStore
-from edge.core.errors import CoordinatorError
-from tests.service.in_process import call, connected, running_coordinator
+from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
+from tests.service.in_process import TOOLS, call, connected, running_coordinator
 from tests.service.upstream_server import Behaviour, answers, completion, disconnects, hangs, running_upstream, sends
 
 README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(encoding="utf-8")
@@ -63,3 +64,17 @@ async def test_every_fault_ends_as_the_table_of_failures_says(
     assert re.search(rf"\b{reason}\b", told) and f"`{kept.state}`" in shown
     assert kept.charged.uusd == (hold if charged is None else charged)
     assert ("the hold" if charged is None else "usage" if charged else "nothing") in cost
+
+
+async def test_a_request_with_tools_for_an_upstream_without_them_ends_as_the_table_says(tmp_path) -> None:
+    _, told, shown, cost, _ = row_with("tools")
+    store, provider = MemoryLedgerStore(), FaultyProvider(1, FaultRates())
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+        with pytest.raises(InvalidRequest, match="does not take this request: this upstream cannot call tools") as refused:
+            await client.complete(call(openai_json=TOOLS), 5.0)
+        assert "\n" not in str(refused.value) and refused.value.reason == told
+        with pytest.raises(NotFound):
+            await client.get_call("k1")
+        assert (shown, cost) == ("no call", "nothing") and provider.log == []
+        assert not any(entry.kind == "reserve" for entry in store.tables.journal)
+        assert (await client.complete(call(), 5.0)).text

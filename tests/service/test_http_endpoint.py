@@ -16,8 +16,9 @@ from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
+from edge.serve.guard import Limits
 from edge.serve.ports import AnswerNote, ScriptedAnswers
-from edge.serve.server import is_loopback, serving
+from edge.serve.server import _listen, is_loopback, serving
 
 SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 CLOUD = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4")
@@ -36,7 +37,7 @@ def control(answers: ScriptedAnswers) -> ScriptedControl:
 
 @pytest.fixture
 async def url(answers: ScriptedAnswers, control: ScriptedControl) -> AsyncIterator[str]:
-    async with serving(build_app(answers, control, ManualClock(1000.0), max_posts=3), "127.0.0.1", 0) as base:
+    async with serving(build_app(answers, control, ManualClock(1000.0), limits=Limits(posts=3)), "127.0.0.1", 0) as base:
         yield base
 
 
@@ -366,3 +367,10 @@ async def test_a_report_is_asked_for_since_a_time(http: aiohttp.ClientSession, u
     for wrong in ("yesterday", "-1", "1e9", "nan", "."):
         async with http.get(f"{url}/api/report", params={"since": wrong}) as reply:
             assert reply.status == 400
+
+
+def test_replies_do_not_wait_for_the_client_s_acknowledgement() -> None:
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP  # asyncio's condition for turning Nagle's algorithm off

@@ -19,7 +19,7 @@ from coordinator.auth import SERVICES_OF_ROLE
 from coordinator.stores.memory import MemoryLedgerStore
 from edge.core.log import quiet_transport
 from edge.rpc.errors import DOMAIN, from_rpc_error
-from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
+from tests.service.in_process import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
 
 DEVICE, ADMIN = "edge.rpc.v1.DeviceService", "edge.rpc.v1.AdminService"
 CREDENTIALS = "edge.rpc.v1.CredentialService"
@@ -30,6 +30,7 @@ CALL = {
     "helpUnits": 1,
     "messages": [{"role": "ROLE_USER", "content": "hi"}],
     "maxOutputTokens": 5,
+    "openaiJson": TOOLS,
 }
 OK = ""
 # What a good request of each method holds, and the reason it is answered with in each situation ("" for an answer).
@@ -75,7 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "GetCall": ({"callKey": ""}, "INVALID_REQUEST"),
     "CancelCall": ({"callKey": "k" * 201}, "INVALID_REQUEST"),
     "ReadJournal": ({"after": 2**63}, "INVALID_REQUEST"),
-    "CompleteBatch": ({"call": {**CALL, "messages": []}}, "INVALID_REQUEST"),
+    "CompleteBatch": ({"call": {**CALL, "openaiJson": "[]"}}, "INVALID_REQUEST"),
     "WatchBudget": ({"task": "no task"}, "INVALID_REQUEST"),
     "ListBudgets": ({"pageToken": "nonsense"}, "INVALID_REQUEST"),
     "SetBudget": ({"scope": "galaxy", "calls": {"value": 5}}, "INVALID_REQUEST"),

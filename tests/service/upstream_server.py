@@ -92,6 +92,27 @@ def delta(text: str | None, finish: str | None = None) -> bytes:
     return event(id="chatcmpl-2", choices=[{"index": 0, "delta": {"content": text}, "finish_reason": finish}])
 
 
+def tool_answer(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """A proper answer that calls tools."""
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    return completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}])
+
+
+def tool_stream(calls: list[dict[str, Any]]) -> list[bytes]:
+    """The same as events: each call begun by its id and name, then its arguments in pieces of three characters."""
+    pieces: list[dict[str, Any]] = []
+    for index, call in enumerate(calls):
+        function = call["function"]
+        pieces.append({**call, "index": index, "function": {**function, "arguments": ""}})
+        cut = (function["arguments"][start : start + 3] for start in range(0, len(function["arguments"]), 3))
+        pieces += [{"index": index, "function": {"arguments": part}} for part in cut]
+    deltas = [{"role": "assistant", "content": None}, *({"tool_calls": [piece]} for piece in pieces)]
+    events = [event(id="chatcmpl-3", choices=[{"index": 0, "delta": each, "finish_reason": None}]) for each in deltas]
+    end = event(id="chatcmpl-3", choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])
+    usage = event(id="chatcmpl-3", choices=[], usage={"prompt_tokens": 12, "completion_tokens": 3})
+    return [*events, end, usage, b"data: [DONE]\n\n"]
+
+
 @dataclass
 class Upstream:
     """A running server: where it is, and what it was sent."""

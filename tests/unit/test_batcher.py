@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ class Tokens:
     texts = TEXTS
     pieces = [text.encode() for text in TEXTS]  # noqa: RUF012
     ends = [token == EOS for token in range(len(TEXTS))]  # noqa: RUF012
+    control_ids = {"<|end|>": EOS}  # noqa: RUF012
 
 
 class PlannedEngine:
@@ -41,6 +44,11 @@ class PlannedEngine:
         self.memory[row] = list(ids)
         self.calls.append(f"prefill {ids[0]}")
         return self._logits(row)
+
+    def read(self, row: int, ids: list[int]) -> Iterator[np.ndarray]:
+        for count in range(1, len(ids) + 1):
+            self.memory[row] = ids[:count]
+            yield self._logits(row)[None]
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         self.widths.append(len(tokens))
@@ -319,3 +327,31 @@ def test_opens_step_looks_at_line_starts_of_the_thinking_only() -> None:
     assert opens_step("<think>\nStep 1: a\nStep 2: b", 2) == len("<think>\nStep 1: a\nStep 2:")
     assert opens_step("Step 1: see Step 2: b", 2) is None
     assert opens_step("<think>\nStep 1: a</think>\nStep 2: b", 2) is None
+
+
+def test_reading_a_text_waits_for_a_row_and_leaves_the_others_alone() -> None:
+    batcher, engine = planned(2, {1: [2, 3, 2], 5: [6, 7]})
+    reading = Request([5, 6, 7, 2], Sampling(top_logprobs=2), [0], Priority.SERVING, reads=True)
+    first, second, read = run(batcher, request(1, 2), request(1, 1), reading)
+    assert [response.token_ids for response in (*first, *second)] == [(2, 3, 2, EOS)] * 3
+    tokens = read[0].tokens
+    assert [(token.token_id, token.greedy) for token in tokens] == [(5, False), (6, True), (7, True), (2, False)]
+    assert tokens[3].top[0].piece == b"<|end|>"
+    assert tokens[3].logprob == pytest.approx(-50.0, abs=1e-4)
+    assert "prefill 1" in engine.calls
+
+
+def test_a_response_may_go_on_behind_the_end_of_a_text() -> None:
+    batcher, _ = planned(1, {1: [2, EOS, 3]})
+    ((response,),) = run(batcher, request(1, ignore_eos=True, max_tokens=4, top_logprobs=0))
+    assert response.token_ids == (2, EOS, 3, EOS)
+    assert [token.piece for token in response.tokens] == [b"b", b"<|end|>", b" ", b"<|end|>"]
+    assert response.finish is FinishReason.LENGTH
+
+
+def test_rollouts_keep_no_text_while_they_grow() -> None:
+    batcher, _ = planned(1, {1: [2, 3]})
+    group = request(1, 1)
+    batcher.add(group)
+    batcher.step()
+    assert batcher._active[0].spoken is None

@@ -554,7 +554,7 @@ def test_the_full_size_is_the_one_of_the_goals() -> None:
 
 def test_help_is_had_of_the_bench_and_of_each_part(capfd: pytest.CaptureFixture[str]) -> None:
     assert bench(["--help"]) == 0
-    assert "table and coordinator compare" in capfd.readouterr().out.lower()
+    assert "table, coordinator and endpoint compare" in capfd.readouterr().out.lower()
     assert bench(["sandbox", "--help"]) == 0
     assert "Time per judged program" in capfd.readouterr().out
     assert bench(["nonsense"]) == 2

@@ -52,6 +52,7 @@ CALL = st.builds(
     max_output_tokens=U32,
     model_alias=NAME,
     temperature=REAL,
+    openai_json=TEXT,
 )
 COMPLETION = st.builds(
     CloudCompletion,
@@ -62,6 +63,7 @@ COMPLETION = st.builds(
     cached=st.booleans(),
     model=TEXT,
     budget=st.none() | BUDGET,
+    openai_json=TEXT,
 )
 
 

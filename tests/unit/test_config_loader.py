@@ -45,7 +45,7 @@ def test_an_unknown_key_inside_a_list_is_refused_with_its_line(tmp_path: Path) -
 
 def test_an_unknown_key_far_from_any_name_lists_the_known_ones(tmp_path: Path) -> None:
     message = problem(tmp_path, "serve:\n  zzzz: 1\n")
-    assert message.startswith("agent.yaml:2: unknown key serve.zzzz; known: cloud_deadline_s, host, max_steps")
+    assert message.startswith("agent.yaml:2: unknown key serve.zzzz; known: allow_origins, cloud_deadline_s, host")
 
 
 @pytest.mark.parametrize("rate", ["1.5", "-0.1", ".nan", ".inf"])

@@ -163,3 +163,22 @@ def test_the_backup_of_a_file_holds_what_its_write_ahead_log_holds(tmp_path: Pat
     assert copy.execute("SELECT seq FROM journal").fetchall() == [(7,)]
     copy.close()
     writer.close()
+
+
+async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(path: Path, tmp_path: Path) -> None:
+    """Version 5 adds what an answer had beyond its text; answers that were stored before had nothing more."""
+    old = tmp_path / "old.sqlite3"
+    connection = sqlite3.connect(old)
+    connection.executescript((Path(__file__).parents[1] / "golden" / "ledger_version_2.sql").read_text())
+    connection.close()
+    migrate_sqlite_file(old, 2, History(4, LEDGER.folders))
+    assert version(old) == 4 and verify_file(old).ok
+    store = await SqliteLedgerStore.open(old, NOW + 500.0)
+    await store.reserve(reserve_request("late"))
+    settled = await store.settle(settlement("late", beyond_text='{"tool_calls":[]}'))
+    await store.aclose()
+    assert settled.call.beyond_text == '{"tool_calls":[]}'
+    with open_read_only(old) as rows:
+        told = {call.key: call.beyond_text for call in rows.all_calls()}
+    assert told.pop("late") and set(told.values()) == {""}
+    assert verify_file(old).ok

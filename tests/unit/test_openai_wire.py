@@ -6,15 +6,33 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.core.types import Message
+from edge.core.types import BeyondText, Message, SamplingWishes
+from edge.serve.choices import questions_of
 from edge.serve.failures import RequestProblem
 from edge.serve.openai_wire import ChatRequest, parse_chat_request
 
 USER = [{"role": "user", "content": "hi"}]
-FIELDS = ["model", "messages", "stream", "stream_options", "temperature", "max_tokens", "seed", "stop", "n", "top_p", "tools"]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+FIELDS = [
+    "tool_choice",
+    "response_format",
+    "metadata",
+    "functions",
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "temperature",
+    "max_tokens",
+    "seed",
+    "stop",
+    "n",
+    "top_p",
+    "tools",
+]
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: (
@@ -63,7 +81,25 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
 
 
 def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
-    assert parse(top_p=0.5, presence_penalty=0).ignored == ("top_p",)
+    assert parse(logit_bias={"5": 1}, response_format={"type": "text"}).ignored == ("logit_bias",)
+
+
+def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
+    fields = {"top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -0.5, "stop": ["a", "b"], "logprobs": True}
+    wishes = parse(**fields, top_logprobs=3).question.wishes
+    assert wishes == SamplingWishes(0.5, 1.0, -0.5, ("a", "b"), 3)
+    assert parse(logprobs=True).question.wishes.top_logprobs == 0
+    assert parse().question.wishes == SamplingWishes()
+    assert parse(top_p=0).question.wishes.top_p > 0
+
+
+def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> None:
+    questions = questions_of(parse(n=3, seed=7))
+    assert [question.mode for question in questions] == ["local-only"] * 3
+    assert [question.id for question in questions] == ["id1-0", "id1-1", "id1-2"]
+    assert questions[0].seed == 7
+    assert len({question.seed for question in questions}) == 3
+    assert questions_of(parse(n=1, model="edge-cloud"))[0].mode == "cloud-only"
 
 
 @pytest.mark.parametrize(
@@ -81,17 +117,80 @@ def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
         ({"temperature": True}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"seed": 1.5}, 400, "seed"),
-        ({"n": 2}, 400, "n"),
-        ({"stop": ["a"] * 5}, 400, "stop"),
+        ({"n": 0}, 400, "n"),
+        ({"n": 9}, 400, "n"),
+        ({"n": 2, "model": "edge-cloud"}, 400, "n"),
+        ({"stop": ["a"] * 17}, 400, "stop"),
+        ({"top_p": 1.5}, 400, "top_p"),
+        ({"presence_penalty": 3}, 400, "presence_penalty"),
+        ({"logprobs": 1}, 400, "logprobs"),
+        ({"top_logprobs": 2}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": ""}, 400, "stop"),
         ({"stream": "yes"}, 400, "stream"),
+        ({"stream": 0.0}, 400, "stream"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"tools": {"type": "function"}}, 400, "tools"),
+        ({"tools": [TOOL] * 129}, 400, "tools"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "always"}, 400, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 3}, 400, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, 400, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, 400, "functions"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+        ({"messages": [{"role": "tool", "content": "4"}]}, 400, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}, *USER]}, 400, "messages[0].tool_calls[0]"),
+        ({"metadata": {"task": "../etc"}}, 400, "metadata.task"),
+        ({"metadata": {"task": 3}}, 400, "metadata"),
+        ({"metadata": "math"}, 400, "metadata"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_name(fields: dict[str, Any], status: int, param: str) -> None:
     problem = refused(**fields)
     assert (problem.status, problem.param) == (status, param)
+
+
+def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
+    def task(header: str, **fields: Any) -> str | None:
+        return parse_chat_request(json.dumps({"messages": USER, **fields}).encode(), "id1", task_header=header).question.task
+
+    assert task("") is None
+    assert task("math") == task("", metadata={"task": "math"}) == task("math", metadata={"task": "math"}) == "math"
+    for header, fields in (("math", {"metadata": {"task": "code"}}), ("no label", {}), ("a" * 65, {})):
+        with pytest.raises(RequestProblem):
+            task(header, **fields)
+
+
+def test_tools_travel_as_they_came_and_nothing_does_for_plain_text() -> None:
+    assert parse(response_format={"type": "text"}, tool_choice="none", tools=[]).question.beyond == BeyondText()
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    beyond = parse(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, response_format=schema).question.beyond
+    sent = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "response_format": schema}
+    assert (json.loads(beyond.openai_json), beyond.wants, beyond.required) == (sent, ("tools", "response_format"), "tool_choice")
+
+
+def test_tools_that_may_not_be_used_leave_the_answer_to_the_agent() -> None:
+    beyond = parse(tools=[TOOL], tool_choice="none").question.beyond
+    assert (json.loads(beyond.openai_json), beyond.wants) == ({"tools": [TOOL], "tool_choice": "none"}, ())
+
+
+def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+    ]
+    question = parse(messages=messages, tools=[TOOL]).question
+    assert question.messages == (
+        Message("user", "hi"),
+        Message("assistant", 'I call the tool weather with {"city": "Bern"}.'),
+        Message("user", "The tool answered: rain"),
+    )
+    assert json.loads(question.beyond.openai_json) == {"tools": [TOOL], "messages": messages}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"temperature": NaN}', b"\xff\xfe{", b"[" * 100_000])
@@ -101,6 +200,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     assert caught.value.status == 400
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
 def test_any_json_object_is_either_parsed_or_refused(value: dict[str, Any], with_messages: bool) -> None:
     body = {**value, "messages": USER} if with_messages else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ async def test_a_missing_cassette_is_an_error_only_for_a_replayer(tmp_path: Path
     with pytest.raises(ConfigError, match="cannot be read"):
         await RecordedProvider(tmp_path / "none.jsonl").start()
     await RecordedProvider(tmp_path / "none.jsonl", ScriptedProvider()).start()
+
+
+async def test_calls_of_tools_are_recorded_under_their_request_and_played_again(tmp_path: Path) -> None:
+    called = '{"tool_calls":[]}'
+    wanted = replace(asks(), openai_json='{"tools":[]}')
+    source = ScriptedProvider(always(ScriptedAnswer("", finish="tool_calls", beyond_text=called)))
+    await RecordedProvider(tmp_path / "c.jsonl", source).complete(wanted)
+    player = RecordedProvider(tmp_path / "c.jsonl")
+    assert (await player.complete(wanted)).beyond_text == called
+    with pytest.raises(ProviderError, match="no answer"):
+        await player.complete(asks())
 
 
 async def test_a_failure_of_the_source_is_not_recorded(tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from edge.core.errors import NotFinite
 from edge.core.rng import stream
-from edge.inference.sampling import RowSampler, block_width, first_above, log_odds_of, log_sum_exp
+from edge.inference.sampling import (
+    RowSampler,
+    block_width,
+    first_above,
+    keep_likeliest,
+    likeliest,
+    log_odds_of,
+    log_probabilities,
+    log_sum_exp,
+)
 
 SIZES = st.integers(2, 700)
 
@@ -140,3 +149,52 @@ def test_log_odds_are_clipped_where_a_side_has_no_mass() -> None:
 
 def test_log_sum_exp_is_stable_far_from_zero() -> None:
     assert log_sum_exp(np.array([1000.0, 1000.0], dtype=np.float32)) == pytest.approx(1000.0 + np.log(2.0))
+
+
+@given(SIZES, st.integers(0, 999), st.floats(0.01, 0.999), st.floats(0.0, 8.0))
+@settings(max_examples=150, deadline=None)
+def test_the_likeliest_that_reach_a_share_are_kept_and_none_beyond(vocab: int, seed: int, share: float, spread: float) -> None:
+    mass = np.exp(made_up_logits(1, vocab, seed, spread)[0])
+    kept = mass.copy()
+    keep_likeliest(kept, share)
+    total, held = mass.sum(dtype=np.float64), kept.sum(dtype=np.float64)
+    assert held >= share * total * (1 - 1e-6)
+    survivors = kept[kept > 0]
+    assert np.array_equal(kept[kept > 0], mass[kept > 0])
+    assert held - survivors.min() < share * total * (1 + 1e-6)
+    assert len(survivors) == vocab or mass[kept == 0].max() <= survivors.min()
+
+
+def test_a_share_of_the_mass_limits_what_is_drawn_and_not_its_log_probability() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32)).repeat(200, axis=0)
+    uniforms = np.linspace(0.0, 0.9999, 200)
+    shares = np.full(200, 0.7)
+    sampler = RowSampler(4, 200)
+    for temperature in (1.0, 0.999):
+        ids, logprobs = sampler.sample(logits, np.full(200, temperature), uniforms, None, shares)
+        assert set(ids.tolist()) == {0, 1}
+        assert np.mean(ids == 0) == pytest.approx(0.5 / 0.8, abs=0.01)
+        np.testing.assert_allclose(logprobs, np.log([0.5, 0.3])[ids], atol=1e-5)
+    mixed, _ = sampler.sample(logits, np.ones(200), uniforms, None, np.where(np.arange(200) % 2, 0.7, 1.0))
+    plain, _ = sampler.sample(logits, np.ones(200), uniforms)
+    assert np.array_equal(mixed[::2], plain[::2])
+    assert set(mixed[1::2].tolist()) == {0, 1}
+
+
+@given(SIZES, st.integers(1, 9), st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_alternatives_are_the_likeliest_with_the_distance_to_the_chosen_one(vocab: int, count: int, seed: int) -> None:
+    row = made_up_logits(1, vocab, seed)[0]
+    chosen = seed % vocab
+    ids, above = likeliest(row, count, chosen)
+    order = np.lexsort((np.arange(vocab), -row))[:count]
+    assert np.array_equal(row[ids], row[order])
+    exact = exact_logprobs(row)
+    np.testing.assert_allclose(exact[chosen] + above, exact[ids], atol=1e-5)
+    assert float(log_probabilities(row[None], np.array([chosen]))[0]) == pytest.approx(exact[chosen], abs=1e-6)
+
+
+def test_what_cannot_be_said_is_no_alternative() -> None:
+    row = np.array([1.0, -np.inf, 0.0, -np.inf], dtype=np.float32)
+    ids, above = likeliest(row, 4, 2)
+    assert (ids.tolist(), above.tolist()) == ([0, 2], [1.0, 0.0])

@@ -175,6 +175,8 @@ def test_a_change_of_any_column_of_any_row_is_found(forger: Forger, table: str, 
 def test_a_text_put_under_a_call_without_one_is_found(forger: Forger) -> None:
     forger.must_be_found("UPDATE call SET result = 'forged' WHERE key = 'cut'")
     forger.must_be_found("UPDATE call SET result = NULL WHERE key = 'answered'")
+    forger.must_be_found("UPDATE call SET beyond_text = '{}' WHERE key = 'answered'")
+    forger.must_be_found("UPDATE call SET beyond_text = '{}' WHERE key = 'cut'")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 What follows the name of one part is that part's own (`python -m tools.bench sandbox --help`); without a name, or with several, all run
 one after the other. `python -m tools.bench table` is the table of goals against TRL and llama.cpp (tools/bench/table), `python -m
-tools.bench coordinator` the coordinator beside LiteLLM's proxy (tools/bench/coordinator); each takes the better part of an hour.
+tools.bench coordinator` the coordinator beside LiteLLM's proxy (tools/bench/coordinator); each takes the better part of an hour. `python
+-m tools.bench endpoint` is the agent's endpoint beside llama-cpp-python's server.
 
 Medians and ratios of one run are comparable; absolute times of a shared machine are not.
 """
@@ -31,6 +32,8 @@ def main(arguments: list[str]) -> int:
         from tools.bench.coordinator.__main__ import main as coordinator
 
         return coordinator(arguments[1:])
+    if arguments[:1] == ["endpoint"]:
+        return run("endpoint", arguments[1:])
     if arguments and arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -38,7 +41,7 @@ def main(arguments: list[str]) -> int:
         return run(arguments[0], arguments[1:])
     unknown = [name for name in arguments if name not in PARTS]
     if unknown:
-        print(f"unknown part {unknown[0]!r}; there is: {', '.join(PARTS)}, table and coordinator", file=sys.stderr)
+        print(f"unknown part {unknown[0]!r}; there is: {', '.join(PARTS)}, table, coordinator and endpoint", file=sys.stderr)
         return 2
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores")
     for name in arguments or PARTS:
@@ -59,12 +62,13 @@ def usage() -> str:
         **PARTS,
         "table": "the table of goals, beside TRL and llama.cpp; the better part of an hour",
         "coordinator": "the coordinator beside LiteLLM's proxy; half an hour",
+        "endpoint": "the agent's endpoint beside llama-cpp-python's server; a minute",
     }
     return "\n".join(
         [
             "usage: python -m tools.bench [PART ...] | PART OPTIONS",
             "",
-            "Without a PART: rollout, update and sandbox, which measure this project alone; table and coordinator compare.",
+            "Without a PART: rollout, update and sandbox, which measure this project alone; table, coordinator and endpoint compare.",
             "",
             *(f"  {name:<11} {what}" for name, what in parts.items()),
             "",

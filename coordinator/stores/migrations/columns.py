@@ -28,6 +28,25 @@ def count(name: str, *, key: bool = False, null: bool = False) -> sa.Column[Any]
     return sa.Column(name, kind, primary_key=key, nullable=null, autoincrement=False)
 
 
+def add_count(to: str, name: str, rule: str = "") -> None:
+    """A whole number more for a table, 0 in the rows that are there, held to `rule`."""
+    _add(to, f"{name} {_kind('BIGINT', 'INTEGER')} NOT NULL DEFAULT 0" + (f" CHECK ({rule})" if rule else ""))
+
+
+def add_text(to: str, name: str, default: str) -> None:
+    """A text more for a table, `default` in the rows that are there."""
+    kind = _kind('TEXT COLLATE "C"', "TEXT")
+    _add(to, f"{name} {kind} NOT NULL DEFAULT '{default}'")
+
+
+def _kind(postgres: str, sqlite: str) -> str:
+    return postgres if op.get_bind().dialect.name == "postgresql" else sqlite
+
+
+def _add(to: str, column: str) -> None:
+    op.execute(f"ALTER TABLE {to} ADD COLUMN {column}")
+
+
 def counts(*names: str, null: bool = False) -> Iterator[sa.Column[Any]]:
     """One number per unit for each name."""
     return (count(f"{name}_{unit}", null=null) for name in names for unit in UNITS)

@@ -55,7 +55,7 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("call_key", "task", "step", "prompt_id", "help_units", "model_alias", "messages", "max_output_tokens", "sampling")
+    __slots__ = ("call_key", "task", "step", "prompt_id", "help_units", "model_alias", "messages", "max_output_tokens", "sampling", "openai_json")
     CALL_KEY_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class CompleteRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    OPENAI_JSON_FIELD_NUMBER: _ClassVar[int]
     call_key: str
     task: str
     step: int
@@ -74,7 +75,8 @@ class CompleteRequest(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     max_output_tokens: int
     sampling: SamplingOptions
-    def __init__(self, call_key: _Optional[str] = ..., task: _Optional[str] = ..., step: _Optional[int] = ..., prompt_id: _Optional[str] = ..., help_units: _Optional[int] = ..., model_alias: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ...) -> None: ...
+    openai_json: str
+    def __init__(self, call_key: _Optional[str] = ..., task: _Optional[str] = ..., step: _Optional[int] = ..., prompt_id: _Optional[str] = ..., help_units: _Optional[int] = ..., model_alias: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., openai_json: _Optional[str] = ...) -> None: ...
 
 class TokenUsage(_message.Message):
     __slots__ = ("input_tokens", "output_tokens")
@@ -85,20 +87,22 @@ class TokenUsage(_message.Message):
     def __init__(self, input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("call_key", "text", "usage", "charged_uusd", "cached", "model")
+    __slots__ = ("call_key", "text", "usage", "charged_uusd", "cached", "model", "openai_json")
     CALL_KEY_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     CHARGED_UUSD_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    OPENAI_JSON_FIELD_NUMBER: _ClassVar[int]
     call_key: str
     text: str
     usage: TokenUsage
     charged_uusd: int
     cached: bool
     model: str
-    def __init__(self, call_key: _Optional[str] = ..., text: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., charged_uusd: _Optional[int] = ..., cached: bool = ..., model: _Optional[str] = ...) -> None: ...
+    openai_json: str
+    def __init__(self, call_key: _Optional[str] = ..., text: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., charged_uusd: _Optional[int] = ..., cached: bool = ..., model: _Optional[str] = ..., openai_json: _Optional[str] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("completion", "budget")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from coordinator.stores.migrations.columns import UNITS, count, table, text
+from coordinator.stores.migrations.columns import UNITS, add_count, add_text, count, table, text
 
 revision = "0002"
 down_revision = "0001"
@@ -31,34 +31,16 @@ _DEVICE_COUNTS = ("first_seen_ms", "last_seen_ms", "disabled")
 
 def _floors() -> None:
     for name in ("floor_ppm", "members"):
-        _add_count("budget", name)
+        add_count("budget", name)
     for unit in UNITS:
         used = f"committed_{unit} + reserved_{unit} + set_aside_{unit}"
-        _add_count("budget", f"floor_{unit}", f"floor_{unit} >= 0")
-        _add_count("budget", f"set_aside_{unit}", f"set_aside_{unit} >= 0 AND (limit_{unit} IS NULL OR {used} <= limit_{unit})")
+        add_count("budget", f"floor_{unit}", f"floor_{unit} >= 0")
+        add_count("budget", f"set_aside_{unit}", f"set_aside_{unit} >= 0 AND (limit_{unit} IS NULL OR {used} <= limit_{unit})")
 
 
 def _prices_of_steps() -> None:
-    _add_text("step", "price", "")
-    _add_text("step", "dual_before", "0x0.0p+0")
-    _add_count("step", "round_units")
+    add_text("step", "price", "")
+    add_text("step", "dual_before", "0x0.0p+0")
+    add_count("step", "round_units")
     op.execute("UPDATE step SET dual_before = dual WHERE closed = 1")
-    _add_text("task_state", "price", "")
-
-
-def _add_count(to: str, name: str, rule: str = "") -> None:
-    kind = _kind("BIGINT", "INTEGER")
-    _add(to, f"{name} {kind} NOT NULL DEFAULT 0" + (f" CHECK ({rule})" if rule else ""))
-
-
-def _add_text(to: str, name: str, default: str) -> None:
-    kind = _kind('TEXT COLLATE "C"', "TEXT")
-    _add(to, f"{name} {kind} NOT NULL DEFAULT '{default}'")
-
-
-def _kind(postgres: str, sqlite: str) -> str:
-    return postgres if op.get_bind().dialect.name == "postgresql" else sqlite
-
-
-def _add(to: str, column: str) -> None:
-    op.execute(f"ALTER TABLE {to} ADD COLUMN {column}")
+    add_text("task_state", "price", "")

@@ -1,0 +1,214 @@
+"""A conversation, line by line: questions with what was said before, and commands about the answers.
+
+Knows what each line does; knows nothing of keys, pipes or engines. What failed or was stopped is not part of the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
+from edge.cli.budget import budget_line
+from edge.cli.interrupts import Interrupts, Stopped
+from edge.cli.saying import one_line, print_json_line, print_line, source_line, why_lines
+from edge.cli.slash import Said, help_lines, understood
+from edge.core.errors import EdgeError, NotFound, UsageError
+from edge.core.types import Message
+
+RETRY_TEMPERATURE = 0.7
+"""Greedy decoding would give a question that is asked once more the same answer."""
+_FORCED = {"/local": "local-only", "/cloud": "cloud-only"}
+_VERDICTS = {"/good": "good", "/bad": "bad"}
+
+
+class Voice(Protocol):
+    """How a conversation's results are told."""
+
+    def screen(self) -> Screen:
+        """Where an answer is shown as it comes."""
+        ...
+
+    def answered(self, answer: Answer) -> None:
+        """An answer is complete."""
+        ...
+
+    def told(self, command: str, value: Any) -> None:
+        """What a command has found."""
+        ...
+
+    def failed(self, error: EdgeError) -> None:
+        """A line came to nothing."""
+        ...
+
+    def stopped(self) -> None:
+        """Ctrl-C stopped an answer."""
+        ...
+
+
+class Conversation:
+    """What was said so far, and the last answer."""
+
+    def __init__(self, reader: Reader, mode: str | None, voice: Voice, interrupts: Interrupts, *, lenient: bool) -> None:
+        """`lenient`: wrong usage is told and does not end the conversation."""
+        self._reader = reader
+        self._mode = mode
+        self._voice = voice
+        self._interrupts = interrupts
+        self._lenient = lenient
+        self._said: list[Message] = []
+        self._asked: tuple[str, str | None] | None = None
+        self._answered = ""
+        self._retries = 0
+
+    async def take(self, line: str) -> bool:
+        """Do what a line says; False when it says to leave. Raises UsageError where the conversation is not lenient."""
+        try:
+            said = understood(line)
+            if said.command == "/quit":
+                return False
+            await self._do(said)
+        except Stopped:
+            self._voice.stopped()
+        except EdgeError as error:
+            if isinstance(error, UsageError) and not self._lenient:
+                raise
+            self._voice.failed(error)
+        return True
+
+    async def _do(self, said: Said) -> None:
+        match said.command:
+            case "" | "/local" | "/cloud":
+                await self._ask(said.rest or "", _FORCED.get(said.command, self._mode))
+            case "/retry":
+                await self._retry()
+            case "/new":
+                self._forget()
+            case "/help":
+                self._voice.told("/help", help_lines())
+            case "/budget":
+                self._voice.told("/budget", (await self._stoppable_status()).get("budget"))
+            case "/why":
+                self._voice.told("/why", await self._interrupts.stoppable(self._reader.why(self._id(said.rest))))
+            case command:
+                await self._judge(_VERDICTS[command], said.rest)
+
+    async def _stoppable_status(self) -> Mapping[str, Any]:
+        return await self._interrupts.stoppable(self._reader.status())
+
+    async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
+        if not sampling:
+            self._asked, self._answered, self._retries = (text, mode), "", 0
+        question = new_question([*self._said, Message("user", text)], mode, **sampling)
+        answer = await self._interrupts.stoppable(ask_and_show(self._reader, question, self._voice.screen()))
+        self._said += [Message("user", text), Message("assistant", answer.content.strip() or answer.final)]
+        self._answered = answer.note.id
+        self._voice.answered(answer)
+
+    async def _retry(self) -> None:
+        """Ask again in place of the last answer, which stays until another one has come."""
+        if self._asked is None:
+            raise UsageError("nothing was asked yet")
+        if not self._answered:
+            await self._ask(*self._asked)
+            return
+        before = list(self._said)
+        del self._said[-2:]
+        self._retries += 1
+        try:
+            await self._ask(*self._asked, temperature=RETRY_TEMPERATURE, seed=self._retries)
+        except BaseException:
+            self._said = before
+            raise
+
+    def _forget(self) -> None:
+        self._said.clear()
+        self._asked, self._answered = None, ""
+
+    async def _judge(self, verdict: str, rest: str) -> None:
+        """Feedback on the last answer, or on the one that the first word names."""
+        answer_id, correction = self._answered, rest
+        first, _, others = rest.partition(" ")
+        if first and (verdict == "good" or not self._answered or await self._is_answer(first)):
+            answer_id, correction = first, others.strip()
+        kept = self._reader.feedback(self._id(answer_id), verdict, correction or None)
+        self._voice.told("/" + verdict, await self._interrupts.stoppable(kept))
+
+    async def _is_answer(self, word: str) -> bool:
+        """Whether a word is the id of an answer, not the first one of a correction."""
+        if not _may_be_id(word):
+            return False
+        try:
+            await self._interrupts.stoppable(self._reader.why(word.removeprefix("chatcmpl-")))
+        except NotFound:
+            return False
+        return True
+
+    def _id(self, given: str) -> str:
+        answer_id = given.removeprefix("chatcmpl-") or self._answered
+        if not answer_id:
+            raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
+        return answer_id
+
+
+def _may_be_id(word: str) -> bool:
+    bare = word.removeprefix("chatcmpl-")
+    return len(bare) >= 8 and bare.isascii() and bare.isalnum()
+
+
+class SpokenVoice:
+    """For a person, or a pipe that takes the answers alone: answers on stdout, what is about them on stderr."""
+
+    def screen(self) -> Screen:
+        """The screen that fits where stdout goes."""
+        return screen_for_stdout(full=True)
+
+    def answered(self, answer: Answer) -> None:
+        """Where the answer came from."""
+        print_line(source_line(answer.note))
+
+    def told(self, command: str, value: Any) -> None:
+        """In words."""
+        print_line("\n".join(_words(command, value)))
+
+    def failed(self, error: EdgeError) -> None:
+        """What went wrong and what to do next."""
+        print_line(f"error: {one_line(f'{error}; {error.hint}' if error.hint else error)}")
+
+    def stopped(self) -> None:
+        """That it was stopped."""
+        print_line("(stopped)")
+
+
+class JsonVoice:
+    """For programs: one JSON object a line on stdout, for every line that was understood or not."""
+
+    def screen(self) -> Screen:
+        """None: the answer comes whole."""
+        return Screen()
+
+    def answered(self, answer: Answer) -> None:
+        """The answer with all that is known of it."""
+        print_json_line(answer.to_json())
+
+    def told(self, command: str, value: Any) -> None:
+        """As it was found."""
+        print_json_line({command.removeprefix("/"): value} if command in ("/budget", "/help") else value)
+
+    def failed(self, error: EdgeError) -> None:
+        """The error and what to do next."""
+        print_json_line({"error": str(error), "hint": error.hint})
+
+    def stopped(self) -> None:
+        """That it was stopped."""
+        print_json_line({"error": "stopped", "hint": ""})
+
+
+def _words(command: str, value: Any) -> list[str]:
+    if command == "/why":
+        return why_lines(value)
+    if command == "/budget":
+        return [budget_line(value)]
+    if command == "/help":
+        return list(value)
+    return [f"noted: {value.get('verdict')} · id {value.get('id')}"]

@@ -1,0 +1,60 @@
+"""Every route of the endpoint but the page's files, for its description. A route has its line here; a test holds the two together."""
+
+from __future__ import annotations
+
+from edge.serve.openapi import Operation
+from edge.serve.openapi_shapes import COUNT, IDS, TEXT, TOLD_HEADERS, list_of, record
+
+_TASK_TEXT = {"type": "string"}
+"""White space around it and an empty one are no mistakes of a header's, so the label's form is not told here."""
+_TASK = {"name": "x-edge-task", "in": "header", "required": False, "schema": _TASK_TEXT, "description": "The task's label."}
+_AFTER = {"name": "after", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 0, "maximum": 10**12 - 1}}
+_TEXT = {"type": "string", "minLength": 1}
+
+OPENAI = (
+    Operation(
+        "POST", "/v1/chat/completions", "Answer a conversation.", "ChatCompletion", "ChatRequest", (_TASK,), (404, 503),
+        stream=True, answer_headers=TOLD_HEADERS,
+    ),
+    Operation("GET", "/v1/models", "The models that can be asked.", "Models"),
+    Operation(
+        "GET", "/v1/models/{name}", "One of them.", "Model",
+        parameters=({"name": "name", "in": "path", "required": True, "schema": _TEXT},), failures=(404,),
+    ),
+    Operation("GET", "/v1/usage", "What was used and what is left.", "Usage"),
+)  # fmt: skip
+
+COMPLETIONS = (
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue plain texts, on this machine.",
+        "Completion",
+        "CompletionRequest",
+        failures=(404,),
+        stream=True,
+    ),
+    Operation("POST", "/tokenize", "The ids of a text.", "Tokens", record({"prompt": TEXT})),
+    Operation("POST", "/detokenize", "The text of ids.", record({"prompt": TEXT}), record({"tokens": IDS})),
+    Operation("GET", "/tokenizer_info", "Special tokens and the chat template.", record({"vocab_size": COUNT})),
+)
+"""Where there is a model that continues plain texts."""
+
+HEALTH = (
+    Operation("GET", "/health", "Whether the endpoint answers at all.", "Alive", open=True),
+    Operation("GET", "/health/ready", "Whether questions can be answered.", "Ready", also={503: "Ready"}),
+    Operation("GET", "/openapi.json", "This description.", {"type": "object", "required": ["openapi", "paths"]}),
+)
+
+CONTROL = (
+    Operation("GET", "/api/status", "What the agent is doing now.", "Status"),
+    Operation("GET", "/api/steps", "Learning steps, oldest first.", list_of("steps", "Step"), parameters=(_AFTER,)),
+    Operation(
+        "GET", "/api/why/{answer_id}", "How one answer came about.", "Record",
+        parameters=({"name": "answer_id", "in": "path", "required": True, "schema": _TEXT},), failures=(404,),
+    ),
+    Operation("GET", "/api/adapters", "The adapter versions on disk.", list_of("adapters", "Adapter")),
+    Operation("POST", "/api/adapters/rollback", "Go back to a version.", "Line", "Rollback", failures=(404,)),
+)  # fmt: skip
+
+OPERATIONS = (*OPENAI, *HEALTH, *CONTROL)

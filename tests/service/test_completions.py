@@ -1,0 +1,250 @@
+"""Plain completions, several answers and log-probabilities over real sockets, with the official client and a scripted model behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from edge.agent.completing import ServedTexts
+from edge.agent.gate import ServingGate
+from edge.core.clock import ManualClock
+from edge.core.types import ScoredToken, TokenChance
+from edge.inference.scripted import ScriptedBackend
+from edge.serve.control import ScriptedControl
+from edge.serve.endpoint import build_app
+from edge.serve.ports import AnswerNote, AnswerPiece, ScriptedAnswers
+from edge.serve.server import serving
+
+SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
+
+
+class TokenAnswers(ScriptedAnswers):
+    """Scripted answers of which every piece is a token."""
+
+    async def answer(self, question: Any) -> AsyncIterator[AnswerPiece]:
+        start = 0
+        async for piece in super().answer(question):
+            chance = TokenChance(7, piece.text.encode(), -0.25)
+            token = ScoredToken(7, piece.text.encode(), -0.25, True, (chance,), start, start + len(piece.text))
+            start += len(piece.text)
+            told = question.wishes.top_logprobs is not None and piece.note is None
+            yield AnswerPiece(piece.text, piece.note, (token,) if told else ())
+
+
+@pytest.fixture
+def answers() -> ScriptedAnswers:
+    return TokenAnswers(
+        ["<think>", "\nso\n", "</think>", "\n", "The", " answer", "."],
+        note=AnswerNote("", "local", prompt_tokens=5, completion_tokens=7),
+    )
+
+
+@pytest.fixture
+def gate() -> ServingGate:
+    return ServingGate()
+
+
+@pytest.fixture
+async def url(answers: ScriptedAnswers, gate: ServingGate) -> AsyncIterator[str]:
+    texts = ServedTexts(ScriptedBackend(SAID), gate)
+    app = build_app(answers, ScriptedControl(answers), ManualClock(1000.0), loaded_model="nano-edge", texts=texts)
+    async with serving(app, "127.0.0.1", 0) as base:
+        yield base
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, gate: ServingGate) -> None:
+    raw = await client.completions.with_raw_response.create(model="edge", prompt="Count:", seed=0)
+    done = raw.parse()
+    assert (done.object, done.model, done.created, done.id[:5]) == ("text_completion", "edge", 1000, "cmpl-")
+    assert [(choice.text, choice.index, choice.finish_reason, choice.logprobs) for choice in done.choices] == [
+        (SAID[0], 0, "stop", None)
+    ]
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (1, 6, 7)
+    assert raw.headers["x-edge-source"] == "local"
+    assert not gate.busy
+
+
+async def test_several_prompts_and_choices_come_in_order(client: openai.AsyncOpenAI) -> None:
+    done = await client.completions.create(model="edge-local", prompt=["a b", "c"], n=2, seed=1)
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert done.choices[0].text == done.choices[2].text == SAID[1]
+    assert done.choices[1].text == done.choices[3].text
+    assert done.usage is not None
+    assert done.usage.prompt_tokens == 3
+
+
+async def test_a_prompt_is_echoed_and_scored_without_a_continuation(client: openai.AsyncOpenAI) -> None:
+    done = await client.completions.create(model="nano-edge", prompt="to be or", max_tokens=0, echo=True, logprobs=2)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason) == ("to be or", "length")
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens == ["to", " be", " or"]
+    assert told.text_offset == [0, 2, 5]
+    assert told.token_logprobs is not None
+    assert told.token_logprobs[0] is None
+    assert told.top_logprobs is not None
+    assert told.top_logprobs[0] is None
+    assert told.top_logprobs[1][" be"] == told.token_logprobs[1]  # type: ignore[index]
+
+
+async def test_echo_with_a_continuation_scores_both_in_one_list(client: openai.AsyncOpenAI) -> None:
+    done = await client.completions.create(model="edge", prompt="to be", max_tokens=2, echo=True, logprobs=0, seed=0)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason) == ("to beOne two", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["to", " be", "One", " two"]
+    assert choice.logprobs.text_offset == [0, 2, 5, 8]
+
+
+async def test_token_ids_are_prompts_too(client: openai.AsyncOpenAI, url: str) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{url}/tokenize", json={"prompt": "to be", "add_special_tokens": False}) as reply:
+            found = await reply.json()
+        assert found["count"] == len(found["tokens"]) == 2
+        async with http.post(f"{url}/detokenize", json={"tokens": found["tokens"]}) as reply:
+            assert await reply.json() == {"prompt": "to be"}
+        async with http.get(f"{url}/tokenizer_info") as reply:
+            assert "eos_token" in await reply.json()
+    for prompt in (found["tokens"], [found["tokens"]]):
+        done = await client.completions.create(model="edge", prompt=prompt, echo=True, max_tokens=1, seed=0)
+        assert done.choices[0].text == "to beOne"
+
+
+async def test_a_stop_string_ends_a_completion_before_it(client: openai.AsyncOpenAI) -> None:
+    done = await client.completions.create(model="edge", prompt="x", stop=[". F", "never"], seed=0)
+    assert (done.choices[0].text, done.choices[0].finish_reason) == ("One two three", "stop")
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 4
+
+
+async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: openai.AsyncOpenAI) -> None:
+    ask: dict[str, Any] = {"model": "edge", "prompt": ["a", "b"], "n": 2, "seed": 2, "logprobs": 1, "echo": True}
+    whole = await client.completions.create(**ask)
+    texts, tokens, finishes, usage = [""] * 4, [[] for _ in range(4)], [None] * 4, None  # type: ignore[var-annotated]
+    async for chunk in await client.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
+            finishes[choice.index] = choice.finish_reason or finishes[choice.index]  # type: ignore[call-overload]
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices if choice.logprobs]
+    assert finishes == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "edge-cloud"}, "model"),
+        ({"model": "gpt-4o"}, "model"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 2}, "n"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"stop": [""]}, "stop"),
+        ({"n": 9}, "n"),
+    ],
+)
+async def test_what_cannot_be_completed_is_refused_with_its_name(url: str, fields: dict[str, Any], param: str) -> None:
+    body = {"model": "edge", "prompt": "x", **fields}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as reply:
+        assert reply.status in (400, 404)
+        assert (await reply.json())["error"]["param"] == param
+
+
+async def test_unknown_ids_are_refused_before_anything_is_streamed(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model="edge", prompt=[2**30], stream=stream)
+
+
+async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, gate: ServingGate) -> None:
+    stream = await client.completions.create(model="edge", prompt="x", stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+    await gate.idle()
+
+
+async def test_several_chat_answers_each_say_where_they_came_from(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+    done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3, seed=5)
+    assert [choice.index for choice in done.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in done.choices} == {"The answer."}
+    assert [question.mode for question in answers.asked] == ["local-only"] * 3
+    assert len({question.seed for question in answers.asked}) == 3
+    assert len({choice.model_extra["edge"]["id"] for choice in done.choices if choice.model_extra}) == 3
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 21)
+
+
+async def test_several_streamed_chat_answers_are_told_apart(client: openai.AsyncOpenAI) -> None:
+    texts, finishes, usages = ["", ""], [], []
+    stream = await client.chat.completions.create(
+        model="edge", messages=[{"role": "user", "content": "?"}], n=2, stream=True, stream_options={"include_usage": True}
+    )
+    async for chunk in stream:
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == ["The answer."] * 2
+    assert finishes == ["stop"] * 2
+    assert [usage.completion_tokens for usage in usages] == [14]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_log_probabilities_are_those_of_the_content(client: openai.AsyncOpenAI, streamed: bool) -> None:
+    ask: dict[str, Any] = {"model": "edge", "messages": [{"role": "user", "content": "?"}], "logprobs": True, "top_logprobs": 1}
+    if streamed:
+        chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
+        told = [entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
+        assert all(choice.logprobs is None for chunk in chunks for choice in chunk.choices if not choice.delta.content)
+    else:
+        told = (await client.chat.completions.create(**ask)).choices[0].logprobs.content
+    assert [entry.token for entry in told] == ["The", " answer", "."]
+    assert [bytes(entry.bytes) for entry in told] == [b"The", b" answer", b"."]
+    assert {entry.top_logprobs[0].logprob for entry in told} == {-0.25}
+
+
+async def test_text_of_the_cloud_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+    answers.note = AnswerNote("", "cloud")
+    done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], logprobs=True)
+    assert done.choices[0].logprobs is None
+
+
+async def test_one_of_several_answers_that_fails_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+    answers.failure, answers.fail_after = RuntimeError("broken"), 2
+    with pytest.raises(openai.InternalServerError):
+        await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3)
+    assert answers.closed == 3
+
+
+def test_offsets_of_bytes_that_are_no_text_are_told_as_bytes() -> None:
+    from edge.serve.completions_wire import logprobs_body
+
+    tokens = [ScoredToken(1, b"\xe2\x98", -1.0), ScoredToken(2, b"\x95", -2.0, start=0, end=1)]
+    body = json.loads(json.dumps(logprobs_body(tokens)))
+    assert body["tokens"] == ["bytes:\\xe2\\x98", "bytes:\\x95"]
+    assert body["top_logprobs"] == [{"bytes:\\xe2\\x98": -1.0}, {"bytes:\\x95": -2.0}]

@@ -1,0 +1,247 @@
+"""The endpoint over raw sockets: what no client library would send, clients that dawdle, foreign pages, tokens, and a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from edge.core.clock import ManualClock
+from edge.core.errors import EdgeError
+from edge.serve.control import ScriptedControl
+from edge.serve.endpoint import build_app
+from edge.serve.guard import Limits
+from edge.serve.patience import PatientProtocol
+from edge.serve.ports import ScriptedAnswers
+from edge.serve.server import serving
+from edge.serve.told import HEADER_NAMES
+
+ASK = json.dumps({"messages": [{"role": "user", "content": "2+2?"}]}).encode()
+FRIEND = "https://notes.example"
+LIMITS = Limits(body_s=0.2)
+
+
+class Hasty(PatientProtocol):
+    """Cuts off at once what the real one waits for."""
+
+    request_s = 0.4
+    read_s = 0.2
+
+
+@pytest.fixture
+def answers() -> ScriptedAnswers:
+    return ScriptedAnswers(["4"])
+
+
+@asynccontextmanager
+async def served(answers: ScriptedAnswers, **options: Any) -> AsyncIterator[int]:
+    more = {name: options.pop(name) for name in ("socket_path", "patience") if name in options}
+    app = build_app(answers, ScriptedControl(answers), ManualClock(), **options)
+    async with serving(app, "127.0.0.1", 0, **more) as url:
+        yield int(url.rpartition(":")[2])
+
+
+async def said_to(port: int, *parts: bytes) -> bytes:
+    """All that comes back for these bytes until the server hangs up, or has answered and waits for more."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def post(body: bytes = ASK, *headers: str, length: int | None = None) -> bytes:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: localhost", "content-type: application/json", "connection: close"]
+    if length != -1:
+        lines.append(f"content-length: {len(body) if length is None else length}")
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+SMUGGLED = b"GET /api/adapters/rollback HTTP/1.1\r\nhost: localhost\r\n\r\n"
+CHUNKED = "transfer-encoding: chunked"
+AMBIGUOUS = {
+    "two hosts": post(ASK, "host: evil.example"),
+    "two lengths": post(ASK, "content-length: 5"),
+    "a length and chunks": post(b"0\r\n\r\n" + SMUGGLED, CHUNKED),
+    "chunks twice": post(b"0\r\n\r\n" + SMUGGLED, CHUNKED, CHUNKED, length=-1),
+    "chunks of another name": post(b"0\r\n\r\n" + SMUGGLED, "transfer-encoding: xchunked", length=-1),
+    "chunks behind white space": post(b"0\r\n\r\n" + SMUGGLED, "transfer-encoding : chunked", length=-1),
+    "a signed length": post(ASK, "content-length: +5", length=-1),
+    "a negative length": post(ASK, "content-length: -5", length=-1),
+    "a bare line feed in a name": post(ASK, "x-a\n: b"),
+    "a zero byte": post(ASK, "x-a: \0"),
+    "a bad chunk size": post(b"zz\r\n" + ASK, CHUNKED, length=-1),
+    "two origins": post(ASK, "origin: http://localhost", "origin: http://evil.example"),
+    "two tokens": post(ASK, "authorization: Bearer a", "authorization: Bearer b"),
+    "no host": post().replace(b"host: localhost\r\n", b""),
+    "a target of another host": post().replace(b"POST /v1", b"POST http://evil.example/v1"),
+    "a line that is no request": b"hello\r\n\r\n",
+    "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "an old protocol": b"POST /v1/chat/completions HTTP/0.9\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
+async def test_what_two_readers_could_understand_differently_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
+    async with served(answers, patience=Hasty) as port:
+        came = await said_to(port, sent)
+        assert came.count(b"HTTP/1.1 ") <= 1
+        assert came == b"" or came.startswith(b"HTTP/1.1 4")
+        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+    assert len(answers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"\xff\xfe", b"invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "\xc3\x28"}]}', b"invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}', b"invalid_value"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 5000 + b"}", b"invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": -1}', b"invalid_value"),
+        (b'{"messages": ' + b"[" * 60_000 + b"]" * 60_000 + b"}", b"invalid_json"),
+        (
+            b'{"tools": [{"type": "function", "function": {"name": "f", "x": 1e999}}], "messages": [{"role":"user","content":"a"}]}',
+            b"json",
+        ),
+    ],
+)
+async def test_bodies_that_break_parsers_are_refused(answers: ScriptedAnswers, body: bytes, code: bytes) -> None:
+    async with served(answers) as port:
+        came = await said_to(port, post(body))
+    assert came.startswith(b"HTTP/1.1 400 ")
+    assert code in came
+    assert answers.asked == []
+
+
+async def test_too_many_and_too_long_headers_are_refused(answers: ScriptedAnswers) -> None:
+    async with served(answers) as port:
+        many = await said_to(port, post(ASK, *(f"x-{number}: a" for number in range(80))))
+        long = await said_to(port, post(ASK, "x-a: " + "a" * 20_000))
+    assert (many[:13], long[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) == (b"HTTP/1.1 431 ", True)
+    assert answers.asked == []
+
+
+async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -> None:
+    async with served(answers, limits=LIMITS) as port:
+        came = await said_to(port, post(ASK[:9], length=500))
+        assert came.startswith(b"HTTP/1.1 408 ")
+        assert b"request_timeout" in came
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", post(ASK[:9], length=500)])
+async def test_a_connection_on_which_nothing_is_finished_is_cut(answers: ScriptedAnswers, sent: bytes) -> None:
+    async with served(answers, patience=Hasty) as port:
+        assert await said_to(port, sent) == b""
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnswers) -> None:
+    answers.pieces = ["word " * 20_000] * 400
+    async with served(answers, patience=Hasty) as port:
+        body = ASK[:-1] + b', "stream": true}'
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(post(body))
+        async with asyncio.timeout(20):
+            while answers.closed == 0:
+                await asyncio.sleep(0.02)
+        writer.close()
+        assert len(answers.asked) == 1
+
+
+async def test_pipelined_requests_are_answered_one_after_the_other(answers: ScriptedAnswers) -> None:
+    async with served(answers) as port:
+        came = await said_to(port, post().replace(b"connection: close\r\n", b"") + post())
+    assert came.count(b"HTTP/1.1 200 ") == 2
+    assert len(answers.asked) == 2
+
+
+async def asked_by(port: int, method: str, path: str, **headers: str) -> aiohttp.ClientResponse:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    url = f"http://127.0.0.1:{port}{path}"
+    async with aiohttp.ClientSession() as session, session.request(method, url, headers=names) as reply:
+        await reply.read()
+        return reply
+
+
+def opened_to(reply: aiohttp.ClientResponse) -> str | None:
+    return reply.headers.get("access-control-allow-origin")
+
+
+async def test_only_named_origins_are_let_in_and_never_with_credentials(answers: ScriptedAnswers) -> None:
+    preflight = {
+        "access_control_request_method": "POST",
+        "access_control_request_headers": "authorization, content-type, x\n"[:-1],
+    }
+    async with served(answers, origins=[FRIEND]) as port:
+        path = "/v1/chat/completions"
+        welcome = await asked_by(port, "OPTIONS", path, origin=FRIEND, sec_fetch_site="cross-site", **preflight)
+        assert (welcome.status, opened_to(welcome), welcome.headers["vary"]) == (204, FRIEND, "Origin")
+        assert welcome.headers["access-control-allow-headers"] == "authorization, content-type, x"
+        read = await asked_by(port, "GET", "/v1/models", origin=FRIEND, sec_fetch_site="cross-site")
+        assert (read.status, opened_to(read)) == (200, FRIEND)
+        assert set(HEADER_NAMES) < set(read.headers["access-control-expose-headers"].split(", "))
+        for foreign in ("https://evil.example", "http://notes.example", "https://notes.example.evil.example", "null", "*"):
+            for method, more in (("OPTIONS", preflight), ("GET", {})):
+                refused = await asked_by(port, method, path if more else "/v1/models", origin=foreign, **more)
+                assert (refused.status, opened_to(refused)) == (403, None)
+        for reply in (welcome, read):
+            assert "access-control-allow-credentials" not in reply.headers
+
+
+async def test_a_named_origin_still_needs_the_token_and_can_read_the_refusal(answers: ScriptedAnswers) -> None:
+    async with served(answers, origins=[FRIEND], token="a-token-of-enough-letters") as port:
+        refused = await asked_by(port, "GET", "/v1/models", origin=FRIEND)
+        assert (refused.status, opened_to(refused), refused.headers["www-authenticate"]) == (401, FRIEND, "Bearer")
+        allowed = await asked_by(port, "GET", "/v1/models", origin=FRIEND, authorization="bearer a-token-of-enough-letters")
+        assert allowed.status == 200
+
+
+async def test_without_the_token_there_is_only_liveness_and_the_page(answers: ScriptedAnswers) -> None:
+    async with served(answers, token="a-token-of-enough-letters") as port:
+        got = {
+            path: (await asked_by(port, "GET", path)).status
+            for path in ("/", "/health", "/health/ready", "/openapi.json", "/api/status")
+        }
+        assert got == {"/": 200, "/health": 200, "/health/ready": 401, "/openapi.json": 401, "/api/status": 401}
+        for wrong in ("Bearer ", "Bearer a-token-of-enough-letter", "Basic a-token-of-enough-letters", "Bearer \xe9"):
+            assert (await asked_by(port, "GET", "/api/status", authorization=wrong)).status == 401
+
+
+async def test_a_unix_socket_is_served_too_for_this_user_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    for _ in range(2):
+        async with served(answers, socket_path=path) as port:
+            assert path.stat().st_mode & 0o777 == 0o600
+            connector = aiohttp.UnixConnector(str(path))
+            async with aiohttp.ClientSession(connector=connector) as session, session.get("http://localhost/health") as reply:
+                assert reply.status == 200
+            assert (await asked_by(port, "GET", "/health")).status == 200
+        assert not path.exists()
+
+
+async def test_a_unix_socket_that_somebody_else_uses_is_left_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    async with served(answers, socket_path=path):
+        with pytest.raises(EdgeError, match=r"agent\.sock"):
+            async with served(answers, socket_path=path):
+                pass
+        assert path.is_socket()
+
+
+async def test_a_failure_leaves_no_text_in_the_log(answers: ScriptedAnswers, caplog: pytest.LogCaptureFixture) -> None:
+    answers.failure = RuntimeError("secret prompt text")
+    async with served(answers) as port:
+        assert (await said_to(port, post())).startswith(b"HTTP/1.1 500 ")
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,95 @@
+"""What the description of the endpoint allows, and what it does not, is tried at every route: nothing breaks, answers are as described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import CHECKS, load_all_checks
+from starlette.routing import Route
+
+from edge.core.clock import ManualClock
+from edge.inference.scripted import ScriptedBackend
+from edge.serve.completions import completion_routes
+from edge.serve.control import ScriptedControl
+from edge.serve.endpoint import build_app, open_app
+from edge.serve.guard import LOOPBACK_NAMES
+from edge.serve.openapi import document
+from edge.serve.openapi_routes import COMPLETIONS, OPERATIONS
+from edge.serve.openapi_shapes import SHAPES, TOLD_HEADERS
+from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.told import HEADER_NAMES
+
+TOKEN = "a-token-of-enough-letters"
+NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)
+ANSWERS = ScriptedAnswers(["<think>\na\n</think>\n<answer>", "\\boxed{4}", "</answer>"], note=NOTE)
+CONTROL = ScriptedControl(ANSWERS)
+CONTROL.log = [{"step": 1}, {"step": 2}]
+CONTROL.versions = [{"version": 2, "serving": True}]
+TEXTS = ScriptedBackend(["some text"])
+APP = build_app(ANSWERS, CONTROL, ManualClock(1000.0), names=(*LOOPBACK_NAMES, "testserver"), token=TOKEN, texts=TEXTS)
+AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP, headers=AUTHORIZED)
+load_all_checks()
+OVERSTATED = CHECKS.get_by_names(["positive_data_acceptance"])
+"""The parsers refuse more than a schema can say: a last message that is the assistant's, a task that two places name differently."""
+LENIENT = CHECKS.get_by_names(["negative_data_rejection"])
+"""What nobody reads, a query of another name or a header, is nobody's mistake; bodies are read closely."""
+
+
+@pytest.fixture(autouse=True)
+def _little_to_remember() -> None:
+    ANSWERS.asked.clear()
+
+
+@SCHEMA.parametrize()
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_route_answers_as_it_is_described(case: schemathesis.Case) -> None:
+    _of_a_known_model(case)
+    response = case.call(headers=AUTHORIZED)
+    assert response.status_code < 500
+    excluded = OVERSTATED if list(case.operation.body) else [*OVERSTATED, *LENIENT]
+    case.validate_response(response, headers=AUTHORIZED, excluded_checks=excluded)
+
+
+def _of_a_known_model(case: schemathesis.Case) -> None:
+    """Names that are made up are unknown, and nothing would be answered; to the description one name is as good as another."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+        case.body["model"] = "edge"
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> None:
+    case.headers.pop("authorization", None)
+    for headers in ({}, {"authorization": "Bearer other"}, {"authorization": TOKEN}):
+        response = case.call(headers=headers)
+        assert response.status_code == (200 if case.operation.path == "/health" else 401)
+    assert ANSWERS.asked == []
+
+
+def test_the_description_has_every_route_and_no_other() -> None:
+    completions = completion_routes(TEXTS, ManualClock(), "", lambda error: {})
+    app = open_app(ANSWERS, CONTROL, ManualClock(), more=completions)
+    routes: set[tuple[str, str]] = set()
+    for route in app.routes:
+        assert isinstance(route, Route)
+        routes |= {(method, route.path) for method in route.methods or () if method != "HEAD" and not _of_the_page(route.path)}
+    described: Any = document((*OPERATIONS, *COMPLETIONS), SHAPES, token=False)["paths"]
+    assert {(method.upper(), path) for path, methods in described.items() for method in methods} == routes
+
+
+def _of_the_page(path: str) -> bool:
+    return path == "/" or path.startswith("/page/")
+
+
+def test_the_headers_that_are_told_are_those_described() -> None:
+    assert set(HEADER_NAMES) == set(TOLD_HEADERS)

@@ -1,0 +1,155 @@
+"""lm-evaluation-harness, unchanged, against a running agent: what it measures is what the engine itself says.
+
+The harness gets the address and a model name, nothing else: it takes the tokenizer from the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.providers.bundled import bundled_model_path
+from edge.core.types import Message, Sampling, TaskItem
+from edge.core.worker import EngineWorker
+from edge.inference.backend import generate
+from edge.inference.llamacpp import LlamaCppBackend
+from edge.tasks.practice import practice_stream
+from tests.service.lm_harness import Evaluated, evaluate
+
+MAX_TOKENS = 200
+SEED = 5
+WAIT_S = 60.0
+BOXED = re.compile(r"boxed\{([^}]*)\}")
+
+ARITH = {
+    "task": "edge_arith",
+    "output_type": "generate_until",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
+    "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": MAX_TOKENS, "temperature": 0.0},
+    "filter_list": [
+        {
+            "name": "boxed",
+            "filter": [{"function": "regex", "regex_pattern": BOXED.pattern}, {"function": "take_first"}],
+        }
+    ],
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+SCIENCE = {
+    "task": "edge_science",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{prompt}}",
+    "doc_to_choice": "{{options}}",
+    "doc_to_target": "{{gold}}",
+    "target_delimiter": "",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An `edge-agent run` that serves only, with its embedded coordinator."""
+    folder = tmp_path_factory.mktemp("agent")
+    command = [sys.executable, "-m", "edge.cli", "run", "--no-learn", "--port", "0", "--state", str(folder / "state"), "--json"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--set", "engine.threads=1"], stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    try:
+        yield asyncio.run(_announced(process, folder))
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+
+
+async def _announced(process: subprocess.Popen[bytes], folder: Path) -> str:
+    file = folder / "state" / "endpoint.json"
+    async with asyncio.timeout(WAIT_S):
+        while not file.is_file():
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            await asyncio.sleep(0.1)
+    return str(json.loads(file.read_text())["url"])
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[LlamaCppBackend]:
+    """The same model, without an agent around it."""
+    worker = EngineWorker()
+    backend = LlamaCppBackend(bundled_model_path("nano-edge"), worker, n_threads=1)
+    yield backend
+    await backend.aclose()
+    worker.close()
+
+
+def items(family: str, count: int, levels: dict[int, float]) -> list[TaskItem]:
+    return list(islice(practice_stream(family, "test", SEED, levels), count))
+
+
+async def test_generated_answers_and_their_accuracy_are_the_engine_s_own(
+    url: str, engine: LlamaCppBackend, tmp_path: Path
+) -> None:
+    asked = items("arith", 10, {1: 1.0, 3: 1.0})
+    found = await asyncio.to_thread(
+        evaluate,
+        tmp_path / "arith",
+        "local-chat-completions",
+        f"model=edge-local,base_url={url}/v1/chat/completions,num_concurrent=2",
+        ARITH,
+        [{"question": item.question, "answer": item.answer} for item in asked],
+        "--apply_chat_template",
+    )
+    own = [await _boxed(engine, item) for item in asked]
+    assert [sample["filtered_resps"][0] for sample in found.samples] == own
+    right = sum(answer == item.answer for answer, item in zip(own, asked, strict=True)) / len(asked)
+    assert 0.0 < right < 1.0
+    assert found.metrics["exact_match,boxed"] == pytest.approx(right)
+
+
+async def _boxed(engine: LlamaCppBackend, item: TaskItem) -> str:
+    sampling = Sampling(temperature=0.0, max_tokens=MAX_TOKENS, suppress_help=True)
+    text = (await generate(engine, [Message("user", item.question)], sampling)).text
+    answer = BOXED.search(text.partition("</think>")[2])
+    return answer.group(1) if answer else "[invalid]"
+
+
+async def test_log_likelihoods_and_choices_are_the_engine_s_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
+    asked = [_choice_of(item) for item in items("science", 8, {1: 1.0})]
+    arguments = f"model=edge,base_url={url}/v1/completions,max_length=1024"
+    found = await asyncio.to_thread(evaluate, tmp_path / "science", "local-completions", arguments, SCIENCE, asked)
+    own = [[await _likelihood(engine, item["prompt"], option) for option in item["options"]] for item in asked]
+    for mine, theirs in zip(own, _likelihoods(found), strict=True):
+        assert [likelihood for likelihood, _ in theirs] == pytest.approx([likelihood for likelihood, _ in mine], abs=1e-3)
+        assert [greedy for _, greedy in theirs] == [greedy for _, greedy in mine]
+    assert any(greedy for row in own for _, greedy in row)
+    picked = [max(range(len(row)), key=lambda at: row[at][0]) for row in own]
+    right = sum(at == item["gold"] for at, item in zip(picked, asked, strict=True)) / len(asked)
+    assert found.metrics["acc,none"] == pytest.approx(right)
+
+
+def _choice_of(item: TaskItem) -> dict[str, Any]:
+    """The question as the model was trained to read it, up to where its answer begins."""
+    prompt = f"<|im_start|>user\n{item.question}<|im_end|>\n<|im_start|>assistant\n<answer>\\boxed{{"
+    return {"prompt": prompt, "options": list(item.options), "gold": "ABCDEFGH".index(item.answer)}
+
+
+async def _likelihood(engine: LlamaCppBackend, prompt: str, option: str) -> tuple[float, bool]:
+    """Of an option behind a prompt, fed token by token, as a rollout that came to sample them; and whether it is what comes by itself."""
+    before, whole = engine.text_tokens(prompt), engine.text_tokens(prompt + option)
+    behind = whole[len(before) :]
+    read = (await engine.read(whole))[len(before) :]
+    assert sum(token.logprob or 0.0 for token in read) == pytest.approx(sum(await engine.score(before, behind)), abs=0.05)
+    return sum(token.logprob or 0.0 for token in read), all(token.greedy for token in read)
+
+
+def _likelihoods(found: Evaluated) -> list[list[tuple[float, bool]]]:
+    return [[(float(value), greedy == "True") for ((value, greedy),) in sample["resps"]] for sample in found.samples]

@@ -1,0 +1,300 @@
+"""The official `openai` client against the endpoint: over a real agent with a scripted model and cloud, and over the bundled model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from edge.cli.running import _announced_url
+from edge.core.clock import SystemClock
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
+from edge.rpc.client import CloudCall, CloudDelta
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.serve.agent_answers import AgentAnswers
+from edge.serve.agent_control import RunningAgent
+from edge.serve.endpoint import build_app
+from edge.serve.server import serving
+from tests.service.served import in_a_thread
+from tests.unit.agent_world import HELP, World, local_answer
+
+QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
+TOLD = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
+TOKEN = "a-token-of-enough-letters"
+
+
+class CallsTools:
+    """The scripted coordinator, whose cloud LLM calls the tools it is given."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.sent: list[CloudCall] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        self.sent.append(call)
+        tools = "tools" in json.loads(call.openai_json or "{}")
+        async for delta in self.client.stream_complete(call, deadline_s):
+            if delta.completion is not None and tools:
+                delta = replace(delta, completion=replace(delta.completion, openai_json=TOLD))
+            yield delta if delta.completion is not None or not tools else replace(delta, text="")
+
+
+def says(messages: Any, sampling: Any, seed: int) -> str:
+    """Asks for help with 4 + 1, knows the rest."""
+    text = messages[-1].content
+    return HELP if "4 + 1" in text and not sampling.suppress_help else local_answer(2)
+
+
+class Served:
+    """An agent that is served, with what its cloud was sent."""
+
+    def __init__(self, world: World, token: str = "") -> None:
+        self.world = world
+        self.cloud = CallsTools(ScriptedCoordinatorClient(lambda call: local_answer(5), terms=world.terms))
+        world.client = self.cloud  # type: ignore[assignment]
+        self._token = token
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        async with self.world.agent() as agent:
+            self.agent = agent
+            app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), token=self._token, context_tokens=1024)
+            async with serving(app, "127.0.0.1", 0) as url:
+                yield url
+
+    def idle(self) -> bool:
+        """Whether nobody is served, within some seconds."""
+        pause = threading.Event()
+        return any(not self.agent.busy or pause.wait(0.01) for _ in range(1000))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state", script=says, terms=ScriptedTerms(calls_limit=3))
+
+
+@pytest.fixture
+def served(world: World) -> Served:
+    return Served(world)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with in_a_thread(served.open) as url, client_of(url) as client:
+        yield client
+
+
+def client_of(url: str, key: str = "none", **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "edge", "messages": QUESTION, **fields})
+
+
+def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="edge-local", messages=QUESTION, metadata={"task": "math"})
+    answer: Any = raw.parse()
+    message = answer.choices[0].message
+    assert (message.content, message.reasoning_content.strip()) == ("\\boxed{2}", "Step 1: add")
+    assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == (
+        "stop",
+        answer.usage.prompt_tokens + answer.usage.completion_tokens,
+    )
+    assert (answer.edge["source"], answer.edge["task"], answer.edge["calls_left"]) == ("local", "math", None)
+    assert (raw.headers["x-edge-source"], raw.headers["x-edge-task"], raw.headers["x-edge-dual"]) == ("local", "math", "0.5000")
+    assert answer.id == f"chatcmpl-{raw.headers['x-edge-answer-id']}"
+
+
+def test_the_budget_left_is_told_with_the_answer_and_before_a_stream(client: openai.OpenAI) -> None:
+    first = client.chat.completions.with_raw_response.create(model="edge", messages=QUESTION)
+    assert (first.headers["x-edge-source"], first.headers["x-edge-calls-left"]) == ("cloud", "2")
+    with client.chat.completions.with_streaming_response.create(model="edge", messages=QUESTION, stream=True) as streamed:
+        assert (streamed.headers["x-edge-calls-left"], streamed.headers["x-edge-adapter-version"]) == ("2", "0")
+        assert "x-edge-source" not in streamed.headers
+        assert b'"calls_left": 1' in streamed.read().replace(b'":', b'": ').replace(b":  ", b": ")
+
+
+def test_a_stream_ends_with_its_source_and_its_usage(client: openai.OpenAI) -> None:
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "\\boxed{5}"
+    assert (chunks[-2].edge["source"], chunks[-2].choices[0].finish_reason) == ("cloud", "stop")
+    assert (chunks[-1].choices, chunks[-1].usage.prompt_tokens > 0) == ([], True)
+
+
+async def test_the_asynchronous_client_streams_too(served: Served) -> None:
+    async with served.open() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.chat.completions.create(model="edge-local", messages=QUESTION, stream=True)
+        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        answers = await asyncio.gather(*(client.chat.completions.create(model="edge-local", messages=QUESTION) for _ in range(4)))
+    assert "".join(said) == "\\boxed{2}"
+    assert {answer.choices[0].message.content for answer in answers} == {"\\boxed{2}"}
+
+
+def test_tools_go_to_the_cloud_untouched_and_its_calls_come_back(client: openai.OpenAI, served: Served) -> None:
+    answer = ask(client, tools=[TOOL], tool_choice="auto", parallel_tool_calls=False)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content, answer.edge["source"]) == ("tool_calls", None, "cloud")
+    assert choice.message.tool_calls[0].to_dict() == CALL
+    sent = json.loads(served.cloud.sent[0].openai_json)
+    assert sent == {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}
+
+
+def test_a_conversation_goes_on_with_what_a_tool_answered(client: openai.OpenAI, served: Served) -> None:
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4 + 1"},
+    ]
+    ask(client, messages=messages, tools=[TOOL])
+    assert json.loads(served.cloud.sent[0].openai_json)["messages"] == messages
+    assert ask(client, messages=messages, model="edge-local").choices[0].message.content == "\\boxed{2}"
+
+
+def test_calls_of_tools_are_streamed_in_openais_deltas(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="edge", messages=QUESTION, tools=[TOOL]) as stream:
+        stream.until_done()
+        final: Any = stream.get_final_completion()
+    call = final.choices[0].message.tool_calls[0]
+    assert (final.choices[0].finish_reason, call.id, call.function.arguments) == ("tool_calls", "call_1", '{"city":"Bern"}')
+
+
+def test_a_form_of_answer_is_passed_on_and_where_nobody_follows_it_named(client: openai.OpenAI, served: Served) -> None:
+    ask(client, response_format={"type": "json_object"})
+    assert json.loads(served.cloud.sent[0].openai_json) == {"response_format": {"type": "json_object"}}
+    local = ask(client, model="edge-local", response_format={"type": "json_object"}, tools=[TOOL])
+    assert local.edge["ignored_parameters"] == ["tools", "response_format"]
+    assert (local.edge["source"], local.edge["reason"]) == (
+        "local",
+        "mode local-only; tools and response_format could not be followed",
+    )
+
+
+@pytest.mark.parametrize("failure", [CoordinatorUnavailable("gone"), BudgetExhausted("the day's calls are used up")])
+def test_without_the_cloud_tools_that_may_be_left_out_are(client: openai.OpenAI, served: Served, failure: Any) -> None:
+    served.world.client.fail_next("stream_complete", failure, times=2)
+    answer = ask(client, tools=[TOOL])
+    assert (answer.edge["source"], answer.choices[0].finish_reason) == ("local-fallback", "stop")
+    assert "tools could not be followed" in answer.edge["reason"]
+    kind = openai.RateLimitError if isinstance(failure, BudgetExhausted) else openai.InternalServerError
+    with pytest.raises(kind):
+        ask(client, tools=[TOOL], tool_choice="required")
+
+
+def test_tools_that_must_be_called_are_refused_where_the_cloud_is_not_asked(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="edge-cloud") as caught:
+        ask(client, model="edge-local", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+
+
+def test_a_used_up_budget_is_not_asked_again_by_the_client(served: Served) -> None:
+    with in_a_thread(served.open) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
+        for _ in range(3):
+            ask(client, model="edge-cloud")
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(client, model="edge-cloud")
+        assert caught.value.code == "budget_exhausted"
+        assert len(served.cloud.sent) == 4
+        assert ask(client).edge["source"] == "local-fallback"
+
+
+def test_mistakes_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    for kind, param, fields in (
+        (openai.NotFoundError, "model", {"model": "gpt-9"}),
+        (openai.BadRequestError, "temperature", {"temperature": 9}),
+        (openai.BadRequestError, "messages[0].content", {"messages": image}),
+        (openai.BadRequestError, "metadata.task", {"metadata": {"task": "no label"}}),
+    ):
+        with pytest.raises(kind) as caught:
+            ask(client, **fields)
+        assert caught.value.param == param
+
+
+def test_models_say_what_they_mean(client: openai.OpenAI) -> None:
+    models = {model.id: model.to_dict()["edge"] for model in client.models.list()}
+    assert models["edge-local"] == {"mode": "local-only", "description": "never asks the cloud", "context_length": 1024}
+    assert client.models.retrieve("edge").id == "edge"
+
+
+def test_usage_has_this_devices_records_and_the_ledgers_word(client: openai.OpenAI) -> None:
+    ask(client)
+    ask(client, model="edge-local")
+    usage: Any = client.get("/usage", cast_to=object)
+    assert (usage["all"]["answers"], usage["all"]["serving"]["calls"], usage["all"]["learning"]["calls"]) == (2, 1, 0)
+    assert (usage["ledger"]["limits"]["calls"], usage["ledger"]["left"]["calls"], usage["online"]) == (3, 2, True)
+
+
+def test_a_client_that_waits_no_longer_stops_the_answer(world: World) -> None:
+    world.seconds_per_token = 0.2
+    served = Served(world)
+    with in_a_thread(served.open) as url, client_of(url, timeout=0.5) as client:
+        with pytest.raises(openai.APITimeoutError):
+            ask(client, model="edge-local")
+        assert served.idle()
+        stream = ask(client.with_options(timeout=30.0), model="edge-local", stream=True)
+        next(iter(stream))
+        assert served.agent.busy
+        stream.close()
+        assert served.idle()
+        assert served.agent.status().answers == 0
+
+
+def test_the_token_is_the_clients_key(world: World) -> None:
+    with in_a_thread(Served(world, TOKEN).open) as url:
+        with client_of(url, TOKEN) as client:
+            assert ask(client, model="edge-local").edge["source"] == "local"
+        with client_of(url, "another") as client, pytest.raises(openai.AuthenticationError):
+            ask(client)
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The bundled model, served by `edge-agent run` without a cloud."""
+    state = tmp_path_factory.mktemp("nano")
+    words = ("run", "--no-learn", "--port", "0", "--state", str(state), "--set", "engine.threads=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge.cli", *words],
+        env={**os.environ, "EDGE_AGENT_NO_CLOUD": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        assert any(b"OpenAI-compatible at" in line for line in process.stdout)
+        watchdog.cancel()
+        yield str(_announced_url(state))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_the_bundled_model_answers_the_client(nano: str) -> None:
+    question: Any = [{"role": "user", "content": "Mia has 4 apples. She buys 3 more. How many apples does she have?"}]
+    with client_of(nano) as client:
+        answer: Any = client.chat.completions.create(model="nano-edge", messages=question, seed=1)
+        streamed = list(client.chat.completions.create(model="edge", messages=question, seed=1, stream=True))
+        models = [model.to_dict()["edge"]["context_length"] for model in client.models.list()]  # type: ignore[index]
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert (answer.edge["source"], answer.choices[0].message.content) == ("local", said)
+    assert answer.usage.completion_tokens > 0
+    assert set(models) == {1024}

@@ -1,0 +1,226 @@
+"""Tools from a device to a cloud LLM over HTTP and its calls of them back: untouched, whole and streamed, charged, found again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from coordinator.admission import Gate
+from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
+from coordinator.providers.faults import FaultRates, FaultyProvider
+from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
+from coordinator.providers.provider import ProviderError
+from coordinator.providers.scripted import ScriptedProvider
+from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.upstreams import Leg, Upstream, UpstreamTable
+from edge.core.errors import CoordinatorUnavailable, InvalidRequest
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tests.service import anthropic_traffic as traffic
+from tests.service.in_process import PRICE, TOOLS, call, connected, running_coordinator
+from tests.service.processes import command, coordinator_process, fake_upstream, settings_for
+from tests.service.upstream_server import (
+    Behaviour,
+    answers,
+    completion,
+    event,
+    provider_request,
+    running_upstream,
+    sends,
+    tool_answer,
+    tool_stream,
+)
+
+CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": "zwölf"}'}},
+    {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{}"}, "extra_content": {"signature": "s"}},
+]
+REQUEST = {
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}],
+    "tool_choice": "required",
+    "messages": [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": None, "tool_calls": CALLS[:1]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4"},
+    ],
+}
+CHARGE_UUSD = 12 + 2 * 3
+
+
+def wants_tools(key: str = "k1", **changes: Any) -> Any:
+    return call(key, openai_json=json.dumps(REQUEST), **changes)
+
+
+async def either(request: web.Request) -> web.StreamResponse:
+    """CALLS, whole or streamed as asked."""
+    streamed = (await request.json())["stream"]
+    return await (sends(*tool_stream(CALLS)) if streamed else answers(tool_answer(CALLS)))(request)
+
+
+@asynccontextmanager
+async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
+    """A client, and the upstream behind its coordinator."""
+    async with running_upstream(behaviour) as upstream:
+        provider: Any = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        async with running_coordinator(folder, provider, store=store), connected(folder) as client:
+            yield client, upstream
+
+
+async def test_the_upstream_gets_what_was_sent_and_its_calls_come_back_charged(tmp_path) -> None:
+    store: Any = MemoryLedgerStore()
+    async with served(tmp_path, either, store) as (client, upstream):
+        whole = await client.complete(wants_tools(), 5.0)
+        assert json.loads(whole.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
+        assert (whole.text, whole.charged_uusd) == ("", CHARGE_UUSD)
+        body = upstream.bodies[0]
+        assert {name: body[name] for name in REQUEST} == REQUEST
+        assert (body["max_tokens"], body["temperature"], body["stream"]) == (20, 0.0, False)
+        assert (await client.get_budget("math")).spend_uusd == CHARGE_UUSD
+        assert replace(await client.complete(wants_tools(), 5.0), budget=None) == replace(whole, budget=None)
+        assert replace(await client.get_call("k1"), budget=None) == replace(whole, budget=None)
+        assert len(upstream.bodies) == 1
+    hold = next(entry.data()["hold"] for entry in store.tables.journal if entry.kind == "reserve")
+    assert hold[1] > len(json.dumps(REQUEST)), "the hold is for what is sent"
+
+
+async def test_streamed_calls_are_put_together_and_come_with_the_end(tmp_path) -> None:
+    async with served(tmp_path, either) as (client, _):
+        deltas = [delta async for delta in client.stream_complete(wants_tools(), 5.0)]
+    assert "".join(delta.text for delta in deltas) == "" and all(delta.completion is None for delta in deltas[:-1])
+    told = deltas[-1].completion
+    assert json.loads(told.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
+    assert told.charged_uusd == CHARGE_UUSD
+
+
+async def test_the_same_question_with_tools_is_answered_from_the_cache_and_with_others_is_not(tmp_path) -> None:
+    async with served(tmp_path, either) as (client, upstream):
+        first = await client.complete(wants_tools("k1"), 5.0)
+        again = await client.complete(wants_tools("k2"), 5.0)
+        assert (again.cached, again.charged_uusd, again.openai_json) == (True, 0, first.openai_json)
+        assert not (await client.complete(call("k3", openai_json=TOOLS), 5.0)).cached
+        assert not (await client.complete(call("k4"), 5.0)).cached and len(upstream.bodies) == 3
+
+
+def piece(**delta: Any) -> bytes:
+    return event(id="s", choices=[{"index": 0, "delta": delta, "finish_reason": None}])
+
+
+END = event(
+    id="s", choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], usage={"prompt_tokens": 1, "completion_tokens": 1}
+)
+
+
+def part(arguments: str, **more: Any) -> dict[str, Any]:
+    """A piece of a call; `name` goes into its function."""
+    name = {"name": more.pop("name")} if "name" in more else {}
+    return {**more, "function": {**name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [part("", index=0, id="a", name="f"), part("1", index=0), part("", index=1, id="b", name="g"), part("2", index=1)],
+        [part("", index=0, id="a", name="f"), part("", index=1, id="b", name="g"), part("2", index=1), part("1", index=0)],
+        [part("", id="a", name="f"), part("1"), part("2", id="b", name="g")],
+        [part("1", index=0, id="a", name="f"), part("2", index=0, id="b", name="g")],
+        [part("", index=0, id="a", name="f"), part("1", index=0, id="made-up", name=None), part("2", index=1, id="b", name="g")],
+        [
+            *(part("", index=0, id="a", name="f", type="function"), part("1", index=0, id="a", type="function", name="f")),
+            part("2", index=1, id="b", name="g"),
+        ],
+    ],
+    ids=["in turn", "mixed", "no index", "one index for all", "an id for each piece", "id and name repeated"],
+)
+async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
+    events = [piece(tool_calls=[each]) for each in pieces]
+    async with running_upstream(sends(*events, END)) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        result = [delta async for delta in provider.stream(provider_request())][-1].result
+        await provider.aclose()
+    assert result is not None
+    assert json.loads(result.beyond_text)["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
+    ]
+
+
+@pytest.mark.parametrize("calls", [5, ["x"], {"a": 1}], ids=repr)
+async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> None:
+    async with running_upstream(answers(tool_answer(calls))) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request())
+        await provider.aclose()
+    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+
+
+async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
+    nested = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
+    async with running_upstream(answers(nested)) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request())
+        await provider.aclose()
+    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+
+
+async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "no"}
+    body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+    async with running_upstream(answers(body)) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        assert json.loads((await provider.complete(provider_request())).beyond_text) == {"refusal": "no"}
+        await provider.aclose()
+
+
+async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_for(tmp_path) -> None:
+    async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
+        provider: Any = AnthropicProvider(AnthropicEndpoint(upstream.base_url), environ={})
+        async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
+            told = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
+            with pytest.raises(InvalidRequest, match="takes no response_format"):
+                await client.complete(call("k2", openai_json='{"response_format": {"type": "json_object"}}'), 5.0)
+    function = {"name": "add", "arguments": '{"a": 2}'}
+    assert told == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    (body,) = upstream.bodies
+    assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
+    assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"
+
+
+def test_of_several_upstreams_only_those_that_can_call_tools_are_asked() -> None:
+    providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
+    upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
+    table = UpstreamTable(upstreams, {"default": (Leg("plain", order=0), Leg("able", order=1))})
+    assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]
+    assert [each.alias for each in table.choose(call(), "q", 0.0)] == ["plain", "able"]
+
+
+async def test_calls_of_tools_outlive_kill_9_and_a_lost_reply_and_the_ledger_vouches_for_them(tmp_path) -> None:
+    async with fake_upstream() as upstream:
+        upstream.reply = either
+        async with coordinator_process(tmp_path, settings_for(upstream)) as child:
+            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=2, connect_timeout_s=1.0))
+            answered = await client.complete(wants_tools("answered"), 10.0)
+            upstream.reply = upstream.hang
+            upstream.asked.clear()
+            asking = asyncio.create_task(client.complete(wants_tools("cut", temperature=1.0), 30.0))
+            await upstream.asked.wait()
+            await child.kill_9()
+            with pytest.raises(CoordinatorUnavailable):
+                await asking
+            await client.aclose()
+            await child.start()
+            client = GrpcCoordinatorClient(child.address)
+            assert replace(await client.get_call("answered"), budget=None) == replace(answered, budget=None)
+            again = await client.complete(wants_tools("answered"), 10.0)
+            assert json.loads(again.openai_json)["tool_calls"] == CALLS
+            await client.aclose()
+            assert upstream.keys == ["local|answered|1", "local|cut|1"]
+            await child.stop()
+        code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
+        assert code == 0, stdout + stderr

@@ -1,0 +1,80 @@
+"""What the lines of a conversation mean, and the history of what was asked."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.history import InMemoryHistory
+
+from edge.cli.budget import budget_line
+from edge.cli.prompt import HISTORY_FILE, KEPT_ENTRIES, MOST_HISTORY_BYTES, open_history
+from edge.cli.slash import COMMANDS, Said, help_lines, understood
+from edge.core.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("What is 2 + 2?", Said("", "What is 2 + 2?")),
+        ("//etc/hosts", Said("", "/etc/hosts")),
+        ("/local  2+2?", Said("/local", "2+2?")),
+        ("/cloud\none\ntwo", Said("/cloud", "one\ntwo")),
+        ("/cloud one\ntwo", Said("/cloud", "one\ntwo")),
+        ("/bad", Said("/bad", "")),
+        ("half /quit", Said("", "half /quit")),
+    ],
+)
+def test_a_line_means_a_question_or_a_command(line: str, said: Said) -> None:
+    assert understood(line) == said
+
+
+@pytest.mark.parametrize("line", ["/", "/local", "/cloud  ", "/Quit", "/etc/hosts is a file"])
+def test_a_command_that_is_none_or_lacks_its_question_is_wrong_usage(line: str) -> None:
+    with pytest.raises(UsageError):
+        understood(line)
+
+
+def test_the_help_tells_every_command() -> None:
+    lines = help_lines()
+    assert all(any(line.startswith(command.name) for line in lines) for command in COMMANDS)
+
+
+def test_the_history_is_the_owners_alone_even_where_it_was_not(tmp_path: Path) -> None:
+    file = tmp_path / HISTORY_FILE
+    file.touch(mode=0o644)
+    open_history(tmp_path, kept=True).append_string("one\ntwo")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["one\ntwo"]
+
+
+def test_a_long_history_keeps_its_newest_entries_in_order(tmp_path: Path) -> None:
+    history = open_history(tmp_path, kept=True)
+    padding = "x" * (MOST_HISTORY_BYTES // KEPT_ENTRIES)
+    for number in range(KEPT_ENTRIES + 5):
+        history.store_string(f"{number} {padding}")
+    newest_first = [entry.split()[0] for entry in open_history(tmp_path, kept=True).load_history_strings()]
+    assert newest_first == [str(number) for number in reversed(range(5, KEPT_ENTRIES + 5))]
+    assert [file.name for file in tmp_path.iterdir()] == [HISTORY_FILE]
+
+
+def test_odd_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
+    open_history(tmp_path, kept=True).append_string("half \udce9 character")
+    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["half ? character"]
+
+
+def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(open_history(tmp_path / "none", kept=True), InMemoryHistory)
+    assert "will not be remembered" in capsys.readouterr().err
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / HISTORY_FILE).symlink_to(tmp_path / "elsewhere")  # a link would lead the questions out of the state folder
+    assert isinstance(open_history(tmp_path, kept=True), InMemoryHistory)
+    assert not list(open_history(tmp_path, kept=False).load_history_strings())
+
+
+def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:
+    budget = {"dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": None, "tokens": 9, "tokens_limit": 10}
+    line = budget_line({**budget, "spend_uusd": 0, "spend_limit_uusd": None})
+    assert "\n" not in line and "calls 7 of no limit" in line and "tokens 9 of 10" in line
+    assert "cannot be reached" in budget_line(None)

@@ -1,0 +1,93 @@
+"""What a shell completes, asked as the shells ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.cli.completing import MODES, SHELLS
+from edge.cli.shell import run_command
+from edge.config.schema import AgentConfig
+from edge.models.catalogue import MODELS_FOLDER
+from tests.unit.test_imports_stay_light import loaded_by
+
+
+def completed(line: str, **environment: str) -> list[str]:
+    """What bash is given for the last word of a line."""
+    words = line.split(" ")
+    asked = {"_EDGE_AGENT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    result = subprocess.run(
+        [sys.executable, "-m", "edge.cli"],
+        env={**os.environ, **environment, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.split()
+
+
+def test_commands_modes_sources_and_models_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "my-model.gguf").touch()
+    assert completed("edge-agent serv") == ["service"]
+    assert completed("edge-agent config in") == ["init"]
+    assert completed("edge-agent ask --mode ") == list(MODES)
+    assert completed("edge-agent run --tasks practice:g") == ["practice:group1", "practice:group2"]
+    assert completed("edge-agent tasks show gsm") == ["gsm8k"]
+    assert completed("edge-agent run --model nano-e") == ["nano-edge", "nano-edge-llama"]
+    assert completed("edge-agent models show my", **{MODELS_FOLDER: str(tmp_path)}) == ["my-model"]
+    assert completed("edge-agent feedback X g") == ["good"]
+
+
+def test_the_modes_are_those_of_the_configuration() -> None:
+    schema = AgentConfig.model_json_schema()["properties"]["mode"]
+    assert set(MODES) == set(schema["enum"])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_gets_lines_that_it_can_read(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "edge-agent" in script and f"complete_{shell}" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, check=False).returncode == 0
+
+
+def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not shutil.which("bash"):
+        pytest.skip("bash is not installed")
+    run_command(["completion", "bash"])
+    program = tmp_path / "edge-agent"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge.cli "$@"\n')
+    program.chmod(0o755)
+    ask = 'COMP_WORDS=(edge-agent ask --mo); COMP_CWORD=2; _edge_agent_completion edge-agent; echo "${COMPREPLY[@]}"'
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        ["bash", "-c", capsys.readouterr().out + ask], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["--model", "--mode"]
+
+
+def test_the_option_of_the_parser_shows_them_too() -> None:
+    """It looks for the shell that has started it."""
+    shell = ["bash", "-c", f"{sys.executable} -m edge.cli --show-completion; exit $?"]
+    result = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert "_EDGE_AGENT_COMPLETE=complete_bash" in result.stdout
+
+
+def test_an_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["completion", "tcsh"]) == 2
+    assert capsys.readouterr().err == "error: tcsh: no completion for this shell; there is one for bash, zsh, fish\n"
+
+
+def test_completing_loads_nothing_heavy() -> None:
+    code = """
+from edge.cli import completing
+assert completing.modes("") and completing.models("nano") and completing.sources("practice") and completing.shells("b")
+"""
+    assert loaded_by(code) == []

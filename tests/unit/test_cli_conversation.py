@@ -1,0 +1,135 @@
+"""A conversation with an agent of this process: Ctrl-C, commands, and what is kept. The agent is real, its model scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.agent import Agent
+from edge.cli.asking import OwnAgent
+from edge.cli.conversation import Conversation, JsonVoice
+from edge.cli.interrupts import Interrupts, Stopped
+from edge.core.errors import NotFound, UsageError
+from edge.core.types import Message, Sampling
+from edge.serve.ports import Question
+from edge.serve.reasoning import Reading
+from tests.unit.agent_world import World, local_answer, number_in
+
+Capture = pytest.CaptureFixture[str]
+
+
+def sums(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+    return local_answer(number_in(messages[-1].content) + 1)
+
+
+@dataclass
+class Setting:
+    """An agent and a conversation with it."""
+
+    world: World
+    agent: Agent
+    conversation: Conversation
+    interrupts: Interrupts
+
+    def slow(self, seconds_per_token: float) -> None:
+        self.world.serving._seconds_per_token = seconds_per_token
+
+    def kept(self) -> list[str]:
+        """Ids of the answers in the state folder."""
+        rows = self.agent._parts.state._db.execute("SELECT id FROM requests").fetchall()
+        return [row[0] for row in rows]
+
+
+@pytest.fixture
+async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
+    world = World(tmp_path / "state", script=sums)
+    async with world.agent() as agent:
+        with Interrupts(idle=lambda: None) as interrupts:
+            conversation = Conversation(OwnAgent(agent), None, JsonVoice(), interrupts, lenient=True)
+            yield Setting(world, agent, conversation, interrupts)
+
+
+def told(capsys: Capture) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_works(setting: Setting, capsys: Capture) -> None:
+    setting.slow(3600.0)
+    turn = asyncio.ensure_future(setting.conversation.take("What is 1 + 1?"))
+    await asyncio.sleep(0.05)
+    assert not turn.done()
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # impatience changes nothing
+    assert await turn
+    assert (told(capsys), setting.kept()) == ([{"error": "stopped", "hint": ""}], [])
+    setting.slow(0.0)
+    await setting.conversation.take("What is 2 + 1?")
+    (answer,) = told(capsys)
+    assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
+
+
+async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: Setting, capsys: Capture) -> None:
+    await setting.conversation.take("/why")
+    await setting.conversation.take("What is 1 + 1?")
+    await setting.conversation.take("/why")
+    await setting.conversation.take("/budget")
+    nothing, answer, record, budget = told(capsys)
+    assert nothing["error"] == "there is no answer yet"
+    assert (record["id"], record["final"]) == (answer["id"], "2")
+    assert budget["budget"]["target_rate"] == 0.3
+
+
+class Listening(OwnAgent):
+    """Notes how long each conversation is that it is asked to go on."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self.lengths: list[int] = []
+
+    def read(self, question: Question) -> Reading:
+        self.lengths.append(len(question.messages))
+        return super().read(question)
+
+
+async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
+    agent = Listening(setting.agent)
+    conversation = Conversation(agent, None, JsonVoice(), setting.interrupts, lenient=True)
+    for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
+        await conversation.take(line)
+    assert agent.lengths == [1, 3, 3, 1]
+    assert told(capsys)[-1]["error"] == "nothing was asked yet"
+
+
+async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:
+    assert await setting.conversation.take("/quit") is False
+    strict = Conversation(OwnAgent(setting.agent), None, JsonVoice(), setting.interrupts, lenient=False)
+    with pytest.raises(UsageError):
+        await strict.take("/nonsense")
+
+
+async def test_a_signal_between_two_works_is_for_who_waits() -> None:
+    idle: list[str] = []
+    with Interrupts(idle=lambda: idle.append("idle")) as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.01)
+        assert idle == ["idle"]
+        work = asyncio.ensure_future(interrupts.stoppable(asyncio.sleep(3600)))
+        await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Stopped):
+            await work
+        with pytest.raises(NotFound):  # what fails by itself is no stop
+            await interrupts.stoppable(fails())
+    assert idle == ["idle"]
+
+
+async def fails() -> None:
+    raise NotFound("nothing here")

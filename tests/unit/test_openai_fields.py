@@ -1,0 +1,127 @@
+"""What a call's OpenAI fields may hold: what has a bounded cost passes untouched, anything else is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.broker import cache_key
+from coordinator.providers.openai_wire import request_body
+from coordinator.providers.provider import ProviderRequest, bound_of_request
+from edge.core.errors import InvalidRequest
+from edge.core.types import Message
+from edge.rpc.fingerprint import fingerprint
+from edge.rpc.openai_fields import MAX_OPENAI_BYTES, completion_json, openai_fields
+from tests.service.in_process import TOOLS, call
+
+FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+USER = {"role": "user", "content": "hi"}
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+JSON_VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=8
+)
+
+
+def asking(openai_json: str) -> ProviderRequest:
+    return ProviderRequest((Message("user", "hi"),), "m", 12, 0.0, 5.0, "k", openai_json=openai_json)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [FUNCTION, {"type": "custom", "custom": {"name": "c"}}], "parallel_tool_calls": False},
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}, "response_format": {"type": "json_object"}},
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "c1", "content": "3"},
+            ]
+        },
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {**USER, "name": "bob"}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": None}]},
+    ],
+)
+def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
+    assert openai_fields(json.dumps(fields)) == fields
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "one JSON object"),
+        ("{", "not JSON"),
+        ('{"tools": NaN}', "not JSON"),
+        ('{"tool_choice": "\\ud800"}', "not JSON"),
+        ('{"tools": [], "tools": []}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"tool_choice": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"model": "gpt"}', "unknown field 'model'"),
+        ('{"tools": {}}', "tools of openai_json"),
+        ('{"tools": [{"type": "web_search"}]}', "tools of openai_json"),
+        ('{"messages": []}', "at least one message"),
+        ('{"messages": ["hi"]}', "at least one message"),
+        ('{"messages": [{"role": "robot", "content": ""}]}', "message 0 of openai_json has no role"),
+        ('{"messages": [{"role": ["user"], "content": ""}]}', "message 0 of openai_json has no role"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "other than text"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}', "other than text"),
+        ('{"messages": [{"role": "user", "content": [{"type": []}]}]}', "other than text"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "other than text"),
+        ('{"messages": [{"role": "assistant", "tool_calls": [5]}]}', "tool_calls of message 0"),
+        ('{"tool_choice": "' + "é" * (MAX_OPENAI_BYTES // 2) + '"}', "larger than"),
+    ],
+)
+def test_what_has_no_bound_or_no_meaning_is_refused_in_one_line(text: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as refused:
+        openai_fields(text)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
+
+
+@given(
+    st.text(max_size=20) | st.dictionaries(st.sampled_from(["tools", "messages", "x"]), JSON_VALUES, max_size=2).map(json.dumps)
+)
+def test_any_text_passes_or_is_refused(text: str) -> None:
+    try:
+        openai_fields(text)
+    except InvalidRequest:
+        return
+    assert text == "" or isinstance(json.loads(text), dict)
+
+
+@given(st.text(), st.none() | st.dictionaries(st.sampled_from(["tool_calls", "refusal"]), JSON_VALUES, min_size=1))
+def test_a_completion_says_why_it_ended_and_all_that_was_stored(finish: str, beyond: dict[str, Any] | None) -> None:
+    told = completion_json(finish, "" if beyond is None else json.dumps(beyond))
+    assert json.loads(told) == {"finish_reason": finish, **(beyond or {})}
+
+
+@given(st.dictionaries(st.sampled_from(["tool_choice", "response_format", "parallel_tool_calls"]), JSON_VALUES, min_size=1))
+def test_the_bytes_a_client_sent_are_the_bytes_an_upstream_gets(fields: dict[str, Any]) -> None:
+    text = json.dumps(fields, indent=1)
+    body = request_body(asking(text), "max_tokens", streamed=False)
+    assert json.loads(body) == {**json.loads(request_body(asking(""), "max_tokens", streamed=False)), **fields}
+    assert all(json.dumps(value, indent=1).replace("\n", "\n ").encode() in body for value in fields.values())
+
+
+def test_messages_of_the_fields_go_in_place_of_the_plain_ones() -> None:
+    turns = [USER, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+    body = json.loads(request_body(asking(json.dumps({"messages": turns})), "max_tokens", streamed=True))
+    assert body["messages"] == turns
+
+
+def test_the_bound_counts_tools_twice_and_messages_once() -> None:
+    tools, turns = json.dumps({"tools": [FUNCTION] * 9}), json.dumps({"messages": [{**USER, "content": "w" * 9000}]})
+    plain = bound_of_request(asking(""))
+    assert bound_of_request(asking(tools)) >= plain + 2 * (len(tools) - 20)
+    assert 9000 <= bound_of_request(asking(turns)) < 2 * 9000
+
+
+def test_tools_make_another_question_and_plain_calls_keep_their_digests() -> None:
+    plain, tooled = call(), call(openai_json=TOOLS)
+    assert fingerprint(plain) != fingerprint(tooled) and cache_key("d", "m", plain) != cache_key("d", "m", tooled)
+    assert fingerprint(plain) == "abd874abc1a0f2c7b02f5940ea41b34beb625ba019322f29ff4b811d3331de6c"

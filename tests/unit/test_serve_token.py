@@ -1,0 +1,101 @@
+"""The endpoint's token: made once, kept for this user alone, asked for wherever other machines can come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from edge.cli import main as agent_main
+from edge.cli.listening import names_of, token_of
+from edge.config.schema import ServeConfig
+from edge.core.errors import ConfigError, EdgeError, UsageError
+from edge.serve.token import make_token, read_token
+
+
+def test_a_token_is_new_each_time_and_only_this_user_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "token"
+    first, second = make_token(path), make_token(path)
+    assert (read_token(path), first != second, path.stat().st_mode & 0o777) == (second, True, 0o600)
+    assert [entry.name for entry in path.parent.iterdir()] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("short", 0o600), ("has blanks in the middle", 0o600), ("", 0o600), ("a" * 32, 0o644)]
+)
+def test_a_file_that_is_no_token_of_this_users_is_refused(tmp_path: Path, text: str, mode: int) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        read_token(path)
+    assert caught.value.hint
+    assert "a" * 32 not in str(caught.value)
+
+
+def test_a_token_that_is_missing_or_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no token") as caught:
+        read_token(tmp_path / "none")
+    assert "serve-token" in caught.value.hint
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeError, match="cannot write"):
+        make_token(tmp_path / "file" / "token")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.4", "::", "example.org"])
+def test_other_machines_need_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UsageError, match="must show a token"):
+        token_of(ServeConfig(host=host))
+    token = make_token(tmp_path / "token")
+    assert token_of(ServeConfig(host=host, token_file=str(tmp_path / "token"))) == token
+
+
+def test_this_machine_needs_none_and_may_ask_for_one(tmp_path: Path) -> None:
+    assert token_of(ServeConfig()) == ""
+    token = make_token(tmp_path / "token")
+    assert token_of(ServeConfig(token_file=str(tmp_path / "token"))) == token
+
+
+def test_an_address_that_stands_for_all_needs_names_and_others_are_their_own() -> None:
+    with pytest.raises(UsageError, match="no name"):
+        names_of(ServeConfig(host="0.0.0.0"))
+    assert names_of(ServeConfig(host="0.0.0.0", names=("me.local",)))[-1] == "me.local"
+    assert "0.0.0.0" not in names_of(ServeConfig(host="0.0.0.0", names=("me.local",)))
+    assert "192.168.0.4" in names_of(ServeConfig(host="192.168.0.4"))
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "notes.example", "https://notes.example/", "https://*.example", "file:///x", "https://a b"]
+)
+def test_only_whole_origins_can_be_named(origin: str) -> None:
+    with pytest.raises(ValidationError, match="no origin"):
+        ServeConfig(allow_origins=(origin,))
+    ServeConfig(allow_origins=("https://notes.example", "http://localhost:3000", "http://[::1]:80"))
+
+
+@pytest.mark.parametrize("name", ["http://me", "me/x", "", "a b", "me,you"])
+def test_only_host_names_can_be_named(name: str) -> None:
+    with pytest.raises(ValidationError, match="no host name"):
+        ServeConfig(names=(name,))
+
+
+def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for more in ([], [], ["--new"]):
+        assert agent_main(["serve-token", "--state", str(tmp_path), *more]) == 0
+        out = capsys.readouterr()
+        said.append(out.out.strip())
+        assert "serve.token_file=" in out.err
+        assert said[-1] not in out.err
+    assert said[0] == said[1] != said[2] == read_token(tmp_path / "serve-token")
+
+
+def test_an_open_address_without_a_token_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agent_main(["run", "--no-learn", "--state", str(tmp_path), "--set", "serve.host=0.0.0.0"]) == 2
+    out = capsys.readouterr()
+    assert "edge-agent serve-token" in out.err
+    assert "loading" not in out.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,270 @@
+"""The service's files and commands: what systemd and launchd read, and what is done with a service manager that is there or is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edge.cli import service
+from edge.cli.service_files import ServiceSpec, launchd_plist, systemd_unit
+from edge.cli.shell import run_command
+
+ODD = '/home/a b/50% "off"/c$d\\e'
+COMMAND = [sys.executable, "-m", "edge.cli", "run", "--state", ODD, "--set", "serve.temperature=0.5"]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="systemd runs on Linux")
+
+
+def spec(**environment: str) -> ServiceSpec:
+    return ServiceSpec(COMMAND, Path("/home/a b"), environment, Path("/home/a b/.config/edge-agent/environment"))
+
+
+def values(unit: str, name: str) -> list[str]:
+    return [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{name}=")]
+
+
+def unquoted(text: str) -> list[str]:
+    """A command line as systemd reads it, for the escapes that are used here."""
+    words, word, quoted, escaped = [], "", False, False
+    for char in [*text, " "]:
+        if escaped:
+            word, escaped = word + char, False
+        elif char == "\\":
+            escaped = True
+        elif char == '"':
+            quoted = not quoted
+        elif char == " " and not quoted:
+            words.append(word.replace("%%", "%").replace("$$", "$"))
+            word = ""
+        else:
+            word += char
+    return words
+
+
+def test_every_word_of_the_command_reaches_the_program_as_it_is() -> None:
+    (line,) = values(systemd_unit(spec()), "ExecStart")
+    assert unquoted(line) == COMMAND
+    assert line.startswith(sys.executable)
+
+
+def test_the_unit_restarts_after_failures_begins_at_log_in_and_gives_up_rights() -> None:
+    unit = systemd_unit(spec(EDGE_AGENT_NO_CLOUD="1", HF_HOME="/models/50%"))
+    assert values(unit, "Restart") == ["on-failure"]
+    assert values(unit, "WantedBy") == ["default.target"]
+    assert values(unit, "NoNewPrivileges") == ["yes"]
+    assert values(unit, "Environment") == ["EDGE_AGENT_NO_CLOUD=1", '"HF_HOME=/models/50%%"']
+    assert values(unit, "EnvironmentFile") == ["-/home/a b/.config/edge-agent/environment"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_itself_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "edge-agent.service"
+    unit.write_text(systemd_unit(spec(EDGE_AGENT_NO_CLOUD="1")))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def verdict() -> str:
+        asked = ["systemd-analyze", "--user", "verify", str(unit)]
+        return subprocess.run(asked, env=environment, capture_output=True, text=True, check=False).stderr
+
+    said = verdict()
+    if "Failed to initialize manager" in said:
+        pytest.skip("systemd-analyze cannot work here")
+    assert str(unit) not in said
+    unit.write_text(unit.read_text().replace("LockPersonality", "LockPersonalty"))
+    assert f"{unit}:" in verdict()  # it would have said so
+
+
+def test_the_property_list_says_the_same_to_launchd() -> None:
+    job = plistlib.loads(launchd_plist(spec(EDGE_AGENT_NO_CLOUD="1")).encode())
+    assert job["ProgramArguments"] == COMMAND
+    assert (job["Label"], job["RunAtLoad"], job["KeepAlive"], job["Umask"]) == (
+        "edge-agent",
+        True,
+        {"SuccessfulExit": False},
+        0o077,
+    )
+    assert job["EnvironmentVariables"] == {"EDGE_AGENT_NO_CLOUD": "1"}
+    assert job["StandardErrorPath"] == job["StandardOutPath"] == "/home/a b/Library/Logs/edge-agent.log"
+    assert "EnvironmentVariables" not in plistlib.loads(launchd_plist(spec()).encode())
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of one's own, without a way to any service manager."""
+    for name in service.CARRIED:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def program(home: Path, name: str, body: str) -> None:
+    """A program of this name that notes how it was called."""
+    file = home / "bin" / name
+    file.write_text(f'#!/bin/sh\necho "{name} $*" >> "{home}/calls"\n{body}\n')
+    file.chmod(0o755)
+
+
+def calls(home: Path) -> list[str]:
+    file = home / "calls"
+    found = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return found
+
+
+def unit_of(home: Path) -> Path:
+    return home / "config" / "systemd" / "user" / "edge-agent.service"
+
+
+@pytest.fixture
+def systemd(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "platform", "linux")
+    program(home, "systemctl", "exit 0")
+    program(home, "loginctl", "echo no")
+    program(home, "journalctl", "echo said")
+    return home
+
+
+def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
+    systemd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(systemd)
+    (systemd / "mine.yaml").write_text("coordinator: {embedded: {upstream: anthropic, model: large, api_key_env: MY_KEY}}\n")
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    words = ["service", "install", "--config", "mine.yaml", "--state", "state", "--port", "0", "--no-learn"]
+    assert run_command(words) == 0
+    assert calls(systemd) == [
+        "systemctl --user show-environment",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable edge-agent.service",
+        "systemctl --user restart edge-agent.service",
+        f"loginctl show-user {os.getuid()} --property=Linger --value",
+    ]
+    (line,) = values(unit_of(systemd).read_text(), "ExecStart")
+    options = ["--config", str(systemd / "mine.yaml"), "--state", str(systemd / "state"), "--port", "0", "--no-learn"]
+    assert unquoted(line) == [sys.executable, "-P", "-m", "edge.cli", "run", *options]
+    assert "sk-very-secret" not in unit_of(systemd).read_text()
+    out, err = capsys.readouterr()
+    assert out == f"installed and started: {unit_of(systemd)}\n"
+    assert "loginctl enable-linger" in err
+    assert "the service does not see your shell's MY_KEY" in err
+    assert run_command(words) == 0  # the same again changes nothing
+
+
+def test_another_unit_is_replaced_only_by_force(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["service", "install"]) == 0
+    before = unit_of(systemd).read_text()
+    assert run_command(["service", "install", "--port", "0"]) == 2
+    assert "another one is installed; --force replaces it" in capsys.readouterr().err
+    assert unit_of(systemd).read_text() == before
+    assert run_command(["service", "install", "--port", "0", "--force"]) == 0
+    assert unit_of(systemd).read_text() != before
+
+
+def test_status_logs_and_uninstall(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["service", "status"]) == service.NOT_RUNNING
+    assert run_command(["service", "logs"]) == 2
+    assert run_command(["service", "uninstall"]) == 2
+    assert calls(systemd) == []
+    assert run_command(["service", "install"]) == 0
+    capsys.readouterr()
+    assert run_command(["service", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"installed": True, "running": True, "file": str(unit_of(systemd))}
+    program(systemd, "systemctl", '[ "$2" != is-active ]')
+    assert run_command(["service", "status"]) == service.NOT_RUNNING
+    calls(systemd)
+    assert run_command(["service", "logs", "-n", "7"]) == 0
+    assert run_command(["service", "uninstall"]) == 0
+    assert calls(systemd) == [
+        "journalctl --user-unit edge-agent.service --lines 7 --no-pager",
+        "systemctl --user show-environment",
+        "systemctl --user disable --now edge-agent.service",
+        "systemctl --user daemon-reload",
+    ]
+    assert not unit_of(systemd).exists()
+
+
+@linux_only
+def test_without_a_user_systemd_nothing_is_changed_and_one_line_says_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["service", "install"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "error: systemctl --user cannot be used here: systemctl: No such file or directory; nothing was changed"
+    )
+    program(home, "systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1")
+    assert run_command(["service", "install"]) == 1
+    assert "Failed to connect to bus: No medium found" in capsys.readouterr().err
+    assert not (home / "config").exists()
+
+
+def test_a_command_that_fails_is_named_with_its_words(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program(systemd, "systemctl", '[ "$2" != restart ] || { echo "Job failed." >&2; exit 1; }')
+    assert run_command(["service", "install"]) == 1
+    assert capsys.readouterr().err == "error: systemctl --user restart edge-agent.service failed: Job failed.\n"
+
+
+@linux_only
+def test_print_and_dry_run_touch_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["service", "install", "--print"]) == 0
+    assert values(capsys.readouterr().out, "WantedBy") == ["default.target"]
+    assert run_command(["service", "install", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"write {unit_of(home)}",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable edge-agent.service",
+        "systemctl --user restart edge-agent.service",
+    ]
+    assert run_command(["service", "uninstall", "--dry-run"]) == 0
+    assert sorted(file.name for file in home.iterdir()) == ["bin"]
+
+
+def test_a_configuration_that_cannot_be_used_is_not_installed(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["service", "install", "--set", "serve.port=99999"]) == 2
+    assert "serve.port must be at most 65535" in capsys.readouterr().err
+    assert calls(systemd) == []
+
+
+def test_on_a_mac_launchd_gets_a_property_list(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    program(home, "launchctl", '[ "$1" != print ] || [ "${2%/edge-agent}" = "$2" ]')  # the domain is there, the service is not
+    assert run_command(["service", "install", "--port", "0"]) == 0
+    plist = home / "Library" / "LaunchAgents" / "edge-agent.plist"
+    domain = f"gui/{os.getuid()}"
+    assert calls(home) == [
+        f"launchctl print {domain}",
+        f"launchctl print {domain}/edge-agent",
+        f"launchctl bootstrap {domain} {plist}",
+    ]
+    assert plistlib.loads(plist.read_bytes())["ProgramArguments"][-2:] == ["--port", "0"]
+    program(home, "launchctl", "exit 0")
+    assert run_command(["service", "install", "--port", "0"]) == 0  # loaded already: unloaded first
+    assert f"launchctl bootout {domain}/edge-agent" in calls(home)
+    assert run_command(["service", "uninstall"]) == 0
+    assert not plist.exists()
+    assert stat.S_IMODE(plist.parent.stat().st_mode) & 0o022 == 0
+
+
+def test_a_system_with_neither_is_told_so(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "plan9")
+    for words in (["install"], ["uninstall"], ["status"], ["logs"]):
+        assert run_command(["service", *words]) == 2
+        assert "there is no service for plan9" in capsys.readouterr().err
+
+
+def test_nothing_that_may_be_a_secret_is_carried_over() -> None:
+    words: Sequence[str] = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+    assert not [name for name in service.CARRIED if any(word in name for word in words)]

@@ -1,0 +1,101 @@
+"""Stop strings in a text that arrives in pieces: found wherever the pieces end, in the answer only, never in a request for help."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.core.types import Sampling, ScoredToken
+from edge.inference.spoken import SpokenText
+from edge.inference.stopping import answer_start
+
+TEXTS = st.text("ab<c", max_size=30)
+
+
+def said(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, SpokenText]:
+    """What a listener heard of a text in pieces, and the text in the end."""
+    heard: list[str] = []
+    spoken = SpokenText(sampling, before, lambda text, tokens: heard.append(text))
+    for number, piece in enumerate(pieces, 1):
+        if spoken.add(piece.encode(), None, number == len(pieces)):
+            break
+    return "".join(heard), spoken
+
+
+def in_pieces(text: str, cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@given(TEXTS, st.lists(st.integers(0, 30), max_size=6), st.lists(st.text("ab<c", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_text_ends_before_the_first_stop_string_whatever_the_pieces(text: str, cuts: list[int], stops: list[str]) -> None:
+    heard, spoken = said(in_pieces(text, cuts), Sampling(stops=tuple(stops)))
+    pieces = in_pieces(text, cuts)
+    reached = "".join(pieces[: spoken.count])
+    found = [at for at in (reached.find(stop) for stop in stops) if at >= 0]
+    expected = reached[: min(found)] if found else text
+    assert heard == spoken.text == expected
+    assert spoken.stopped == any(stop in text for stop in stops)
+
+
+REASONING = "<think>\nStep 1: 2 + 3 = 5.\n</think>\n<answer>\nThe sum. It is \\boxed{5}\n</answer>"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [
+        (".", REASONING.partition(" It")[0].removesuffix(".")),
+        ("\n", REASONING.removesuffix("\n</answer>")),
+        ("Step", REASONING),
+        ("2 + 3", REASONING),
+        ("The", REASONING.partition("The")[0]),
+        ("<answer>", REASONING),
+    ],
+)
+def test_in_a_chat_the_answer_is_cut_and_never_the_reasoning(stop: str, kept: str, size: int) -> None:
+    pieces = [REASONING[at : at + size] for at in range(0, len(REASONING), size)]
+    heard, spoken = said(pieces, Sampling(stops=(stop,), stops_in_answer=True))
+    assert heard == spoken.text == kept
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize("stop", [".", "assistance", "I", "need external"])
+def test_a_request_for_help_is_never_cut(stop: str, size: int) -> None:
+    text = "<think>\nStep 1: hard.\n</think>\nI need external assistance."
+    heard, spoken = said(
+        [text[at : at + size] for at in range(0, len(text), size)], Sampling(stops=(stop,), stops_in_answer=True)
+    )
+    assert heard == spoken.text == text
+
+
+def test_what_only_begins_like_a_request_for_help_is_an_answer() -> None:
+    text = "<think>\nhard\n</think>\nI need a pen. And paper."
+    heard, _ = said(list(text), Sampling(stops=("I need",), stops_in_answer=True))
+    assert heard == "<think>\nhard\n</think>\n"
+    heard, _ = said(list(text.partition(" a pen")[0]), Sampling(stops=("need",), stops_in_answer=True))
+    assert heard == "<think>\nhard\n</think>\nI "
+
+
+def test_a_continued_turn_goes_on_where_the_answer_was() -> None:
+    heard, _ = said(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
+    assert heard == "It is 5"
+    heard, _ = said(["b.\n", "</think>", "It is. No"], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n")
+    assert heard == "b.\n</think>It is"
+
+
+def test_plain_talk_is_all_answer() -> None:
+    assert answer_start("Hello. There") == (0, False)
+    assert said(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello"
+
+
+def test_tokens_go_out_with_the_text_they_end_in_and_the_cut_ones_do_not() -> None:
+    heard: list[tuple[str, list[int]]] = []
+    spoken = SpokenText(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))
+    for number, piece in enumerate((b"a", b"\xc3", b"\xa9c", b"x", b"c", b"de")):
+        spoken.add(piece, ScoredToken(number, piece, -1.0), False)
+    assert heard == [("a", [0]), ("", [1]), ("é", []), ("cx", [2, 3])]
+    assert [(token.token_id, token.start, token.end) for token in spoken.tokens] == [(0, 0, 1), (1, 1, 1), (2, 1, 3), (3, 3, 4)]

@@ -1,0 +1,168 @@
+"""The agent's endpoint beside llama-cpp-python's own server: `python -m tools.bench endpoint [--rounds 7] [--model MODEL.gguf]`.
+
+Both serve the same file with the same threads and context, one request at a time, streamed, at temperature 0. Rounds alternate, and so does
+who begins; every request has a prompt of its own, because either server may keep the last one. Told are medians over all requests of
+the time to the first visible letter and to the end of the stream, and our medians as multiples of theirs. The replies are compared as
+well: figures of different texts mean nothing, nor do those of a machine that does other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from edge.inference.llamacpp import physical_cores
+from tools.bench.coordinator.processes import free_port, running
+from tools.bench.rollout import BUNDLED, question
+
+ROUTES = ("completions", "chat/completions")
+WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One streamed reply: seconds to its first visible letter (tags and white space are none) and to its end."""
+
+    first_s: float
+    total_s: float
+    text: str
+
+
+@contextmanager
+def our_server(folder: Path, model: Path, threads: int, context: int) -> Iterator[str]:
+    """`edge-agent run`, serving only and never asking; gives the base address."""
+    state = folder / "state"
+    limits = ["--set", f"engine.threads={threads}", "--set", f"model.context_tokens={context}"]
+    options = ["--no-learn", "--port", "0", "--mode", "local-only", "--model", str(model), "--state", str(state), "--json"]
+    command = [sys.executable, "-m", "edge.cli", "run", *options, *limits]
+    with running(command, folder / "ours.log", ready=(state / "endpoint.json").is_file):
+        yield str(json.loads((state / "endpoint.json").read_text())["url"]) + "/v1"
+
+
+@contextmanager
+def their_server(folder: Path, model: Path, threads: int, context: int) -> Iterator[str]:
+    """`python -m llama_cpp.server` with flash attention, as ours has it."""
+    base = f"http://127.0.0.1:{(port := free_port())}/v1"
+    limits = ["--n_ctx", str(context), "--n_threads", str(threads), "--n_threads_batch", str(threads), "--flash_attn", "true"]
+    where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--model_alias", "edge"]
+    command = [sys.executable, "-m", "llama_cpp.server", *where, *limits]
+    with running(command, folder / "theirs.log", ready=lambda: _answers(f"{base}/models")):
+        yield base
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=1.0) as reply:
+        return int(reply.status) == 200
+    return False
+
+
+async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, max_tokens: int) -> Timed:
+    """One streamed request, timed here."""
+    (message,) = question(number)
+    chat = {"messages": [{"role": "user", "content": message.content}]}
+    prompt = (
+        f"<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\n{message.content}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    body = {"model": "edge", "temperature": 0, "max_tokens": max_tokens, "stream": True}
+    first, pieces, start = 0.0, [], time.perf_counter()
+    async with http.post(f"{base}/{route}", json={**body, **({"prompt": prompt} if route == "completions" else chat)}) as reply:
+        reply.raise_for_status()
+        async for line in reply.content:
+            if text := _text_of(line):
+                pieces.append(text)
+                first = first or (time.perf_counter() - start if _bare("".join(pieces)) else 0.0)
+    return Timed(first, time.perf_counter() - start, "".join(pieces))
+
+
+def _text_of(line: bytes) -> str:
+    if not line.startswith(b"data: {"):
+        return ""
+    choices = json.loads(line[6:])["choices"]
+    choice: Mapping[str, Any] = choices[0] if choices else {}
+    delta = choice.get("delta", {})
+    return str(choice.get("text") or delta.get("reasoning_content") or delta.get("content") or "")
+
+
+async def measure(bases: Mapping[str, str], route: str, rounds: int, requests: int, max_tokens: int) -> dict[str, list[Timed]]:
+    """Rounds of requests to each server in turn."""
+    found: dict[str, list[Timed]] = {name: [] for name in bases}
+    async with aiohttp.ClientSession() as http:
+        for base in bases.values():
+            for number in range(WARM_UP):
+                await ask(http, base, route, 900 + number, max_tokens)
+        for turn in range(rounds):
+            for name in sorted(bases, reverse=bool(turn % 2)):
+                for number in range(requests):
+                    found[name].append(await ask(http, bases[name], route, turn * requests + number, max_tokens))
+    return found
+
+
+def summary(route: str, found: Mapping[str, Sequence[Timed]]) -> dict[str, Any]:
+    """Medians in milliseconds, ours as multiples of theirs, and how many texts were the same on both sides."""
+    medians = {
+        f"{name}_{what}_ms": round(1e3 * statistics.median(getattr(one, f"{what}_s") for one in timed), 2)
+        for name, timed in found.items()
+        for what in ("first", "total")
+    }
+    ratios = {f"{what}_ratio": round(medians[f"ours_{what}_ms"] / medians[f"theirs_{what}_ms"], 3) for what in ("first", "total")}
+    same = sum(_bare(ours.text) == _bare(theirs.text) for ours, theirs in zip(found["ours"], found["theirs"], strict=True))
+    return {"route": route, "requests": len(found["ours"]), "same_texts": same, **medians, **ratios}
+
+
+def _bare(text: str) -> str:
+    """A text without the tags and the white space that a chat reply of ours takes out."""
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        text = text.replace(tag, "")
+    return "".join(text.split())
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench endpoint", description="Our endpoint beside llama-cpp-python's.")
+    parser.add_argument("--model", type=Path, default=BUNDLED)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=10, help="a round and server (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=110)
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start both servers, measure each route, print a line for each."""
+    given = parse(arguments)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        options = (folder, given.model, given.threads, given.context)
+        bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
+        for route in ROUTES:
+            found = summary(route, asyncio.run(measure(bases, route, given.rounds, given.requests, given.max_tokens)))
+            print(json.dumps(found) if given.json else _line(found), flush=True)
+    return 0
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    parts = [
+        f"{what} {found[f'ours_{what}_ms']:8.2f} ms, llama_cpp.server {found[f'theirs_{what}_ms']:8.2f} ms, "
+        f"ratio {found[f'{what}_ratio']:.2f}"
+        for what in ("first", "total")
+    ]
+    return f"{found['route']:<17} {'; '.join(parts)}; same text {found['same_texts']} of {found['requests']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

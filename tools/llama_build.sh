@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Sees to it that the installed llama.cpp computes on this processor; its argument is the environment's Python.
+#
+# It is compiled for the processor at hand, or comes from pip's cache, compiled for another one. A virtual machine may also announce AMX and
+# then fault at its first instruction. So a prompt of the bundled model is decoded in a process of its own, and where that dies llama.cpp is
+# built again: without AMX, and if that dies too, for any x86-64 processor with AVX2.
+set -euo pipefail
+python=$1
+version=$(sed -n 's/^llama-cpp-python==//p' constraints.txt)
+
+decodes() {
+  "$python" - 2>/dev/null <<'END'
+from llama_cpp import Llama
+model = Llama("edge/models/files/nano-edge.gguf", n_ctx=256, n_threads=1, verbose=False)
+model.eval([1] * 64)
+model.eval([2])
+END
+}
+
+rebuild() {
+  echo "== building llama.cpp again: $1 (about 3 minutes on 2 cores)"
+  "$python" -m pip --disable-pip-version-check cache remove --quiet llama_cpp_python >/dev/null 2>&1 || true
+  CMAKE_ARGS=$2 "$python" -m pip --disable-pip-version-check install --quiet --force-reinstall --no-deps \
+    --no-binary llama-cpp-python "llama-cpp-python==$version"
+}
+
+decodes && exit 0
+rebuild "what is installed does not run on this processor" "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
+decodes && exit 0
+rebuild "without what is special to this processor" "-DGGML_NATIVE=OFF"
+decodes && exit 0
+echo "llama.cpp does not run on this processor; see https://llama-cpp-python.readthedocs.io for other builds" >&2
+exit 1
