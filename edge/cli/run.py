@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
 
-_LOOK_AGAIN_S = 5.0
-
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
     from edge.cli.settings import Settings
+
+_LOOK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
