@@ -106,6 +106,7 @@ class OwnUse:
             items=tuple(one.item for one in chosen),
             cursor_seed=self._seed,
             cursor_after=self._state.cursor(source.name, self._seed) + len(chosen),
+            ends_phase=plan is None and self._passes_left(ready, uses) == len(chosen),
             own=True,
             phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
@@ -152,6 +153,10 @@ class OwnUse:
             if used < self.rules.passes
         ]
         return [one for _, _, one in sorted(order, key=lambda entry: entry[:2])]
+
+    def _passes_left(self, ready: Sequence[tuple[OwnSource, Sequence[OwnItem]]], uses: Mapping[str, int]) -> int:
+        """How often anything is still to be learned from: the step that uses the last of it up is judged."""
+        return sum(self.rules.passes - uses.get(item_key(one.item), 0) for _, left in ready for one in left)
 
     def _uses(self) -> dict[str, int]:
         return dict(self._state.database.execute("SELECT item, uses FROM item_uses").fetchall())

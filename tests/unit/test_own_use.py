@@ -313,3 +313,14 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
         assert [step.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
             "behind the phases own steps are judged"
         )
+
+
+async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it_serves(tmp_path: Path) -> None:
+    gate = GateRules(every=100, anchors_per_task=2, max_drop=1.0, rate_band=1.0)
+    world = world_in(tmp_path / "state", steps=1, gate=gate)
+    async with world.agent() as agent:
+        await agent.learn()
+        give(agent._parts.state, 1, 2, 3, 4)
+        await agent.learn()
+        assert [step.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
+        assert agent.status().adapter_version == 4
