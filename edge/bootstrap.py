@@ -27,12 +27,16 @@ from edge.sizing import learner_settings, probe_plan, step_measure, training_dev
 if TYPE_CHECKING:
     from edge.agent.agent import Agent, AgentSettings
     from edge.agent.cloud import CloudDesk
+    from edge.agent.conditions import LearningConditions
+    from edge.agent.curriculum import Curriculum
     from edge.agent.embedded import EmbeddedCoordinator
     from edge.agent.evaluate import Candidate
     from edge.agent.evaluation.cloud import CloudAnswers
     from edge.agent.evaluation.examples import Example
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
+    from edge.agent.own_use import OwnUse
     from edge.agent.rollout import RolloutSettings
+    from edge.agent.state import StateFolder
     from edge.core.clock import Clock
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
@@ -132,8 +136,11 @@ def local_prompt_form(config: AgentConfig) -> str:
     return "compact" if bundled and config.model.prompt_form == "auto" else config.model.prompt_form
 
 
-def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
-    """An agent, not yet started (`async with`). Raises ModelFileError, StateError, TaskFileError, UsageError."""
+def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> Agent:
+    """An agent, not yet started (`async with`). Raises ModelFileError, StateError, TaskFileError, UsageError.
+
+    `lives_here`: it learns from its own use too, and only when the machine is free (`use`, `learning.when`).
+    """
     from edge.agent.agent import Agent, AgentParts
     from edge.agent.curriculum import Curriculum
     from edge.agent.failpoint import failpoint_from
@@ -167,11 +174,34 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             open_rollouts=lambda serving: open_rollouts(config, path, worker.get(), weights, serving),
             sound=sound_adapter,
             step_measure=trainer.step_measure,
+            own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
+            conditions=build_conditions(config, clock) if lives_here else None,
         )
         return Agent(parts, agent_settings(config, state.run_id))
     except BaseException:
         state.close()
         raise
+
+
+def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculum, sink: EventSink, clock: Clock) -> OwnUse:
+    """What is learned beside the phases."""
+    from edge.agent.events import Notice
+    from edge.agent.own_use import OwnUse, OwnUseRules
+    from edge.agent.watched import WatchedFolder
+
+    use, learning = config.use, config.learning
+    rules = OwnUseRules(use.feedback, use.agreement, use.share, use.passes, use.target_rate)
+    folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
+    watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None
+    return OwnUse(state, rules, watched, learning.seed, learning.prompts_per_step, curriculum.rate_of)
+
+
+def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
+    """When learning may use this machine."""
+    from edge.agent.conditions import ConditionRules, MachineConditions
+    from edge.agent.machine import MachineProbe
+
+    return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
 
 
 async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:
@@ -701,6 +731,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     """The parts of the configuration that the agent itself works with."""
     from edge.agent.agent import AgentSettings
     from edge.agent.answer import AnswerSettings
+    from edge.agent.purse import DailyLimits
     from edge.agent.rollout import RolloutSettings
     from edge.dagrpo.advantages import AdvantageScale
 
@@ -735,7 +766,15 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     )
     scale = AdvantageScale(learning.advantage_scale)
     return AgentSettings(
-        rollout, answers, learning.dual_init, scale, coordinator.call_deadline_s, config.budget.dial, gate=gate_rules(config)
+        rollout,
+        answers,
+        learning.dual_init,
+        scale,
+        coordinator.call_deadline_s,
+        config.budget.dial,
+        gate=gate_rules(config),
+        daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
+        recheck_every=config.gate.recheck_every,
     )
 
 

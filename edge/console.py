@@ -17,6 +17,8 @@ from edge.agent.events import (
     EvalProgress,
     GateJudged,
     HeldOutScored,
+    LearningResumed,
+    LearningWaits,
     Notice,
     Offline,
     Online,
@@ -344,6 +346,10 @@ def spoken(event: Event) -> str:
             return f"adapter {event.step} has passed the gate and serves now"
         case Notice():
             return event.text
+        case LearningWaits():
+            return f"learning is {event.reason}"
+        case LearningResumed():
+            return "learning goes on"
         case AnswerFinished():
             return f"answered {event.id} from {event.source} in {event.latency_s:.1f} s ({event.reason})"
         case RunFinished():

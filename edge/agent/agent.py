@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from edge import __version__
 from edge.agent.answer import Answerer, AnswerSettings
@@ -20,15 +20,22 @@ from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
 from edge.agent.completing import ServedTexts
+from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum, HeldOut
+from edge.agent.daybook import daybook
 from edge.agent.dial import HelpDial
 from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
 from edge.agent.evaluation.scores import Scores, score
-from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
+from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, WentBack
+from edge.agent.feedback import Feedback, FeedbackBook
 from edge.agent.gate import ServingGate
+from edge.agent.guard import Guard
 from edge.agent.line import Line
 from edge.agent.link import WatchedClient, why_away
-from edge.agent.promotion import PromotionGate
+from edge.agent.own_use import OwnUse, is_about_the_device
+from edge.agent.promotion import Exam, PromotionGate
+from edge.agent.purse import NO_LIMITS, DailyLimits, LearningPurse, PurseDesk
+from edge.agent.readiness import Readiness, is_paused
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.state import StateFolder, Terms
@@ -37,7 +44,16 @@ from edge.agent.stepbook import StepBook
 from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
-from edge.core.errors import AdapterError, CoordinatorUnavailable, PermissionDenied, StateError, UsageError
+from edge.core.errors import (
+    AdapterError,
+    ContextOverflow,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    StateError,
+    UsageError,
+)
 from edge.core.events import EventSink
 from edge.core.rng import stream
 from edge.core.types import AdapterRef
@@ -86,6 +102,10 @@ class AgentStatus:
     uptime_s: float
     trained_version: int = 0
     """The newest adapter on the line of training; `adapter_version` is the one that serves."""
+    waiting: str = ""
+    """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
+    paused: bool = False
+    """A person has paused learning."""
 
 
 class CoordinatorProcess(Protocol):
@@ -125,6 +145,10 @@ class AgentParts:
     """A second engine over the same weights for learning, so that another adapter can be trained than serves; a gate needs it."""
     sound: Callable[[Path], None] = lambda adapter_folder: None
     """Reads an adapter's files through. Raises AdapterError when they are damaged."""
+    own_use: OwnUse | None = None
+    """What is learned beside the phases: verdicts on answers, watched task files."""
+    conditions: LearningConditions | None = None
+    """When learning may use the machine; None: always."""
     step_measure: Callable[[], StepMeasure | None] = lambda: None
     """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 
@@ -142,6 +166,9 @@ class AgentSettings:
     offline_retry_s: float = 10.0
     gate: GateRules | None = None
     """None: every step's adapter serves at once."""
+    daily_limits: DailyLimits = NO_LIMITS
+    recheck_every: int | None = None
+    """Steps after which the version that serves is examined again; with a gate only. None: never."""
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:
@@ -171,7 +198,10 @@ class Agent:
         self._client = WatchedClient(parts.client, parts.sink, parts.clock)
         jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
         self._budget_watch = BudgetWatch(parts.client, jitter)
-        self._gate = ServingGate()
+        self._gate = ServingGate(parts.clock)
+        self._readiness = Readiness(self._gate, parts.conditions, parts.state, parts.sink, parts.clock)
+        self._purse = LearningPurse(parts.state, parts.clock, settings.daily_limits)
+        self.feedback = FeedbackBook(parts.state)
         self._stop = asyncio.Event()
         self._learning = "idle"
         self._phase_told: int | None = None
@@ -256,7 +286,7 @@ class Agent:
             model=self._backend.model,
             adapter_version=self._backend.adapter_version,
             mode=self._settings.answers.mode,
-            learning="paused" if self._learning == "learning" and self._gate.busy else self._learning,
+            learning=self._learning_word(),
             online=self._client.online,
             offline_reason=self._client.offline_reason,
             coordinator=self._parts.coordinator_name,
@@ -275,7 +305,29 @@ class Agent:
             total_spend_uusd=last.total_spend_uusd if last else 0,
             uptime_s=self._parts.clock.monotonic() - self._began,
             trained_version=state.line().head,
+            waiting=self._readiness.told(),
+            paused=is_paused(state),
         )
+
+    def _learning_word(self) -> str:
+        waits = self._gate.busy or self._readiness.waiting
+        return "paused" if self._learning == "learning" and waits else self._learning
+
+    def pause_learning(self, paused: bool) -> None:
+        """Begin no further step, or go on; kept over restarts. A step under way is finished."""
+        self._readiness.pause(paused)
+
+    def rate_answer(self, feedback: Feedback) -> Feedback:
+        """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
+        return self.feedback.give(feedback, self._parts.clock.now())
+
+    def report(self, since: float) -> dict[str, Any]:
+        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
+        return daybook(self._parts.state.database, since, self._parts.clock.now())
+
+    def more_to_learn(self) -> bool:
+        """Whether learning that was done has something new to learn from."""
+        return self._next_step() is not None
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """Finished steps from the state folder, oldest first (for learning curves)."""
@@ -320,8 +372,10 @@ class Agent:
         """The adapter versions in the state folder."""
         return Versions(self._parts.state, self._checkpoints, self._parts.sound)
 
-    async def rollback(self, version: int) -> Line:
+    async def rollback(self, version: int, by: str = "person", reason: str = "") -> Line:
         """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
+
+        `by`: a person, or what found the version in use worse, with its `reason` in one line.
 
         Raises NotFound, and AdapterError or StateError for a damaged one; everything stays as it was then.
         """
@@ -329,8 +383,9 @@ class Agent:
         async with self._switching:
             checkpoint = await asyncio.to_thread(versions.checkpoint, version)
             await self._backend.swap_adapter(checkpoint.adapter if checkpoint else None)
-            line = versions.go_back(version)
-        self._notice(f"went back to {version_name(version)}; serving and learning go on from there")
+            line = versions.go_back(version, self._parts.clock.now(), by, reason)
+        told = f" ({reason})" if reason else ""
+        self._notice(f"went back to {version_name(version)}{told}; serving and learning go on from there")
         self._parts.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 
@@ -473,7 +528,8 @@ class Agent:
         return self._rollouts
 
     def _made_step(self, rollouts: InferenceBackend) -> LearningStep:
-        desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
+        desk: CloudDesk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
+        desk = PurseDesk(desk, self._purse)
         rollout = Rollout(rollouts, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout)
         group_size, scale = self._settings.rollout.group_size, self._settings.advantage_scale
         measure = self._parts.step_measure()
@@ -486,9 +542,9 @@ class Agent:
         return self._learner
 
     async def _learn_until(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
-        made = 0
+        made, guard = 0, self._made_guard(await self._for_rollouts())
         while not self._stop.is_set():
-            plan = self._parts.curriculum.next_step()
+            plan = self._next_step()
             if between_steps is not None:
                 await self._follow_line()
                 done = self._parts.state.position().steps_done
@@ -499,16 +555,67 @@ class Agent:
                 return "max_steps"
             if plan is None:
                 return "done"
-            await self._unless_stopped(self._gate.idle())
+            await self._unless_stopped(self._readiness.ready())
             if self._stop.is_set():
                 break
+            if guard is not None:
+                await self._unless_stopped(self._keep_the_best(guard))
+                if self._stop.is_set():
+                    break
+            plan = self._next_step() or plan
             await self._follow_line()
             self._tell_phase(plan)
             await self._budget_watch.follow(plan.task)
-            await self._unless_stopped(step.run(plan, self._trained), may_cancel=lambda: step.interruptible)
-            self._trained = self._parts.state.position().steps_done
-            made += 1
+            if await self._made_or_left_out(step, plan):
+                self._trained = self._parts.state.position().steps_done
+                made += 1
         return "stopped"
+
+    def _next_step(self) -> StepPlan | None:
+        """The phases' next step, or one of one's own use whose turn it is."""
+        plan = self._parts.curriculum.next_step()
+        return plan if self._parts.own_use is None else self._parts.own_use.next_step(plan)
+
+    async def _made_or_left_out(self, step: LearningStep, plan: StepPlan) -> bool:
+        """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
+        try:
+            await self._unless_stopped(step.run(plan, self._trained), may_cancel=lambda: step.interruptible)
+        except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
+            if self._parts.own_use is None or not plan.own or is_about_the_device(error):
+                raise
+            self._parts.own_use.leave_out(plan, error)
+            self._notice(f"{plan.source}: {len(plan.items)} questions cannot be learned from and are left out ({error})")
+            return False
+        return True
+
+    def _made_guard(self, rollouts: InferenceBackend) -> Guard | None:
+        if self._settings.gate is None:
+            return None
+        state, clock, every = self._parts.state, self._parts.clock, self._settings.recheck_every
+        return Guard(state, self._checkpoints, self._exam(rollouts), clock.now, every=every, sound=self._is_sound)
+
+    async def _is_sound(self, version: int) -> bool:
+        try:
+            await asyncio.to_thread(self.versions().checkpoint, version)
+        except (AdapterError, StateError, NotFound):
+            return False
+        return True
+
+    async def _keep_the_best(self, guard: Guard) -> None:
+        """Go back where the version that serves is worse than one before it."""
+        examined = guard.exam_is_due()
+        found = await guard.withdrawal()
+        if examined:
+            await self._load_head_for_rollouts()
+        if found is not None:
+            await self.rollback(found.better, by=found.cause, reason=found.reason)
+            now = self._parts.clock.now()
+            self._parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, now))
+
+    async def _load_head_for_rollouts(self) -> None:
+        """What an exam has left in the engine for learning makes room for the adapter that is trained."""
+        head = self._checkpoints.at(self._parts.state.line().head)
+        await (await self._for_rollouts()).swap_adapter(head.adapter if head else None)
 
     async def _follow_line(self) -> None:
         """Where training went back to another version, load that one."""
@@ -560,16 +667,23 @@ class Agent:
         )
 
     def _promotion(self, rollouts: InferenceBackend) -> PromotionGate | None:
-        rules, evaluation = self._settings.gate, self._evaluation(rollouts)
+        rules = self._settings.gate
         if rules is None:
             return None
+        own = self._parts.own_use
+        own_anchors = {} if own is None else {"own_anchors": own.anchors}
+        anchors, exam = self._parts.curriculum.anchors, self._exam(rollouts)
+        return PromotionGate(rules, anchors, exam, self._parts.state, self._checkpoints, **own_anchors)
+
+    def _exam(self, rollouts: InferenceBackend) -> Exam:
+        evaluation = self._evaluation(rollouts)
 
         async def exam(adapter: AdapterRef | None, candidates: Sequence[Candidate]) -> dict[str, bool]:
             await rollouts.swap_adapter(adapter)
             judged = await evaluation.judge_all(candidates, "anchors")
             return {one.candidate.key: one.judged.forced.right for one in judged}
 
-        return PromotionGate(rules, self._parts.curriculum.anchors, exam, self._parts.state, self._checkpoints)
+        return exam
 
     def _evaluation(self, backend: InferenceBackend) -> Evaluation:
         """At temperature 0, without the cloud."""
@@ -605,7 +719,9 @@ class Agent:
                 state.run_id,
                 self._backend.model.name,
                 state.position().steps_done,
-                self._parts.curriculum.steps_planned,
+                None
+                if self._parts.own_use
+                else self._parts.curriculum.steps_planned,  # own steps come on top, as their events tell
                 self._backend.adapter_version,
                 self._parts.clock.now(),
             )
@@ -613,7 +729,7 @@ class Agent:
         self._learning_began = self._parts.clock.monotonic()
 
     def _tell_phase(self, plan: StepPlan) -> None:
-        if self._phase_told == plan.phase:
+        if plan.own or self._phase_told == plan.phase:
             return
         self._phase_told = plan.phase
         curriculum = self._parts.curriculum

@@ -371,6 +371,7 @@ class Answerer:
             target_rate=standing.target_rate,
             prompt=draft.request.messages[-1].content,
             call_key=self._call_key(draft) if draft.completion else "",
+            turns=sum(message.role != "system" for message in draft.request.messages),
             openai_json=told,
         )
 

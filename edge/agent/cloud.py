@@ -21,11 +21,15 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CloudOutcome:
-    """`completion` when answered; else `refused` tells a budget's refusal from a failure, `reason` is one line."""
+    """`completion` when answered; else `refused` tells a budget's refusal from a failure, `reason` is one line.
+
+    `unsent`: it was decided on this device, and the coordinator was not asked.
+    """
 
     completion: CloudCompletion | None
     refused: bool = False
     reason: str = ""
+    unsent: bool = False
 
 
 class CloudDesk:

@@ -89,6 +89,11 @@ class Curriculum:
         """τ of a phase (the last one's past the end)."""
         return self._phases[min(phase, len(self._phases) - 1)].target_rate
 
+    def rate_of(self, task: str) -> float | None:
+        """τ of the first phase with this label, None where none has it."""
+        rates = (phase.target_rate for phase, label in zip(self._phases, self._tasks, strict=True) if label == task)
+        return next(rates, None)
+
     def phase(self, phase: int) -> PhaseConfig:
         """A phase's configuration."""
         return self._phases[phase]
@@ -115,7 +120,12 @@ class Curriculum:
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:
-        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items."""
+        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items.
+
+        () for a source that no phase has any more.
+        """
+        if source not in self._sources:
+            return ()
         held_out = tuple(self._sources[source].test(limit))
         return held_out or tuple(itertools.islice(self._sources[source].train(self._seed, 0), limit))
 

@@ -249,6 +249,35 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LearningWaits(Event):
+    """The next step waits: a person has paused learning, or the machine is not free. `reason` is one line, as "waiting: on battery"."""
+
+    kind: ClassVar[str] = "learning_waits"
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearningResumed(Event):
+    """What learning waited for is over."""
+
+    kind: ClassVar[str] = "learning_resumed"
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack(Event):
+    """The guard has taken a version out of service. `cause`: anchors or feedback; `reason` is one line with the evidence."""
+
+    kind: ClassVar[str] = "went_back"
+    from_version: int
+    to_version: int
+    cause: Literal["anchors", "feedback", "damage"]
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvalProgress(Event):
     """An evaluation's progress in items."""
 

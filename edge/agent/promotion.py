@@ -9,7 +9,7 @@ examined on an anchor once; its results are remembered until another one serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -18,12 +18,17 @@ from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.evaluate import Candidate, candidates_of
 from edge.agent.events import StepFinished
 from edge.agent.line import Line
+from edge.agent.mine import is_own
 from edge.agent.state import GATE_MEMORY, StateFolder
+from edge.agent.state import Exam as ExamResult
 from edge.core.errors import AdapterError
 from edge.core.types import AdapterRef, AnswerKind, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of
 
+_MOST_SOURCES = 32
+_LOOKED_BACK = 8
+"""Between the steps of one source there may be so many of others."""
 Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, bool]]]
 """Which candidates an adapter gets right, by their keys. Raises AdapterError."""
 
@@ -62,6 +67,7 @@ class Judgement:
     anchors: tuple[AnchorScore, ...]
     rate: RateScore
     memory: str
+    exams: tuple[ExamResult, ...] = ()
 
     @property
     def before(self) -> float | None:
@@ -84,42 +90,61 @@ class PromotionGate:
         exam: Exam,
         state: StateFolder,
         checkpoints: Checkpoints,
+        own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None,
     ) -> None:
+        """`anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone."""
         self.rules = rules
         self._anchors_of = anchors_of
         self._exam = exam
         self._state = state
         self._checkpoints = checkpoints
+        self._own_anchors = own_anchors
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
-        """Whether the adapter of this step is judged."""
-        return ends_phase or step % self.rules.every == 0
+        """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
+        before = step - 1
+        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.gate:
+            before -= 1
+        return ends_phase or step // self.rules.every > before // self.rules.every
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
         line = self._state.line()
-        memory = self._with_anchors(Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving), event.source)
+        sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
+        memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
+        memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
         rate = self._rate(event, base, memory)
+        before = memory.right
         memory, known = await self._examined(memory, line)
-        candidates = _candidates(memory.anchors)
+        candidates = candidates_by_source(memory.anchors)
+        exams = results(line.serving, candidates, {key: right for key, right in memory.right.items() if key not in before})
         try:
             right = await self._exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
-            return Judgement("refused", str(error), (), rate, memory.to_json())
+            return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
         scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
         reason = refusal_of(scores, rate, self.rules)
+        exams = (*exams, *results(checkpoint.step, candidates, right))
         if not reason:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
-        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json())
+        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json(), exams)
 
-    def _with_anchors(self, memory: Memory, source: str) -> Memory:
-        if source in memory.anchors:
-            return memory
-        return replace(memory, anchors={**memory.anchors, source: self._anchors_of(source, self.rules.anchors_per_task)})
+    def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
+        """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
+        anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
+        for source in dict.fromkeys((*anchors, *sources)):
+            if (fresh := self._own_anchors(source, limit)) is not None:
+                anchors[source] = fresh
+            elif source not in anchors and (some := self._anchors_of(source, limit)):
+                anchors[source] = some
+        newest = dict(list(anchors.items())[-_MOST_SOURCES:])
+        wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
+        right = {key: right for key, right in memory.right.items() if key in wanted}
+        return replace(memory, anchors=newest, right=right)
 
     async def _examined(self, memory: Memory, line: Line) -> tuple[Memory, bool]:
         """The memory with the adapter in use examined on every anchor; False when that adapter cannot be loaded (it is no measure then)."""
-        missing = [one for own in _candidates(memory.anchors).values() for one in own if one.key not in memory.right]
+        missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
             return memory, True
         in_use = self._checkpoints.at(line.serving)
@@ -136,18 +161,33 @@ class PromotionGate:
 
         Where the task is new to the adapter in use, before is the rate of the phase's first step.
         """
-        window = min(self.rules.rate_window, event.phase_step)
-        on_line = (self._state.step_at(step) for step in islice(self._state.line_of(base), window - 1))
-        rates = [step.assist_rate for step in on_line if step is not None and step.phase == event.phase]
+        same = (step for step in self._before(base) if (step.phase, step.source) == (event.phase, event.source))
+        rates = [step.assist_rate for step in islice(same, self.rules.rate_window - 1)]
         before = memory.rates.get(event.task)
         if before is None:
-            first = self._state.step_at(event.step - event.phase_step + 1)
-            before = first.assist_rate if first is not None else event.assist_rate
+            before = self._first_rate(event)
         return RateScore(event.target_rate, mean([event.assist_rate, *rates]), before)
 
+    def _before(self, base: int) -> Iterator[StepFinished]:
+        """The steps that led to a version, newest first, as far back as the rate may look."""
+        steps = (self._state.step_at(step) for step in islice(self._state.line_of(base), _LOOKED_BACK * self.rules.rate_window))
+        return (step for step in steps if step is not None)
 
-def _candidates(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
+    def _first_rate(self, event: StepFinished) -> float:
+        """The rate of the first step of this phase and source; the event's own where it is the first."""
+        first = self._state.first_step(event.phase, event.source)
+        return event.assist_rate if first is None else first.assist_rate
+
+
+def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
+    """What is examined for each source."""
     return {source: candidates_of((item, 1.0) for item in items) for source, items in anchors.items()}
+
+
+def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: Mapping[str, bool]) -> tuple[ExamResult, ...]:
+    """What a version made of the candidates that were examined, source by source."""
+    by_source = {source: {one.key: right[one.key] for one in own if one.key in right} for source, own in candidates.items()}
+    return tuple(ExamResult(version, source, candidates[source][0].item.task, told) for source, told in by_source.items() if told)
 
 
 def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:

@@ -40,6 +40,7 @@ class AnswerRecord:
     as the cloud LLM ended (tool_calls, content_filter). openai_json: what its completion had beyond text, with its calls of tools.
     prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
     the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
+    turns: messages of the conversation, the last one included; a question among others may not be one by itself.
     """
 
     id: str
@@ -70,6 +71,7 @@ class AnswerRecord:
     target_rate: float | None = None
     prompt: str = ""
     call_key: str = ""
+    turns: int = 1
     openai_json: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall, CloudCompletion
-from edge.verifiers.verifier import Verifier
+from edge.verifiers.verifier import PartialVerifier, Verifier
 
+_JUDGED_ON_A_THREAD = (AnswerKind.PROGRAM, AnswerKind.MATH, AnswerKind.FEEDBACK)
 _UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELLED)
 
 
@@ -57,7 +58,8 @@ class RolloutSettings:
 class Batch:
     """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator.
 
-    `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked.
+    `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
+    items whose questions must not leave this device; requests for help with them are masked, too.
     """
 
     step: int
@@ -65,6 +67,7 @@ class Batch:
     task_step: int
     items: tuple[TaskItem, ...]
     offline: bool = False
+    stay_here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ScoredResponse:
     """A local response with its verdicts. `correct` judges the composed response; `masked` responses leave the group.
 
     `uncalled` ones asked, and so did all of their group, so that no call was made: they stay in the group with Â = 0, and nobody knows
-    whether they would have been right.
+    whether they would have been right. `unsent` ones asked, and this device itself did not pass it on.
     """
 
     response: LocalResponse
@@ -84,6 +87,7 @@ class ScoredResponse:
     masked: bool = False
     refused: bool = False
     uncalled: bool = False
+    unsent: bool = False
 
     @property
     def judged(self) -> bool:
@@ -194,6 +198,8 @@ class Rollout:
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: CloudDesk) -> CloudOutcome:
         if batch.offline:
             return CloudOutcome(None, reason="the coordinator is away")
+        if batch.items[index].id in batch.stay_here:
+            return CloudOutcome(None, reason="this question was asked of this device alone", unsent=True)
         call = cloud_call(self._settings, batch, index, asking)
         if self.cloud_span.began is None:
             self.cloud_span.began = self._clock.monotonic()
@@ -207,10 +213,21 @@ class Rollout:
             refused_reward = task_reward(Outcome(False, format_ok, asked)) if outcome.refused else 0.0
             cost = response_cost(outcome.refused)
             return ScoredResponse(
-                response, format_ok, asked, False, refused_reward, cost, masked=not outcome.refused, refused=outcome.refused
+                response,
+                format_ok,
+                asked,
+                False,
+                refused_reward,
+                cost,
+                masked=not outcome.refused,
+                refused=outcome.refused,
+                unsent=outcome.unsent,
             )
         cloud_text = outcome.completion.text if asked and outcome.completion else None
-        correct = await judge(self._verifier, item, composed_text(response.text, cloud_text))
+        composed = composed_text(response.text, cloud_text)
+        if not await is_judged(self._verifier, item, composed):
+            return ScoredResponse(response, format_ok, asked, False, 0.0, response_cost(asked), masked=True)
+        correct = await judge(self._verifier, item, composed)
         return ScoredResponse(
             response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
         )
@@ -240,9 +257,16 @@ def composed_text(local: str, cloud: str | None) -> str:
 
 async def judge(verifier: Verifier, item: TaskItem, text: str) -> bool:
     """The verifier's verdict; what runs or compares in a process of its own is awaited on a thread, so that serving goes on."""
-    if item.kind in (AnswerKind.PROGRAM, AnswerKind.MATH):
+    if item.kind in _JUDGED_ON_A_THREAD:
         return await asyncio.to_thread(verifier.is_correct, item, text)
     return verifier.is_correct(item, text)
+
+
+async def is_judged(verifier: Verifier, item: TaskItem, text: str) -> bool:
+    """Whether anybody knows if the text is right; in doubt about a person's own question nobody does."""
+    if item.kind is not AnswerKind.FEEDBACK or not isinstance(verifier, PartialVerifier):
+        return True
+    return await asyncio.to_thread(verifier.is_rated, item, text)
 
 
 def cloud_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
@@ -280,4 +304,5 @@ def step_units(groups: Sequence[ScoredGroup]) -> StepUnits:
     an outage, and every device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
-    return StepUnits(len(responses), sum(scored.asked for scored in responses), sum(scored.uncalled for scored in responses))
+    uncalled = sum(scored.uncalled or scored.unsent for scored in responses)
+    return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled)

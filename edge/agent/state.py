@@ -12,9 +12,9 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from edge.core.errors import NotFound, StateError
 
 SCHEMA_VERSION = 3
 GATE_MEMORY = "gate"
+BEST_VERSION = "guard_best"
 _LINE = "line"
 _SENT = """
 CREATE TABLE sent (
@@ -36,11 +37,15 @@ CREATE TABLE dials (task TEXT PRIMARY KEY, dial TEXT NOT NULL) STRICT;
 """
 _FEEDBACK = """
 CREATE TABLE feedback (
-    request_id TEXT PRIMARY KEY, at REAL NOT NULL, verdict TEXT NOT NULL, correction TEXT NOT NULL, used_at REAL
+    request_id TEXT PRIMARY KEY, at REAL NOT NULL, verdict TEXT NOT NULL, correction TEXT
 ) STRICT;
 """
 _LEARNING_SPEND = """
-CREATE TABLE learning_spend (day TEXT PRIMARY KEY, calls INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_uusd INTEGER NOT NULL) STRICT;
+CREATE TABLE learning_spend (
+    call_key TEXT PRIMARY KEY, day TEXT NOT NULL, at REAL NOT NULL, task TEXT NOT NULL, tokens INTEGER NOT NULL,
+    spend_uusd INTEGER NOT NULL, settled INTEGER NOT NULL
+) STRICT;
+CREATE INDEX learning_spend_by_day ON learning_spend (day);
 """
 _EXAMS = """
 CREATE TABLE exams (
@@ -48,7 +53,19 @@ CREATE TABLE exams (
     verdicts TEXT NOT NULL
 ) STRICT;
 """
-_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS
+_ITEM_USES = """
+CREATE TABLE item_uses (item TEXT PRIMARY KEY, uses INTEGER NOT NULL, step INTEGER NOT NULL) STRICT;
+"""
+_WENT_BACK = """
+CREATE TABLE went_back (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, from_version INTEGER NOT NULL, to_version INTEGER NOT NULL,
+    by TEXT NOT NULL, reason TEXT NOT NULL
+) STRICT;
+"""
+_WAITS = """
+CREATE TABLE waits (id INTEGER PRIMARY KEY AUTOINCREMENT, began_at REAL NOT NULL, ended_at REAL NOT NULL, reason TEXT NOT NULL) STRICT;
+"""
+_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS
 """Tables that came with version 3; each belongs to the module that reads and writes it."""
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -108,6 +125,27 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Exam:
+    """Which items of one source a version got right, by their keys."""
+
+    adapter_version: int
+    source: str
+    task: str
+    right: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class WentBackRow:
+    """That at some time another version was made to serve: by a person, or by what found the first one worse (anchors, feedback)."""
+
+    at: float
+    from_version: int
+    to_version: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """All that one finished step changes."""
 
@@ -123,6 +161,9 @@ class Commit:
     line: Line
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""
+    exams: tuple[Exam, ...] = ()
+    used: tuple[str, ...] = ()
+    """Keys of one's own items that were learned from, each one use more."""
 
 
 class StateReader:
@@ -148,6 +189,10 @@ class StateReader:
         steps_done = self.position().steps_done
         return Line(steps_done, steps_done)
 
+    def best_version(self) -> int:
+        """The version that did best in the guard's last exam, which is kept to go back to; 0: the bare model, or none was held."""
+        return int(self.meta(BEST_VERSION) or 0)
+
     def line_of(self, version: int) -> Iterator[int]:
         """The version and those it was trained from, newest first, without the bare model."""
         while version > 0:
@@ -158,6 +203,15 @@ class StateReader:
     def step_at(self, step: int) -> StepFinished | None:
         """One committed step."""
         row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
+        return None if row is None else step_from_json(json.loads(row[0]))
+
+    def first_step(self, phase: int, source: str) -> StepFinished | None:
+        """The first committed step of a source in a phase, of its last time where the phases began anew."""
+        query = (
+            "SELECT event FROM steps WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
+            " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
+        )
+        row = self._db.execute(query, (phase, source)).fetchone()
         return None if row is None else step_from_json(json.loads(row[0]))
 
 
@@ -232,12 +286,27 @@ class StateFolder(StateReader):
             self._put_meta(_LINE, commit.line.to_json())
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)
+            for exam in commit.exams:
+                self._put_exam(exam, event.at)
+            for item in commit.used:
+                self._put_use(item, event.step)
             if commit.unreported is not None:
                 self._queue(commit.unreported)
 
-    def set_line(self, line: Line) -> None:
-        """Serve and train on from other versions (going back)."""
-        self.set_meta(_LINE, line.to_json())
+    def put_exams(self, exams: Sequence[Exam], at: float) -> None:
+        """Keep the results of exams that belong to no step."""
+        with self._db:
+            for exam in exams:
+                self._put_exam(exam, at)
+
+    def set_line(self, line: Line, went_back: WentBackRow | None = None) -> None:
+        """Serve and train on from other versions, and why, where somebody went back."""
+        with self._db:
+            self._put_meta(_LINE, line.to_json())
+            if went_back is not None:
+                self._db.execute(
+                    "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
+                )
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), oldest first."""
@@ -289,6 +358,18 @@ class StateFolder(StateReader):
 
     def _put_terms(self, terms: Terms) -> None:
         self._db.execute("REPLACE INTO terms VALUES (?, ?, ?, ?)", (terms.task, terms.target_rate, terms.dual, terms.next_step))
+
+    def _put_exam(self, exam: Exam, at: float) -> None:
+        self._db.execute(
+            "INSERT INTO exams (at, adapter_version, source, task, verdicts) VALUES (?, ?, ?, ?, ?)",
+            (at, exam.adapter_version, exam.source, exam.task, json.dumps(dict(exam.right))),
+        )
+
+    def _put_use(self, item: str, step: int) -> None:
+        self._db.execute(
+            "INSERT INTO item_uses VALUES (?, 1, ?) ON CONFLICT (item) DO UPDATE SET uses = uses + 1, step = excluded.step",
+            (item, step),
+        )
 
     def _queue(self, report: Report) -> None:
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)

@@ -32,7 +32,11 @@ from edge.training.learner import Learner
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards."""
+    """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards.
+
+    `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
+    items whose questions must not leave this device. `used`: keys of its items, which are counted.
+    """
 
     step: int
     steps_planned: int | None
@@ -45,6 +49,10 @@ class StepPlan:
     cursor_seed: int
     cursor_after: int
     ends_phase: bool = False
+    own: bool = False
+    phases_done: bool = False
+    stay_here: frozenset[str] = frozenset()
+    used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class StepCloser:
             roles.failpoint("committed")
             await self._swap(checkpoint, line)
         watch.lap("swap")
-        roles.checkpoints.prune({line.head, line.serving, base, *line.kept})
+        roles.checkpoints.prune({line.head, line.serving, base, roles.state.best_version(), *line.kept})
         event = watch.timed(event)
         roles.sink.emit(event)
         if judgement is not None:
@@ -234,7 +242,11 @@ class LearningStep:
         return checkpoint
 
     def _gate_is_due(self, plan: StepPlan) -> bool:
-        return self._roles.gate is not None and self._roles.gate.is_due(plan.step, plan.ends_phase)
+        """Own steps between those of the phases are judged with the next one of these, whose rate counts."""
+        gate = self._roles.gate
+        if gate is None or (plan.own and not plan.phases_done):
+            return False
+        return gate.is_due(plan.step, plan.ends_phase)
 
     def _tell_left_out(self) -> None:
         if self._rollout.left_out:
@@ -274,7 +286,7 @@ def _samples(group: ScoredGroup, advantages_G: Sequence[float]) -> tuple[Trainin
 
 
 def _batch(plan: StepPlan, opened: OpenStep) -> Batch:
-    return Batch(plan.step, plan.task, opened.task_step, plan.items, opened.offline)
+    return Batch(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here)
 
 
 def _setting(plan: StepPlan, opened: OpenStep, state: StateFolder) -> StepSetting:
@@ -305,6 +317,7 @@ def _manifest(plan: StepPlan, opened: OpenStep, groups: Sequence[ScoredGroup], d
         "source": plan.source,
         "cursor_seed": plan.cursor_seed,
         "cursor_after": plan.cursor_after,
+        "used": list(plan.used),
         "draft": draft.to_json(),
     }
 
@@ -335,6 +348,8 @@ def _commit(
         unreported=closed.unreported,
         line=line,
         gate_memory=judgement.memory if judgement else "",
+        exams=judgement.exams if judgement else (),
+        used=tuple(manifest.get("used", ())),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.line import Line
-from edge.agent.state import StateFolder
+from edge.agent.state import StateFolder, WentBackRow
 from edge.core.errors import AdapterError, NotFound, StateError
 
 HINT = "see edge-agent adapters list"
@@ -93,11 +93,11 @@ class Versions:
             raise StateError(damage, hint=HINT)
         return checkpoint
 
-    def go_back(self, version: int) -> Line:
-        """Serve and learn on from a version that `checkpoint` has found sound; one transaction."""
-        line = self._state.line().back_to(version)
-        self._state.set_line(line)
-        return line
+    def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Line:
+        """Serve and learn on from a version that `checkpoint` has found sound; one transaction. `by`: a person, or what found it worse."""
+        line = self._state.line()
+        self._state.set_line(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
+        return line.back_to(version)
 
     def _version(self, checkpoint: Checkpoint, line: Line, on_line: bool) -> Version:
         step = self._state.step_at(checkpoint.step)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
 from edge.console import percent
+from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
 
@@ -174,7 +175,7 @@ async def _went_back(state: Path, version: int) -> Mapping[str, Any]:
 
 def _go_back(versions: Versions, version: int) -> dict[str, Any]:
     versions.checkpoint(version)
-    return asdict(versions.go_back(version))
+    return asdict(versions.go_back(version, SystemClock().now()))
 
 
 def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:

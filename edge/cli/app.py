@@ -703,6 +703,38 @@ def router_train(
     return command.train(settings, options)
 
 
+@app.command()
+def report(
+    since: Annotated[
+        str, typer.Option("--since", help="yesterday, today, ever, 24h, 7d, or a local date or time.", metavar="WHEN")
+    ] = "yesterday",
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """What was learned, gained, forgotten and spent, beside a running agent or without one."""
+    from edge.cli import report as command
+
+    return command.report(Settings(config, sets, state=state), since, as_json=json)
+
+
+@app.command()
+def pause(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Stop learning until `resume`, also over restarts; answers go on."""
+    from edge.cli import pause as command
+
+    return command.set_paused(Settings(config, sets, state=state), paused=True, as_json=json)
+
+
+@app.command()
+def resume(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Go on learning after `pause`."""
+    from edge.cli import pause as command
+
+    return command.set_paused(Settings(config, sets, state=state), paused=False, as_json=json)
+
+
 @app.command("serve-token")
 def serve_token(
     new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ from edge.core.events import FanOutSink
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
     from edge.cli.settings import Settings
+
+_LOOK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
         gallery = Gallery(state_folder(config) / "figures", console.say)
-        agent, stop = build_agent(config, FanOutSink([console.sink, gallery])), asyncio.Event()
+        agent, stop = build_agent(config, FanOutSink([console.sink, gallery]), lives_here=True), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
@@ -78,4 +80,15 @@ async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: as
         await agent.learn(options.steps)
         if options.steps is not None or not options.serve:
             return
+        await _learn_what_comes(agent, stop)
     await stop.wait()
+
+
+async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
+    """All phases are done: learn again whenever one's own use has something new, until a stop."""
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await stop.wait()
+        if not stop.is_set() and agent.more_to_learn():
+            await agent.learn()

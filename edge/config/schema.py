@@ -118,6 +118,28 @@ class AdapterConfig(Section):
         return targets
 
 
+class WhenConfig(Section):
+    """When learning may use the machine; looked at between steps.
+
+    A limit whose reading a machine does not give holds nothing back: a desktop has no battery. `edge-agent run` obeys it, `learn` does not.
+    """
+
+    on_mains: bool = Field(True, description="Only on mains power; a machine without a battery is.")
+    min_battery_percent: Annotated[float, Field(ge=0.0, le=100.0)] | None = Field(
+        20.0, description="Only with the battery at least so full, also on mains (null: any)."
+    )
+    max_temperature_c: Positive | None = Field(90.0, description="Only while the processor is no hotter, in °C (null: any).")
+    max_other_load: Rate | None = Field(
+        None, description="Only while other programs keep no larger share of the processors busy (null: any)."
+    )
+    quiet_s: NotNegative = Field(0.0, description="Only so many seconds after the last answer; never while somebody is answered.")
+    from_hour: int = Field(0, ge=0, le=23, description="Only from this hour of the day on, local time.")
+    until_hour: int = Field(
+        24, ge=1, le=24, description="Only until this hour of the day; an earlier one than from_hour is tomorrow's."
+    )
+    check_s: Positive = Field(5.0, description="Seconds between two looks while learning waits.")
+
+
 class LearningConfig(Section):
     """DA-GRPO.
 
@@ -166,6 +188,26 @@ class LearningConfig(Section):
         description="Compute activations again, not keep them: less memory, more time; auto: where it does not fit otherwise.",
     )
     enabled: bool = Field(True, description="Learn in run; false: only answer.")
+    when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
+
+
+class UseConfig(Section):
+    """Learning from one's own use in `edge-agent run`: verdicts on answers, and task files in a folder.
+
+    Questions that were answered on this device alone are learned from without asking the cloud. An item is learned from `passes` times;
+    where it is changed or corrected, it is a new one.
+    """
+
+    feedback: bool = Field(True, description="Learn from verdicts on answers (edge-agent feedback, chat, page) and corrections.")
+    agreement: bool = Field(
+        False, description="Where nobody gave a verdict, hold the answer right that the cloud gave and was paid for."
+    )
+    tasks_folder: str | None = Field(
+        None, description="Folder whose *.jsonl task files are learned from as they come, change and go (null: none)."
+    )
+    share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
+    passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
+    target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator says it for.")
 
 
 class GateConfig(Section):
@@ -187,6 +229,11 @@ class GateConfig(Section):
     rate_window: int = Field(10, ge=1, description="Steps whose mean is the share that asks.")
     max_refusals: int = Field(5, ge=1, description="So many refusals in a row take training back to the adapter in use.")
     keep: int = Field(3, ge=1, description="Versions that have served and stay on disk, to go back to.")
+    recheck_every: int | None = Field(
+        20,
+        ge=1,
+        description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by verdicts only).",
+    )
 
 
 class RoutingConfig(Section):
@@ -430,7 +477,7 @@ class ProgramsConfig(Section):
 class BudgetConfig(Section):
     """Hard limits of the embedded coordinator's ledger, and the dial.
 
-    The limits hold for good; they never start anew.
+    The limits hold for good and never start anew, but for those of a day: when learning has used them up, it goes on without the cloud.
     """
 
     calls_limit: int | None = Field(None, ge=0, description="Most calls (null: no limit).")
@@ -439,6 +486,12 @@ class BudgetConfig(Section):
     dial: Rate | None = Field(
         None,
         description="Share of people's questions that may ask, at once and without retraining (null: the model decides alone).",
+    )
+    learning_calls_per_day: int | None = Field(
+        None, ge=0, description="Most calls of learning in a day, local time; answers are not counted (null: no limit)."
+    )
+    learning_spend_per_day_uusd: int | None = Field(
+        None, ge=0, description="Most spend of learning in a day, in micro-USD; answers are not counted (null: no limit)."
     )
 
 
@@ -503,6 +556,7 @@ class AgentConfig(Section):
     engine: EngineConfig = Field(EngineConfig(), description="What computes answers, and how it uses the machine.")
     adapter: AdapterConfig = Field(AdapterConfig(), description="The LoRA adapter.")
     learning: LearningConfig = Field(LearningConfig(), description="DA-GRPO, the learning.")
+    use: UseConfig = Field(UseConfig(), description="Learning from one's own use, in run.")
     gate: GateConfig = Field(GateConfig(), description="When an adapter that was learned may serve.")
     routing: RoutingConfig = Field(
         RoutingConfig(), description="Who decides, in learning and evaluation, that a response is handed to the cloud."

@@ -21,7 +21,9 @@ If you have reasoned through enough steps and still cannot solve the problem on 
 
 
 def user_prompt(item: TaskItem) -> str:
-    """The user turn for one item, worded for its kind of answer."""
+    """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
+    if item.kind is AnswerKind.FEEDBACK:
+        return item.question
     if item.kind is AnswerKind.CHOICE:
         return f"{item.question}\n{_options(item.options)}\nThink step by step, then box the letter of the right option."
     if item.kind is AnswerKind.PROGRAM:

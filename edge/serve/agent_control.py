@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from edge.agent.agent import Agent
+from edge.agent.feedback import Feedback, Verdict
 from edge.agent.usage import Used
 from edge.core.errors import CoordinatorError
 
@@ -45,6 +46,20 @@ class RunningAgent:
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version."""
         return asdict(await self._agent.rollback(version))
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
+        return self._agent.rate_answer(Feedback(answer_id, cast(Verdict, verdict), correction)).to_json()
+
+    async def report(self, since: float) -> Mapping[str, Any]:
+        """What was learned, gained, forgotten and spent since a time."""
+        return self._agent.report(since)
+
+    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+        """Begin no further step, or go on."""
+        self._agent.pause_learning(paused)
+        status = self._agent.status()
+        return {"paused": status.paused, "waiting": status.waiting}
 
     async def usage(self) -> Mapping[str, Any]:
         """This device's own records, and what the coordinator's ledger says where it can be reached."""

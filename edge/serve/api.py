@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +22,9 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/why/{answer_id}", api.why),
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/rollback", api.rollback, methods=["POST"]),
+        Route("/api/feedback", api.feedback, methods=["POST"]),
+        Route("/api/learning", api.learning, methods=["POST"]),
+        Route("/api/report", api.report),
     ]
 
 
@@ -50,6 +54,52 @@ class _Api:
     async def rollback(self, request: Request) -> Response:
         """Go back to {"version": N}; what serves and what is trained on afterwards."""
         return JSONResponse(await self._control.rollback(_version_of(await request.body())))
+
+    async def feedback(self, request: Request) -> Response:
+        """Keep {"id": ID, "verdict": "good"|"bad"|"none", "correction": TEXT|null}; what was kept."""
+        return JSONResponse(await self._control.feedback(*_feedback_of(await request.body())))
+
+    async def learning(self, request: Request) -> Response:
+        """Pause or resume learning: {"paused": true|false}."""
+        paused = _object_of(await request.body()).get("paused")
+        if not isinstance(paused, bool):
+            raise RequestProblem(
+                400, 'paused: must be true or false, as in {"paused": true}', code="invalid_value", param="paused"
+            )
+        return JSONResponse(await self._control.pause_learning(paused))
+
+    async def report(self, request: Request) -> Response:
+        """What was learned, gained, forgotten and spent since ?since=SECONDS of the epoch (0: ever)."""
+        return JSONResponse(await self._control.report(_since_of(request)))
+
+
+def _feedback_of(body: bytes) -> tuple[str, str, str | None]:
+    given = _object_of(body)
+    answer_id, verdict, correction = given.get("id"), given.get("verdict"), given.get("correction")
+    if not isinstance(answer_id, str) or not answer_id:
+        raise RequestProblem(400, "id: must be the id of an answer", code="invalid_value", param="id")
+    if verdict not in ("good", "bad", "none"):
+        raise RequestProblem(400, 'verdict: must be "good", "bad" or "none"', code="invalid_value", param="verdict")
+    if not isinstance(correction, str | None):
+        raise RequestProblem(400, "correction: must be a text or null", code="invalid_value", param="correction")
+    return answer_id.removeprefix("chatcmpl-"), verdict, correction
+
+
+def _object_of(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RequestProblem(400, "the body must be a JSON object", code="invalid_value")
+    return value
+
+
+def _since_of(request: Request) -> float:
+    text = request.query_params.get("since", "0")
+    if len(text) > 20 or not text.isascii() or not text.replace(".", "", 1).isdigit():
+        raise RequestProblem(400, "since: must be seconds since the epoch", code="invalid_value", param="since")
+    return float(text)
 
 
 def _version_of(body: bytes) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from edge.core.errors import NotFound
+from edge.core.errors import NotFound, UsageError
 from edge.serve.ports import ScriptedAnswers
 
 
@@ -43,6 +43,39 @@ class AgentControl(Protocol):
         """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
         ...
 
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person thinks of an answer, durably: good, bad, or none to take it back; the last one counts.
+
+        Raises NotFound for an unknown id, UsageError for another verdict.
+        """
+        ...
+
+    async def report(self, since: float) -> Mapping[str, Any]:
+        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
+        ...
+
+    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+        """Begin no further step, or go on; kept over restarts."""
+        ...
+
+
+_NO_CALLS = {"calls": 0, "tokens": 0, "spend_uusd": 0}
+NOTHING_TO_REPORT: Mapping[str, Any] = {
+    "now": 0.0,
+    "serving_version": 0,
+    "serving_version_then": 0,
+    "tasks": [],
+    "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0},
+    "learning": {"steps": 0, "promotions": 0, "refusals": 0, "refused_because": [], "by_source": []},
+    "went_back": [],
+    "answers": [],
+    "cloud": {"serving": _NO_CALLS, "learning": _NO_CALLS},
+    "rates": [],
+    "waits": [],
+    "paused": False,
+}
+"""The report of an agent that has done nothing yet."""
+
 
 class ScriptedControl:
     """Shows prepared values; for tests and for working on the page without a model."""
@@ -52,6 +85,8 @@ class ScriptedControl:
         self._answers = answers
         self.log: list[Mapping[str, Any]] = []
         self.versions: list[Mapping[str, Any]] = []
+        self.verdicts: dict[str, Mapping[str, Any]] = {}
+        self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
@@ -90,3 +125,20 @@ class ScriptedControl:
             raise NotFound(f"there is no adapter version {version} here")
         self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
         return {"head": version, "serving": version}
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keeps the last verdict on what was asked in `verdicts`."""
+        await self.why(answer_id)
+        if verdict not in ("good", "bad", "none"):
+            raise UsageError(f"verdict: must be one of good, bad, none, not {verdict!r}")
+        self.verdicts[answer_id] = {"id": answer_id, "verdict": verdict, "correction": correction}
+        return self.verdicts[answer_id]
+
+    async def report(self, since: float) -> Mapping[str, Any]:
+        """The prepared report."""
+        return {**self.prepared_report, "since": since}
+
+    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+        """Marks the prepared state."""
+        self.state |= {"paused": paused, "waiting": "paused by you" if paused else ""}
+        return {"paused": paused, "waiting": self.state["waiting"]}

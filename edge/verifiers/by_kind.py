@@ -9,9 +9,10 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.choice_answer import ChoiceAnswer
 from edge.verifiers.feedback import FeedbackAnswer, RatingBook
 from edge.verifiers.math_answer import MathAnswer
+from edge.verifiers.own_answer import OwnAnswer, OwnKey
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
 from edge.verifiers.sandbox.choice import best_sandbox
-from edge.verifiers.verifier import Verifier
+from edge.verifiers.verifier import PartialVerifier, Verifier
 
 
 class VerifierByKind:
@@ -27,9 +28,11 @@ class VerifierByKind:
     ) -> None:
         """`verifiers` replaces the built-in ones; `math` and `programs` only that one (programs: by default in the best
         sandbox of this machine, looked for when the first program comes). Feedback is judged where there are `ratings`."""
+        math, choice = math or MathAnswer(), ChoiceAnswer()
+        self._own = OwnAnswer(math, choice)
         builtin: dict[AnswerKind, Verifier] = {
-            AnswerKind.MATH: math or MathAnswer(),
-            AnswerKind.CHOICE: ChoiceAnswer(),
+            AnswerKind.MATH: math,
+            AnswerKind.CHOICE: choice,
             AnswerKind.PROGRAM: programs or ProgramVerifier(ProgramJudge(best_sandbox)),
         }
         if ratings is not None:
@@ -38,7 +41,17 @@ class VerifierByKind:
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's final answer is right. Raises UsageError for a kind that no verifier judges."""
-        verifier = self._verifiers.get(item.kind)
+        verifier = self._judge(item)
         if verifier is None:
             raise UsageError(f"no verifier judges answers of kind {item.kind.value!r} (item {item.id})")
         return verifier.is_correct(item, response)
+
+    def is_rated(self, item: TaskItem, response: str) -> bool:
+        """Whether it is known if the response is right; always, but for items of kind feedback."""
+        verifier = self._judge(item)
+        return not isinstance(verifier, PartialVerifier) or verifier.is_rated(item, response)
+
+    def _judge(self, item: TaskItem) -> Verifier | None:
+        if item.kind is AnswerKind.FEEDBACK and OwnKey.from_json(item.answer) is not None:
+            return self._own
+        return self._verifiers.get(item.kind)

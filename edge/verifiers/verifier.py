@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge.core.types import TaskItem
 
@@ -12,4 +12,13 @@ class Verifier(Protocol):
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's final answer is right."""
+        ...
+
+
+@runtime_checkable
+class PartialVerifier(Verifier, Protocol):
+    """A verifier that does not know of every response whether it is right."""
+
+    def is_rated(self, item: TaskItem, response: str) -> bool:
+        """Whether it knows. What it does not know must be left out of learning, not counted wrong."""
         ...

@@ -193,3 +193,13 @@ async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: P
     assert [one["serving"] for one in control.versions] == [True, False]
     code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
     assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")
+
+
+async def test_pause_resume_and_report_reach_the_running_agent(state: Path, control: ScriptedControl) -> None:
+    code, out, _ = await edge_agent("pause", "--state", str(state))
+    assert (code, control.state["paused"]) == (0, True)
+    assert out.startswith("learning is paused")
+    code, out, _ = await edge_agent("resume", "--state", str(state), "--json")
+    assert (code, json.loads(out)) == (0, {"paused": False, "waiting": ""})
+    code, out, _ = await edge_agent("report", "--since", "2026-03-01", "--state", str(state), "--json")
+    assert (code, json.loads(out)["tasks"]) == (0, [])

@@ -339,6 +339,53 @@ async def test_a_foreign_page_cannot_go_back_to_another_adapter(http: aiohttp.Cl
         assert reply.status == 403
 
 
+@pytest.mark.parametrize("verdict", ["good", "bad", "none"])
+async def test_a_verdict_is_kept_and_told_back(
+    http: aiohttp.ClientSession, url: str, control: ScriptedControl, verdict: str
+) -> None:
+    _, answer = await post(http, url)
+    body = {"id": answer["id"], "verdict": verdict, "correction": "4" if verdict == "bad" else None}
+    for _ in range(2):
+        async with http.post(f"{url}/api/feedback", json=body) as reply:
+            assert (reply.status, await reply.json()) == (200, {**body, "id": answer["id"].removeprefix("chatcmpl-")})
+    assert len(control.verdicts) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"id": "nobody", "verdict": "good"}, 404, None),
+        ({"id": "x", "verdict": "fine"}, 400, "verdict"),
+        ({"verdict": "good"}, 400, "id"),
+        ({"id": 5, "verdict": "good"}, 400, "id"),
+        ({"id": "x", "verdict": "bad", "correction": 4}, 400, "correction"),
+        ([], 400, None),
+    ],
+)
+async def test_a_verdict_that_cannot_be_one_is_refused(
+    http: aiohttp.ClientSession, url: str, body: object, status: int, param: str | None
+) -> None:
+    async with http.post(f"{url}/api/feedback", json=body) as reply:
+        assert reply.status == status
+        assert (await reply.json())["error"]["param"] == param
+
+
+async def test_learning_is_paused_and_resumed(http: aiohttp.ClientSession, url: str) -> None:
+    for paused, waiting in ((True, "paused by you"), (False, "")):
+        async with http.post(f"{url}/api/learning", json={"paused": paused}) as reply:
+            assert await reply.json() == {"paused": paused, "waiting": waiting}
+    async with http.post(f"{url}/api/learning", json={"paused": "yes"}) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "paused")
+
+
+async def test_a_report_is_asked_for_since_a_time(http: aiohttp.ClientSession, url: str) -> None:
+    async with http.get(f"{url}/api/report?since=1700000000.5") as reply:
+        assert (await reply.json())["since"] == 1_700_000_000.5
+    for wrong in ("yesterday", "-1", "1e9", "nan", "."):
+        async with http.get(f"{url}/api/report", params={"since": wrong}) as reply:
+            assert reply.status == 400
+
+
 def test_replies_do_not_wait_for_the_client_s_acknowledgement() -> None:
     with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

@@ -10,9 +10,14 @@ from typing import Any
 
 from edge.agent.agent import Agent, AgentParts, AgentSettings, CoordinatorProcess
 from edge.agent.answer import AnswerSettings
+from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
+from edge.agent.events import Notice
+from edge.agent.own_use import OwnUse, OwnUseRules
+from edge.agent.purse import NO_LIMITS, DailyLimits
 from edge.agent.rollout import RolloutSettings
 from edge.agent.state import StateFolder
+from edge.agent.watched import WatchedFolder
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.events import Event, MemorySink
@@ -26,6 +31,7 @@ from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.scripted import ScriptedLearner
+from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import ExactMathAnswer
 
 HELP = "<think>\nStep 1: hard\n</think>\nI need external assistance."
@@ -108,6 +114,11 @@ class World:
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
     hint_chars: int = 0
+    own: OwnUseRules | None = None
+    tasks_folder: Path | None = None
+    conditions: LearningConditions | None = None
+    daily_limits: DailyLimits = NO_LIMITS
+    recheck_every: int | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -138,27 +149,39 @@ class World:
             self.dial,
             0.0,
             self.gate,
+            self.daily_limits,
+            self.recheck_every,
         )
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
+        curriculum = Curriculum(self.phases, open_sums, state, seed=7, prompts_per_step=self.prompts_per_step)
         parts = AgentParts(
             state=state,
-            curriculum=Curriculum(self.phases, open_sums, state, seed=7, prompts_per_step=self.prompts_per_step),
+            curriculum=curriculum,
             open_backend=self._open_backend,
             open_learner=self._open_learner,
             client=_StaysOpen(self.client),
             coordinator=self.coordinator,
             coordinator_name="scripted",
-            verifier=ExactMathAnswer(),
+            verifier=ExactMathAnswer() if self.own is None else VerifierByKind(),
             policy=SelfOffload(),
             sink=self.sink,
             clock=self.clock,
             failpoint=failpoint,
             open_rollouts=self._open_rollouts,
             step_measure=lambda: self.measure,
+            own_use=None if self.own is None else self._own_use(state, curriculum, self.own),
+            conditions=self.conditions,
         )
         return Agent(parts, self.settings(state.run_id))
+
+    def _own_use(self, state: StateFolder, curriculum: Curriculum, rules: OwnUseRules) -> OwnUse:
+        folder = None if self.tasks_folder is None else WatchedFolder(self.tasks_folder, self._notice)
+        return OwnUse(state, rules, folder, 7, self.prompts_per_step, curriculum.rate_of)
+
+    def _notice(self, text: str) -> None:
+        self.sink.emit(Notice(text, self.clock.now()))
 
     async def _open_backend(self) -> ScriptedBackend:
         self.serving = self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)

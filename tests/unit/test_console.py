@@ -11,6 +11,8 @@ import pytest
 from edge.agent.events import (
     EvalProgress,
     HeldOutScored,
+    LearningResumed,
+    LearningWaits,
     Notice,
     Offline,
     PhaseStarted,
@@ -20,7 +22,7 @@ from edge.agent.events import (
     StepProgress,
     StepSeconds,
 )
-from edge.console import LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark
+from edge.console import LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark, spoken
 from edge.core.clock import ManualClock
 
 ZEROS = (
@@ -250,3 +252,8 @@ def test_numbers_are_written_for_people() -> None:
     assert [dollars(0), dollars(1_500), dollars(2_500_000)] == ["$0.00", "$0.0015", "$2.50"]
     assert [duration(59.4), duration(200), duration(7500)] == ["59 s", "3 min 20 s", "2 h 05 min"]
     assert spark((0.0, 0.5, 1.0, 2.0)) == "▁▅██"
+
+
+def test_what_learning_waits_for_is_said_and_when_it_is_over() -> None:
+    assert spoken(LearningWaits("waiting: on battery", 0.0)) == "learning is waiting: on battery"
+    assert spoken(LearningResumed(0.0)) == "learning goes on"

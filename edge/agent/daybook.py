@@ -1,0 +1,190 @@
+"""What an agent learned, gained, forgot and spent since a time, from its state folder. Knows the tables; changes and loads nothing.
+
+Anchors are compared item by item: what the version that served then made of each, and what the one that serves now does. Items that were
+examined with one of the two only are counted apart, so that "gained 4, lost 1 of 40" is exact.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from edge.agent.line import Line
+from edge.core.errors import StateError
+
+_TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
+
+
+def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
+    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            found = {str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if missing := _TABLES - found:
+                text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
+                raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
+            return daybook(database, since, now)
+    except (sqlite3.Error, ValueError) as error:
+        raise StateError(f"{path}: cannot be read: {error}") from error
+
+
+def daybook(database: sqlite3.Connection, since: float, now: float) -> dict[str, Any]:
+    """The report from `since` to `now`, in seconds since the epoch. Shares are None where there was nothing to count."""
+    steps = [json.loads(row[0]) for row in database.execute("SELECT event FROM steps ORDER BY step")]
+    serving, then = _serving(database, steps), _serving(database, steps, until=since)
+    made = [step for step in steps if step["at"] >= since]
+    tasks = _tasks(database, then, serving)
+    return {
+        "since": since,
+        "now": now,
+        "serving_version": serving,
+        "serving_version_then": then,
+        "tasks": tasks,
+        "total": {name: sum(task[name] for task in tasks) for name in _COUNTS},
+        "learning": _learning(made),
+        "went_back": _went_back(database, since),
+        "answers": _answers(database, since),
+        "cloud": {"serving": _serving_spend(database, since), "learning": _learning_spend(made)},
+        "rates": _rates(database, since),
+        "waits": _waits(database, since, now),
+        "paused": _meta(database, "learning_paused") == "1",
+    }
+
+
+_COUNTS = ("items", "right_then", "right_now", "gained", "lost", "new")
+
+
+def _tasks(database: sqlite3.Connection, then: int, now: int) -> list[dict[str, Any]]:
+    before, after, sources = _verdicts(database, then), _verdicts(database, now), _sources(database)
+    return [_compared(source, task, before.get(source, {}), after.get(source, {})) for source, task in sources if source in after]
+
+
+def _compared(source: str, task: str, then: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, Any]:
+    both = [key for key in now if key in then]
+    return {
+        "source": source,
+        "task": task,
+        "items": len(both),
+        "right_then": sum(then[key] for key in both),
+        "right_now": sum(now[key] for key in both),
+        "gained": sum(now[key] and not then[key] for key in both),
+        "lost": sum(then[key] and not now[key] for key in both),
+        "new": len(now) - len(both),
+        "new_right": sum(right for key, right in now.items() if key not in then),
+    }
+
+
+def _verdicts(database: sqlite3.Connection, version: int) -> dict[str, dict[str, bool]]:
+    """By source, the newest verdict of each item with one version."""
+    found: dict[str, dict[str, bool]] = {}
+    for source, text in database.execute("SELECT source, verdicts FROM exams WHERE adapter_version = ? ORDER BY id", (version,)):
+        found.setdefault(source, {}).update(json.loads(text))
+    return found
+
+
+def _sources(database: sqlite3.Connection) -> list[tuple[str, str]]:
+    return [(str(source), str(task)) for source, task in database.execute("SELECT source, min(task) FROM exams GROUP BY source")]
+
+
+def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], until: float | None = None) -> int:
+    """The version that served at a time; now where None."""
+    if until is None:
+        text = _meta(database, "line")
+        if text:
+            return Line.from_json(text).serving
+    changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
+    changes += database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
+    before = [change for change in changes if until is None or change[0] < until]
+    return sorted(before, key=lambda change: change[0])[-1][1] if before else 0
+
+
+def _learning(made: list[dict[str, Any]]) -> dict[str, Any]:
+    gates = [step.get("gate", "") for step in made]
+    sources = dict.fromkeys((step["source"], step["task"]) for step in made)
+    return {
+        "steps": len(made),
+        "promotions": gates.count("promoted"),
+        "refusals": gates.count("refused") + gates.count("rolled back"),
+        "refused_because": list(dict.fromkeys(step["gate_reason"] for step in made if step.get("gate_reason")))[-3:],
+        "by_source": [_of_source(source, task, made) for source, task in sources],
+    }
+
+
+def _of_source(source: str, task: str, made: list[dict[str, Any]]) -> dict[str, Any]:
+    own = [step for step in made if (step["source"], step["task"]) == (source, task)]
+    responses = sum(step["responses"] for step in own)
+    asked = sum(step["assist_rate"] * step["responses"] for step in own)
+    return {
+        "source": source,
+        "task": task,
+        "steps": len(own),
+        "assist_rate": asked / responses if responses else None,
+        "target_rate": own[-1]["target_rate"],
+        "refused": sum(step["refused"] for step in own),
+        "dual": own[-1]["dual_after"],
+    }
+
+
+def _went_back(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    rows = database.execute("SELECT at, from_version, to_version, by, reason FROM went_back WHERE at >= ? ORDER BY id", (since,))
+    return [dict(zip(("at", "from_version", "to_version", "by", "reason"), row, strict=True)) for row in rows]
+
+
+def _answers(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    rows = database.execute(
+        "SELECT json_extract(r.record, '$.source'), count(*), coalesce(sum(f.verdict = 'good'), 0),"
+        " coalesce(sum(f.verdict = 'bad'), 0), count(f.correction)"
+        " FROM requests r LEFT JOIN feedback f ON r.id = f.request_id WHERE r.created_at >= ? GROUP BY 1 ORDER BY 1",
+        (since,),
+    )
+    return [dict(zip(("source", "answers", "good", "bad", "corrected"), row, strict=True)) for row in rows]
+
+
+def _serving_spend(database: sqlite3.Connection, since: float) -> dict[str, int]:
+    row = database.execute(
+        "SELECT coalesce(sum(json_extract(record, '$.source') = 'cloud'), 0),"
+        " coalesce(sum(json_extract(record, '$.cloud_tokens')), 0), coalesce(sum(json_extract(record, '$.charged_uusd')), 0)"
+        " FROM requests WHERE created_at >= ?",
+        (since,),
+    ).fetchone()
+    return dict(zip(("calls", "tokens", "spend_uusd"), row, strict=True))
+
+
+def _learning_spend(made: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    steps = list(made)
+    fields = {"calls": "cloud_calls", "tokens": "cloud_tokens", "spend_uusd": "spend_uusd"}
+    return {name: sum(step[field] for step in steps) for name, field in fields.items()}
+
+
+def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    """Of the answers in which the model could ask: how many did, beside the newest τ of the dial (None: the model decided alone)."""
+    rows = database.execute(
+        "SELECT json_extract(record, '$.task'), count(*), sum(json_extract(record, '$.source') != 'local'),"
+        " json_extract(record, '$.target_rate'), max(created_at)"
+        " FROM requests WHERE created_at >= ? AND json_extract(record, '$.mode') = 'auto' GROUP BY 1 ORDER BY 1",
+        (since,),
+    )
+    return [
+        {"task": task or "", "answers": answers, "asked": asked, "rate": asked / answers, "target_rate": target}
+        for task, answers, asked, target, _ in rows
+    ]
+
+
+def _waits(database: sqlite3.Connection, since: float, now: float) -> list[dict[str, Any]]:
+    rows = database.execute(
+        "SELECT reason, count(*), sum(min(ended_at, ?) - max(began_at, ?)) FROM waits WHERE ended_at >= ? GROUP BY reason ORDER BY 3 DESC",
+        (now, since, since),
+    )
+    return [dict(zip(("reason", "times", "seconds"), row, strict=True)) for row in rows]
+
+
+def _meta(database: sqlite3.Connection, key: str) -> str | None:
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])

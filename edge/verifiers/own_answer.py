@@ -1,0 +1,114 @@
+"""Judges answers to a person's own questions by what the person said of earlier ones. Knows the forms in which answers can be compared;
+knows nothing of where verdicts come from.
+
+An item of kind `feedback` carries its key in `answer`, as JSON: the form in which answers are compared, those known to be right and those
+known to be wrong. `closed`: another short answer is wrong too, unless a right one stands among its words. Of an open question (a letter, an
+essay) another text may be as good, so nothing is known of it, and whoever learns from it must leave it out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import shown_answer
+from edge.verifiers.feedback import FeedbackAnswer, Rating, Ratings, Thumb, response_digest
+from edge.verifiers.verifier import Verifier
+
+Form = Literal["math", "choice", "text"]
+MOST_SHORT_WORDS = 8
+_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_KINDS: dict[Form, AnswerKind] = {"math": AnswerKind.MATH, "choice": AnswerKind.CHOICE}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    """What is known of a question's answers. Without a right one it can only be known which are wrong. `options`: a choice's."""
+
+    form: Form
+    right: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    closed: bool = True
+    options: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As the `answer` of an item."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> OwnKey | None:
+        """From what `to_json` made; None for anything else."""
+        try:
+            fields = json.loads(text)
+            return cls(
+                fields["form"], tuple(fields["right"]), tuple(fields["wrong"]), bool(fields["closed"]), tuple(fields["options"])
+            )
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+class OwnAnswer:
+    """Right when the answer is one of those known to be right, wrong when it is known to be wrong; else nobody knows."""
+
+    def __init__(self, math: Verifier, choice: Verifier) -> None:
+        """`math` and `choice` compare answers of these forms; texts are compared by their words."""
+        self._verifiers = {AnswerKind.MATH: math, AnswerKind.CHOICE: choice}
+
+    def is_correct(self, item: TaskItem, response: str) -> bool:
+        """True when the final answer is known to be right."""
+        return self._verdict(item, response) is True
+
+    def is_rated(self, item: TaskItem, response: str) -> bool:
+        """Whether it is known to be right or wrong; what is not must be left out rather than counted wrong."""
+        return self._verdict(item, response) is not None
+
+    def _verdict(self, item: TaskItem, response: str) -> bool | None:
+        key, final = OwnKey.from_json(item.answer), final_answer(response)
+        if key is None:
+            return None
+        known = self._by_words(item, key, final) if key.form == "text" else self._by_form(item, key, final)
+        if known is not None:
+            return known
+        return False if key.right and key.closed and not _may_say(final, key) else None
+
+    def _by_form(self, item: TaskItem, key: OwnKey, final: str) -> bool | None:
+        boxed, kind = f"\\boxed{{{final}}}", _KINDS[key.form]
+        for answers, verdict in ((key.right, True), (key.wrong, False)):
+            for answer in answers:
+                if self._verifiers[kind].is_correct(replace(item, kind=kind, answer=answer, options=key.options), boxed):
+                    return verdict
+        return None
+
+    def _by_words(self, item: TaskItem, key: OwnKey, final: str) -> bool | None:
+        ratings = Ratings()
+        for answers, thumb in ((key.wrong, Thumb.DOWN), (key.right, Thumb.UP)):
+            for answer in answers:
+                ratings.rate(Rating(item.id, thumb, response_digest(plain_words(answer))))
+        words, judge = plain_words(final), FeedbackAnswer(ratings)
+        return judge.is_correct(item, words) if judge.is_rated(item, words) else None
+
+
+def final_answer(response: str) -> str:
+    """What a response answers, without its reasoning: the boxed answer, else the answer part, else what follows the reasoning."""
+    return shown_answer(_THINK_PART.sub("", response))
+
+
+def is_short(answer: str) -> bool:
+    """Whether it is a word or a few, so that another answer is another meaning."""
+    return "\n" not in answer.strip() and 0 < len(answer.split()) <= MOST_SHORT_WORDS
+
+
+def _may_say(final: str, key: OwnKey) -> bool:
+    """Whether an answer that is none of those known may still be right: it is long, or has a right one among its words."""
+    words = f" {plain_words(final)} "
+    return not is_short(final) or (key.form != "choice" and any(f" {plain_words(right)} " in words for right in key.right))
+
+
+def plain_words(text: str) -> str:
+    """The text as it is compared: one form of each character, no case, single blanks, no full stop at the end."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split()).rstrip(".! ")

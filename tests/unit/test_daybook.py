@@ -1,0 +1,168 @@
+"""The report of what was gained, forgotten and spent: exact counts, from a folder that is used or not, and for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.daybook import read_daybook
+from edge.agent.feedback import Feedback
+from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.agent.state import StateFolder
+from edge.cli import main
+from edge.cli.report import report_lines, since_of
+from edge.config.schema import PhaseConfig
+from edge.core.errors import StateError, UsageError
+from edge.core.types import Message, Sampling
+from edge.rpc.scripted_client import ScriptedTerms
+from edge.training.gate import GateRules
+from tests.unit.agent_world import World, local_answer, mixed_script, number_in
+
+RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)
+WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
+RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
+
+
+def changing(folder: Path) -> World:
+    """Versions 0, 2 and 4 fail on different ones of ten anchors."""
+    world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=None),), gate=RULES)
+    world.terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, price_uusd_per_call=11)
+    world.__post_init__()
+
+    def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        number = number_in(messages[-1].content)
+        if sampling.temperature or number < 900_000:
+            return mixed_script(messages, sampling, seed)
+        return local_answer(number + 1 + (number - 900_000 in WRONG[world.rollouts.adapter_version]))
+
+    world.script = script
+    return world
+
+
+async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then_and_serves_now(tmp_path: Path) -> None:
+    world = changing(tmp_path)
+    async with world.agent() as agent:
+        began = world.clock.now()
+        world.clock.advance(10)
+        await agent.learn(max_steps=2)
+        world.clock.advance(10)
+        noon = world.clock.now()
+        world.clock.advance(10)
+        await agent.learn(max_steps=2)
+        since_noon, since_ever = agent.report(noon), agent.report(began)
+    assert (since_noon["serving_version_then"], since_noon["serving_version"]) == (2, 4)
+    [task] = since_noon["tasks"]
+    assert task == {
+        "source": "sums", "task": "math", "items": 10, "right_then": 8, "right_now": 8, "gained": 1, "lost": 1, "new": 0,
+        "new_right": 0,
+    }  # fmt: skip
+    [task] = since_ever["tasks"]
+    assert (task["right_then"], task["right_now"], task["gained"], task["lost"]) == (6, 8, 2, 0)
+    assert since_ever["total"] == {"items": 10, "right_then": 6, "right_now": 8, "gained": 2, "lost": 0, "new": 0}
+    assert (since_noon["learning"]["steps"], since_noon["learning"]["promotions"]) == (2, 1)
+    assert since_ever["learning"]["by_source"][0]["steps"] == 4
+
+
+async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
+    world = changing(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        answers = [await agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),), seed=n)) for n in range(12)]
+        agent.rate_answer(Feedback(answers[0].id, "good"))
+        agent.rate_answer(Feedback(answers[1].id, "bad", "2"))
+        told = agent.report(0.0)
+        steps = agent.steps()
+    helped = sum(answer.source == "cloud" for answer in answers)
+    assert 0 < helped < 12
+    assert sum(one["answers"] for one in told["answers"]) == 12
+    assert [sum(one[name] for one in told["answers"]) for name in ("good", "bad", "corrected")] == [1, 1, 1]
+    assert told["cloud"]["serving"] == {
+        "calls": helped,
+        "tokens": sum(a.cloud_tokens for a in answers),
+        "spend_uusd": 11 * helped,
+    }
+    assert told["cloud"]["learning"]["calls"] == steps[-1].total_cloud_calls
+    assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].total_cloud_calls
+    assert told["rates"] == [{"task": "math", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
+
+
+async def test_a_rollback_is_told_with_who_and_why_and_what_serves_then_follows_it(tmp_path: Path) -> None:
+    world = changing(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        world.clock.advance(100)
+        await agent.rollback(2)
+        world.clock.advance(100)
+        later = agent.report(world.clock.now())
+        told = agent.report(0.0)
+    assert later["serving_version_then"] == later["serving_version"] == 2
+    assert [(one["from_version"], one["to_version"], one["by"]) for one in told["went_back"]] == [(4, 2, "person")]
+    assert any("from adapter 4 to adapter 2, by hand" in line for line in report_lines(told))
+
+
+async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_path: Path) -> None:
+    world = changing(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        used = read_daybook(tmp_path, 0.0, 1.0)
+        assert used == agent.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
+    before = (tmp_path / "agent.sqlite").read_bytes()
+    assert read_daybook(tmp_path, 0.0, 1.0) == used
+    assert (tmp_path / "agent.sqlite").read_bytes() == before
+
+
+def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no agent's state"):
+        read_daybook(tmp_path, 0.0, 1.0)
+    with StateFolder(tmp_path) as state:
+        state._db.execute("DROP TABLE exams")
+        state._db.commit()
+    with pytest.raises(StateError, match="older version, without exams") as refused:
+        read_daybook(tmp_path, 0.0, 1.0)
+    assert "start edge-agent run once" in refused.value.hint
+    (tmp_path / "agent.sqlite").write_bytes(b"no database at all, and long enough to be one")
+    with pytest.raises(StateError, match="cannot be read"):
+        read_daybook(tmp_path, 0.0, 1.0)
+
+
+def test_times_are_given_in_words_spans_and_dates() -> None:
+    now = datetime(2026, 3, 5, 15, 30).astimezone().timestamp()
+    assert since_of("24h", now) == now - 86_400
+    assert since_of("90m", now) == now - 5_400
+    assert since_of("today", now) == datetime(2026, 3, 5).astimezone().timestamp()
+    assert since_of("yesterday", now) == datetime(2026, 3, 4).astimezone().timestamp()
+    assert since_of("2026-03-01T18:00", now) == datetime(2026, 3, 1, 18).astimezone().timestamp()
+    assert since_of("ever", now) == 0.0
+    for bad in ("", "soon", "2026-13-01", "5y", "-1h"):
+        with pytest.raises(UsageError, match="no such time"):
+            since_of(bad, now)
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StateFolder(tmp_path) as state:
+        record = replace(RECORD, id="a", prompt="?", created_at=5.0)
+        state.put_request("a", 5.0, record.to_json())
+    assert main(["report", "--since", "ever", "--state", str(tmp_path), "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["answers"] == [{"source": "local", "answers": 1, "good": 0, "bad": 0, "corrected": 0}]
+    assert main(["report", "--since", "ever", "--state", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "answered  1 local (0 good, 0 bad, 0 corrected)" in printed
+    assert "nothing was examined yet" in printed
+    assert main(["report", "--since", "soon", "--state", str(tmp_path)]) == 2
+    assert main(["report", "--state", str(tmp_path / "none")]) == 1
+
+
+def test_pause_and_resume_work_on_an_idle_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pause", "--state", str(tmp_path)]) == 0
+    assert "learning is paused" in capsys.readouterr().out
+    assert main(["report", "--since", "ever", "--state", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["paused"] is True
+    assert main(["resume", "--state", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"paused": False, "waiting": ""}

@@ -1,0 +1,225 @@
+"""Going back by itself: planted bad versions are found and left, chance is not, and nothing flaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.agent.agent import Agent
+from edge.agent.events import Notice, WentBack
+from edge.agent.feedback import Feedback
+from edge.agent.guard import Guard
+from edge.agent.record import AnswerRecord
+from edge.config.schema import PhaseConfig
+from edge.core.types import Message, Sampling
+from edge.training.evidence import LEAST_VERDICTS, liked_less, lost_more
+from edge.training.gate import GateRules
+from tests.unit.agent_world import World, local_answer, mixed_script, number_in
+
+RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)
+RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
+
+
+class Ageing:
+    """A script by which versions answer the first so many of the anchors wrongly; the test turns versions bad when it likes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.wrong: dict[int, int] = {}
+
+    def __call__(self, messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        if sampling.temperature:
+            return mixed_script(messages, sampling, seed)
+        number = number_in(messages[-1].content)
+        return local_answer(number + 1 + (number - 900_000 < self.wrong.get(self.world.rollouts.adapter_version, 0)))
+
+
+def guarded(folder: Path, recheck_every: int | None = 4, **options: Any) -> tuple[World, Ageing]:
+    phases = (PhaseConfig(source="sums", target_rate=0.3, steps=None),)
+    world = World(folder, phases=phases, gate=RULES, recheck_every=recheck_every, **options)
+    world.script = script = Ageing(world)
+    return world, script
+
+
+def went_back(agent: Agent) -> list[tuple[int, int, str]]:
+    rows = agent._parts.state.database.execute("SELECT from_version, to_version, by FROM went_back ORDER BY id")
+    return [(int(one), int(other), str(by)) for one, other, by in rows]
+
+
+async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best_kept_one(tmp_path: Path) -> None:
+    world, script = guarded(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        assert agent.status().adapter_version == 4
+        script.wrong = {4: 8, 0: 3}
+        await agent.learn(max_steps=1)
+        assert went_back(agent) == [(4, 2, "anchors")]
+        assert (agent.status().adapter_version, agent.steps()[-1].base_version) == (2, 2)
+        line = agent._parts.state.line()
+    [event] = world.events(WentBack)
+    assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
+    assert event.reason == "of 8 anchors 8 are wrong that were right, 0 are right that were wrong"
+    assert world.events(Notice)[-1].text.startswith("went back to adapter 2 (of 8 anchors 8 are wrong")
+    assert line.serving == 2 and world.rollouts.adapter_version == 5
+
+
+@pytest.mark.parametrize(("lost", "goes"), [(4, False), (5, True)])
+async def test_five_lost_and_none_gained_is_the_least_evidence(tmp_path: Path, lost: int, goes: bool) -> None:
+    world, script = guarded(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        script.wrong = {4: lost}
+        await agent.learn(max_steps=2)
+        assert bool(went_back(agent)) is goes
+
+
+async def test_small_losses_that_the_gate_lets_pass_are_found_when_they_add_up(tmp_path: Path) -> None:
+    """One item a promotion: the best version is kept although three have served since."""
+    world, script = guarded(tmp_path, recheck_every=4)
+    world.gate = replace(RULES, max_drop=0.125)
+    script.wrong = {0: 8} | {version: version // 2 - 1 for version in range(2, 14, 2)}
+    async with world.agent() as agent:
+        await agent.learn(max_steps=12)
+        assert [step.gate for step in agent.steps() if step.gate] == ["promoted"] * 6
+        assert (went_back(agent), agent._parts.state.line().kept) == ([], (8, 10, 12))
+        await agent.learn(max_steps=1)
+        assert went_back(agent) == [(12, 2, "anchors")]
+
+
+async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Path) -> None:
+    world, script = guarded(tmp_path, recheck_every=2)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=6)
+        script.wrong = dict.fromkeys((4, 6, 8, 10, 12, 14), 8)
+        await agent.learn(max_steps=20)
+        left = [one for one, _, _ in went_back(agent)]
+        assert left and len(left) == len(set(left)), "each version is left once"
+        assert not {other for _, other, _ in went_back(agent)} & set(left), "and none that was left serves again"
+        assert agent._parts.state.line().serving not in left
+
+
+async def test_nothing_is_done_where_all_versions_are_alike_or_no_exam_is_wanted(tmp_path: Path) -> None:
+    for every, wrong in ((2, 0), (None, 8)):
+        world, script = guarded(tmp_path / str(every), recheck_every=every)
+        async with world.agent() as agent:
+            await agent.learn(max_steps=4)
+            script.wrong = {4: wrong}
+            await agent.learn(max_steps=4)
+            assert went_back(agent) == []
+
+
+async def test_an_exam_is_made_once_for_so_many_steps_also_over_restarts(tmp_path: Path) -> None:
+    world, _ = guarded(tmp_path, recheck_every=4)
+    world.gate = replace(RULES, every=100)
+    asked: list[int] = []
+    calm = world.script
+
+    def counted(messages: Any, sampling: Any, seed: int) -> str:
+        if not sampling.temperature:
+            asked.append(world.rollouts.adapter_version)
+        return str(calm(messages, sampling, seed))
+
+    world.script = counted
+    for _ in range(6):
+        async with world.agent() as agent:
+            await agent.learn(max_steps=1)
+    assert asked == [], "the bare model serves: there is nothing to go back to"
+
+
+async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> None:
+    world, _ = guarded(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        adapter = tmp_path / "checkpoints" / "step-000004" / "adapter"
+        adapter.rename(adapter.with_name("moved"))
+        guard = made_guard(agent, await agent._for_rollouts())
+        found = await guard.withdrawal()
+        assert found is not None and (found.version, found.better, found.cause) == (4, 2, "damage")
+
+
+def made_guard(agent: Agent, rollouts: Any) -> Guard:
+    guard = agent._made_guard(rollouts)
+    assert guard is not None
+    return guard
+
+
+async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> None:
+    world, script = guarded(tmp_path, recheck_every=1)
+    world.gate = replace(RULES, every=4)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=8)
+        await agent.rollback(4)
+        script.wrong = {4: 8}
+        await agent.learn(max_steps=2)
+        assert went_back(agent) == [(8, 4, "person")]
+
+
+def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local") -> None:
+    for number in range(good + bad):
+        record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt="?")  # type: ignore[arg-type]
+        agent._parts.state.put_request(record.id, 1.0, record.to_json())
+        agent.rate_answer(Feedback(record.id, "good" if number < good else "bad"))
+
+
+async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_path: Path) -> None:
+    world, _ = guarded(tmp_path, recheck_every=None)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        judged(agent, 2, good=18, bad=2)
+        judged(agent, 4, good=4, bad=6)
+        await agent.learn(max_steps=1)
+        assert went_back(agent) == [(4, 2, "feedback")]
+    [event] = world.events(WentBack)
+    assert event.reason == "6 of 10 verdicts are bad, 2 of 20 with the one before"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "source"),
+    [((7, 0), (0, 7), "local"), ((10, 2), (9, 3), "local"), ((18, 2), (4, 6), "cloud")],
+)
+async def test_few_verdicts_chance_and_the_clouds_answers_are_no_evidence(
+    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], source: str
+) -> None:
+    world, _ = guarded(tmp_path, recheck_every=None)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        judged(agent, 2, *before)
+        judged(agent, 4, *now, source=source)
+        await agent.learn(max_steps=1)
+        assert went_back(agent) == []
+
+
+@given(lost=st.integers(0, 40), gained=st.integers(0, 40))
+def test_law_losing_more_is_never_less_evidence_and_gaining_more_never_more(lost: int, gained: int) -> None:
+    assert lost_more(lost, gained) <= lost_more(lost + 1, gained)
+    assert lost_more(lost, gained + 1) <= lost_more(lost, gained)
+    assert not (lost_more(lost, gained) and lost_more(gained, lost))
+
+
+@given(bad=st.integers(0, 20), good=st.integers(0, 20), bad_before=st.integers(0, 20), good_before=st.integers(0, 20))
+def test_law_the_verdicts_test_is_fishers(bad: int, good: int, bad_before: int, good_before: int) -> None:
+    total, before = bad + good, bad_before + good_before
+    told = liked_less(bad, total, bad_before, before)
+    if min(total, before) < LEAST_VERDICTS:
+        assert not told
+        return
+    ways = sum(
+        comb(total, k) * comb(before, bad + bad_before - k)
+        for k in range(bad, min(total, bad + bad_before) + 1)
+        if 0 <= bad + bad_before - k <= before
+    )
+    assert told == (ways / comb(total + before, bad + bad_before) <= 0.05)
+    if told:
+        assert bad / total > bad_before / before
+
+
+def test_counts_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="no counts"):
+        liked_less(9, 8, 0, 8)

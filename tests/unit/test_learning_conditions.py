@@ -1,0 +1,243 @@
+"""When learning may use the machine: limits, pauses, what is told meanwhile, and the real probe once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edge.agent.conditions import ConditionRules, MachineConditions, Readings, ScriptedProbe, reason_to_wait, within_hours
+from edge.agent.events import LearningWaits
+from edge.agent.gate import ServingGate
+from edge.agent.machine import MachineProbe
+from edge.agent.readiness import Readiness, set_paused
+from edge.agent.record import AnswerRequest
+from edge.agent.state import StateFolder
+from edge.core.clock import ManualClock, SystemClock
+from edge.core.events import MemorySink
+from edge.core.types import Message
+from tests.unit.agent_world import World
+from tests.unit.virtual_time import run_in_virtual_time
+
+MAINS, BATTERY = Readings(on_mains=True, battery_percent=80.0), Readings(on_mains=False, battery_percent=80.0)
+
+
+class LoopClock(ManualClock):
+    """Goes as the event loop does."""
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + asyncio.get_running_loop().time()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Waiting:
+    """A readiness over prepared readings."""
+
+    state: StateFolder
+    readings: tuple[Readings, ...] = ()
+    rules: ConditionRules = field(default_factory=ConditionRules)
+
+    def __post_init__(self) -> None:
+        self.clock, self.sink = LoopClock(), MemorySink()
+        self.gate = ServingGate(self.clock)
+        conditions = MachineConditions(self.rules, ScriptedProbe(*self.readings)) if self.readings else None
+        self.readiness = Readiness(self.gate, conditions, self.state, self.sink, self.clock)
+
+    def waits(self) -> list[tuple[float, str]]:
+        rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")
+        return [(seconds, str(reason)) for seconds, reason in rows]
+
+    def told(self) -> list[str]:
+        return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFolder]:
+    with StateFolder(tmp_path / "state") as folder:
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("readings", "told"),
+    [
+        (Readings(), ""),
+        (MAINS, ""),
+        (BATTERY, "on battery"),
+        (replace(MAINS, battery_percent=12.4), "battery at 12 %, below 20 %"),
+        (replace(MAINS, temperature_c=97.6), "hot: 98 °C, above 90 °C"),
+        (replace(MAINS, temperature_c=90.0), ""),
+        (replace(MAINS, other_load=0.62), "other programs use 62 % of the processors"),
+    ],
+)
+def test_the_first_limit_that_is_not_kept_is_told(readings: Readings, told: str) -> None:
+    assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == told
+
+
+def test_what_is_not_limited_holds_nothing_back() -> None:
+    free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
+    assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
+
+
+def test_a_desktop_learns_at_once_by_default() -> None:
+    assert reason_to_wait(ConditionRules(), Readings(None, None, 45.0, 1.0), 12, float("inf")) == ""
+
+
+def test_hours_go_over_midnight() -> None:
+    assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
+    assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
+    assert all(within_hours(hour, 0, 24) and within_hours(hour, 5, 5) for hour in range(24))
+    assert reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9) == "not between 22 and 7 o'clock"
+
+
+def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:
+    waiting = Waiting(state, (MAINS,), ConditionRules(quiet_s=60.0))
+
+    async def use() -> float:
+        await waiting.readiness.ready()
+        assert waiting.sink.events == [], "nobody was answered yet"
+        with waiting.gate.serving():
+            await asyncio.sleep(10.0)
+        await waiting.readiness.ready()
+        return waiting.clock.monotonic()
+
+    assert run_in_virtual_time(use()) == pytest.approx(70.0)
+    assert waiting.told() == ["waiting: somebody was answered a moment ago", "goes on"]
+
+
+def test_while_somebody_is_answered_nothing_begins_however_often_one_looks(state: StateFolder) -> None:
+    waiting = Waiting(state, (BATTERY, MAINS), ConditionRules(check_s=5.0))
+
+    async def use() -> float:
+        async def serve() -> None:
+            await asyncio.sleep(3.0)
+            with waiting.gate.serving():
+                await asyncio.sleep(100.0)
+
+        serving = asyncio.create_task(serve())
+        await waiting.readiness.ready()
+        await serving
+        return waiting.clock.monotonic()
+
+    assert run_in_virtual_time(use()) == pytest.approx(103.0)
+
+
+def test_on_battery_it_waits_says_so_and_goes_on_when_the_mains_are_back(state: StateFolder) -> None:
+    waiting = Waiting(state, (*[BATTERY] * 10, MAINS), ConditionRules(check_s=5.0))
+
+    async def use() -> tuple[str, float]:
+        ready = asyncio.create_task(waiting.readiness.ready())
+        await asyncio.sleep(20.0)
+        meanwhile = waiting.readiness.waiting
+        await ready
+        return meanwhile, waiting.clock.monotonic()
+
+    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten looks of five seconds"
+    assert waiting.told() == ["waiting: on battery", "goes on"]
+    assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
+    assert waiting.readiness.waiting == ""
+
+
+def test_a_reason_that_changes_only_in_its_numbers_is_one_wait(state: StateFolder) -> None:
+    hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
+    waiting = Waiting(state, (*hot, BATTERY, MAINS))
+    run_in_virtual_time(waiting.readiness.ready())
+    assert waiting.told() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
+    assert waiting.waits() == [(pytest.approx(15.0), "hot"), (pytest.approx(5.0), "on battery")]
+
+
+def test_a_pause_outlives_its_process_and_a_resume_acts_at_once(state: StateFolder) -> None:
+    Waiting(state).readiness.pause(True)
+    for readings in ((), (MAINS,)):
+        again = Waiting(state, readings, ConditionRules(check_s=5.0))
+        again.readiness.pause(True)
+
+        async def use(waiting: Waiting) -> float:
+            ready = asyncio.create_task(waiting.readiness.ready())
+            await asyncio.sleep(1003.0)
+            assert waiting.readiness.waiting == "paused by you" and not ready.done()
+            waiting.readiness.pause(False)
+            await ready
+            return waiting.clock.monotonic()
+
+        assert run_in_virtual_time(use(again)) == pytest.approx(1003.0)
+        assert again.told() == ["paused by you", "goes on"]
+
+
+def test_a_wait_that_is_cut_is_kept_as_far_as_it_was_looked_at(state: StateFolder) -> None:
+    waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
+
+    async def use() -> None:
+        ready = asyncio.create_task(waiting.readiness.ready())
+        await asyncio.sleep(12.0)
+        assert waiting.waits() == [(pytest.approx(10.0), "on battery")]
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
+
+    run_in_virtual_time(use())
+    assert waiting.waits() == [(pytest.approx(12.0), "on battery")]
+
+
+async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_waited(tmp_path: Path) -> None:
+    world = World(tmp_path, conditions=MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
+    async with world.agent() as agent:
+        learning = asyncio.create_task(agent.learn())
+        async with asyncio.timeout(30):
+            while not agent.status().waiting:
+                await asyncio.sleep(0.01)
+        status = agent.status()
+        agent.request_stop()
+        finished = await learning
+    assert (status.learning, status.waiting, status.paused) == ("paused", "waiting: on battery", False)
+    assert (finished.reason, finished.steps_done) == ("stopped", 1)
+
+
+async def test_a_paused_agent_answers_and_goes_on_learning_when_it_is_resumed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with StateFolder(tmp_path) as state:
+        set_paused(state, True)
+    async with world.agent() as agent:
+        assert (agent.status().paused, agent.status().waiting) == (True, "paused by you")
+        learning = asyncio.create_task(agent.learn())
+        answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
+        assert answer.id and agent.status().steps_done == 0
+        agent.pause_learning(False)
+        assert (await learning).steps_done == 4
+        assert not agent.status().paused
+
+
+def test_the_real_probe_reads_this_machine_and_never_raises() -> None:
+    probe = MachineProbe(SystemClock())
+    first, second = probe.read(), probe.read()
+    assert first.other_load is None
+    assert second.other_load is None or 0.0 <= second.other_load <= 1.0
+    assert first.on_mains in (None, True, False)
+    assert first.temperature_c is None or 1.0 <= first.temperature_c <= 125.0
+
+
+def test_a_system_without_sensors_is_read_as_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
+    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+    assert replace(MachineProbe(SystemClock()).read(), other_load=None) == Readings()
+
+
+def test_the_hottest_plausible_reading_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    sensors = {
+        "coretemp": [SimpleNamespace(current=61.0), SimpleNamespace(current=127.5)],
+        "nvme": [SimpleNamespace(current=80.0)],
+        "cpu_thermal": [SimpleNamespace(current=70.5)],
+    }
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: sensors, raising=False)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(percent=55, power_plugged=False))
+    readings = MachineProbe(SystemClock()).read()
+    assert (readings.temperature_c, readings.on_mains, readings.battery_percent) == (70.5, False, 55)

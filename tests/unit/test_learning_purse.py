@@ -1,0 +1,204 @@
+"""The day's budget of learning: counted before a call leaves, once whatever crashes, apart from what people ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.agent.cloud import CloudDesk, CloudOutcome
+from edge.agent.events import Notice
+from edge.agent.purse import DailyLimits, LearningPurse, PurseDesk, local_day
+from edge.agent.record import AnswerRequest
+from edge.agent.state import StateFolder
+from edge.core.clock import ManualClock
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
+from edge.core.types import Message, Sampling, TokenUsage
+from edge.rpc.client import CloudCall, CloudCompletion
+from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.test_agent_resume import Crash, crash_at
+
+DAY_S = 86_400.0
+
+
+def call(number: int) -> CloudCall:
+    return CloudCall(f"{number:032x}", "math", 0, f"{number}:x", 1, (Message("user", "?"),), 8)
+
+
+class PaidDesk(CloudDesk):
+    """Answers every call at the next prepared price; None: it fails."""
+
+    def __init__(self, *prices: int | None) -> None:
+        self.prices = list(prices)
+        self.asked: list[str] = []
+        self.most_at_once = self._now = 0
+        self.switched_off = ""
+
+    async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+        self.asked.append(call.call_key)
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        price = self.prices.pop(0) if len(self.prices) > 1 else self.prices[0]
+        await asyncio.sleep(0)
+        self._now -= 1
+        if price is None:
+            return CloudOutcome(None, reason="failed")
+        return CloudOutcome(CloudCompletion(call.call_key, "x", TokenUsage(3, 4), price, False, "m"))
+
+
+@pytest.fixture
+def state(tmp_path: Path):  # type: ignore[no-untyped-def]
+    with StateFolder(tmp_path) as folder:
+        yield folder
+
+
+async def asked(desk: PurseDesk, calls: Sequence[CloudCall]) -> list[bool]:
+    """Which of the calls were answered, when all are made at once."""
+    outcomes = await asyncio.gather(*(desk.ask(one) for one in calls))
+    return [outcome.completion is not None for outcome in outcomes]
+
+
+async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state: StateFolder) -> None:
+    clock, paid = ManualClock(), PaidDesk(5)
+    desk = PurseDesk(paid, LearningPurse(state, clock, DailyLimits(calls=2)))
+    assert await asked(desk, [call(1), call(2), call(3)]) == [True, True, False]
+    outcome = await desk.ask(call(4))
+    assert outcome.refused and outcome.unsent
+    assert outcome.reason == "learning, today's calls 2 of 2; learning goes on without the cloud"
+    clock.advance(DAY_S)
+    assert await asked(desk, [call(4)]) == [True]
+    assert len(paid.asked) == 3
+
+
+async def test_a_call_that_is_made_again_is_counted_once_even_when_the_day_is_used_up(state: StateFolder) -> None:
+    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+    desk = PurseDesk(PaidDesk(5), purse)
+    assert await asked(desk, [call(1)]) == [True]
+    assert await asked(desk, [call(1), call(2)]) == [True, False]
+    assert (purse.today().calls, purse.today().spend_uusd, purse.today().tokens) == (1, 5, 7)
+
+
+async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
+    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+
+    class Looks(PaidDesk):
+        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+            assert (purse.today().calls, purse.today().open_calls) == (1, 1)
+            raise Crash
+
+    with pytest.raises(Crash):
+        await PurseDesk(Looks(1), purse).ask(call(1))
+    again = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+    with pytest.raises(BudgetExhausted):
+        await again.admit(call(2))
+    await again.admit(call(1))
+
+
+async def test_a_call_that_failed_stays_counted(state: StateFolder) -> None:
+    desk = PurseDesk(PaidDesk(None), LearningPurse(state, ManualClock(), DailyLimits(calls=1)))
+    assert await asked(desk, [call(1), call(2)]) == [False, False]
+    assert (await desk.ask(call(2))).refused
+
+
+async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder) -> None:
+    class Refuses(PaidDesk):
+        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+            return CloudOutcome(None, refused=True, reason="the step's calls are used up")
+
+    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+    assert (await PurseDesk(Refuses(1), purse).ask(call(1))).refused
+    assert purse.today().calls == 0
+
+
+async def test_nothing_may_be_spent_where_the_limit_is_zero(state: StateFolder) -> None:
+    for limits in (DailyLimits(calls=0), DailyLimits(spend_uusd=0)):
+        paid = PaidDesk(5)
+        assert await asked(PurseDesk(paid, LearningPurse(state, ManualClock(), limits)), [call(1)]) == [False]
+        assert paid.asked == []
+
+
+async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder) -> None:
+    paid = PaidDesk(10)
+    desk = PurseDesk(paid, LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=35)))
+    assert (await asked(desk, [call(number) for number in range(8)])).count(True) == 3
+    assert len(paid.asked) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(prices=st.lists(st.integers(0, 20), min_size=1, max_size=30), limit=st.integers(0, 60), at_once=st.integers(1, 6))
+async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_under_way_are_dearer(
+    tmp_path_factory: pytest.TempPathFactory, prices: list[int], limit: int, at_once: int
+) -> None:
+    with StateFolder(tmp_path_factory.mktemp("purse")) as state:
+        purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=limit))
+        desk, calls = PurseDesk(PaidDesk(*prices), purse), [call(number) for number in range(len(prices))]
+        for first in range(0, len(calls), at_once):
+            await asked(desk, calls[first : first + at_once])
+            dearer = at_once * (max(prices) - min(prices))
+            assert purse.today().spend_uusd <= limit + max(dearer, max(prices) if limit else 0)
+
+
+async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tmp_path: Path) -> None:
+    def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        return HELP if seed % 2 == 0 or sampling.temperature == 0 else local_answer(1)
+
+    world = World(tmp_path, script=script, daily_limits=DailyLimits(calls=2))
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+        answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
+    assert [step.cloud_calls for step in steps] == [2, 0, 0, 0]
+    assert steps[1].refused > 0 and steps[1].masked == 0
+    assert all(step.groups_trained == 3 for step in steps)
+    assert answer.source == "cloud"
+    assert [event.text for event in world.events(Notice)] == [
+        "learning, today's calls 2 of 2; learning goes on without the cloud"
+    ]
+
+
+async def test_a_refused_call_is_worth_what_the_hard_caps_is(tmp_path: Path) -> None:
+    """r = 0, c = 1: the same update as a ledger that refuses every call."""
+    updates = []
+    for own in (True, False):
+        world = World(tmp_path / str(own), daily_limits=DailyLimits(calls=0 if own else None))
+        if not own:
+            for method in ("complete",):
+                world.client.fail_next(method, BudgetExhausted("gone"), times=1000)
+        async with world.agent() as agent:
+            await agent.learn(max_steps=2)
+        updates.append(world.learners[0].updates)
+    assert updates[0] == updates[1]
+
+
+@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
+async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, place: str) -> None:
+    counts = []
+    for crashing in (False, True):
+        world = World(tmp_path / str(crashing), daily_limits=DailyLimits(calls=100))
+        if crashing:
+            with pytest.raises(Crash):
+                async with world.agent(crash_at(place, 2)) as agent:
+                    await agent.learn()
+        async with world.agent() as agent:
+            await agent.learn()
+            counts.append((agent._purse.today(), agent.steps()[-1].total_cloud_calls))
+    assert counts[0] == counts[1]
+    assert counts[0][0].calls == counts[0][1] > 0
+    assert counts[0][0].open_calls == 0
+
+
+async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_answered(tmp_path: Path) -> None:
+    world = World(tmp_path, daily_limits=DailyLimits(calls=3))
+    world.client.fail_next("complete", CoordinatorUnavailable("gone"), times=1000)
+    async with world.agent() as agent:
+        await agent.learn()
+        assert agent._purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+
+
+def test_days_are_local_ones() -> None:
+    assert local_day(ManualClock().now())[:4] == "2023"
+    assert local_day(0.0) <= local_day(DAY_S)

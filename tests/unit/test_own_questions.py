@@ -1,0 +1,289 @@
+"""A person's verdicts: what is kept of them, which items they make, and what r of each response is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.feedback import Feedback, FeedbackBook, Verdict
+from edge.agent.mine import OwnItem, own_items
+from edge.agent.record import AnswerRecord
+from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
+from edge.agent.state import StateFolder, StepUnits
+from edge.agent.step import training_groups
+from edge.core.clock import ManualClock
+from edge.core.errors import NotFound, UsageError
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.advantages import AdvantageScale
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.verifiers.by_kind import VerifierByKind
+from edge.verifiers.own_answer import OwnKey, plain_words
+from tests.unit.agent_world import HELP, World, local_answer
+
+RECORD = AnswerRecord(
+    "", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0
+)  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Any:
+    with StateFolder(tmp_path / "state") as folder:
+        yield folder
+
+
+def answered(state: StateFolder, id: str, prompt: str, final: str, **fields: Any) -> None:
+    record = replace(RECORD, id=id, prompt=prompt, final=final, **fields)
+    state.put_request(id, record.created_at, record.to_json())
+
+
+def rated(state: StateFolder, id: str, verdict: Verdict, correction: str | None = None, at: float = 2.0) -> None:
+    FeedbackBook(state).give(Feedback(id, verdict, correction), at)
+
+
+def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
+    return own_items(FeedbackBook(state), feedback=True, agreement=agreement)
+
+
+def key_of(own: OwnItem) -> OwnKey:
+    key = OwnKey.from_json(own.item.answer)
+    assert key is not None
+    return key
+
+
+async def scored(item: TaskItem, texts: list[str], cloud: str = "", *, stay_here: bool = False) -> ScoredGroup:
+    """One group whose response i is texts[i]."""
+    order, client = iter(texts), ScriptedCoordinatorClient(lambda call: cloud)
+    await client.open_step("math", 0, 1, len(texts), 0.3)
+    settings = replace(World(Path()).rollout_settings("run"), group_size=len(texts), prompt_form="compact")
+    backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
+    rollout = Rollout(backend, CloudDesk(client, 1.0), VerifierByKind(), SelfOffload(), ManualClock(), settings)
+    stays = frozenset({item.id}) if stay_here else frozenset()
+    [group] = await rollout.collect(Batch(1, "math", 0, (item,), stay_here=stays))
+    assert len(client.calls) == (0 if stay_here else int(HELP in texts))
+    return group
+
+
+def rewards(group: ScoredGroup) -> list[float | None]:
+    return [None if one.masked else one.reward for one in group.responses]
+
+
+def advantages(group: ScoredGroup, dual: float = 0.5) -> list[float]:
+    return [sample.advantage for one in training_groups([group], dual, AdvantageScale.NONE) for sample in one.samples]
+
+
+def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        answered(state, "a", "2+2?", "5")
+        book = FeedbackBook(state)
+        assert book.give(Feedback("a", "good"), 1.0) == Feedback("a", "good")
+        assert book.give(Feedback("a", "bad", " 4 "), 2.0) == Feedback("a", "bad", "4")
+    with StateFolder(tmp_path) as state:
+        book = FeedbackBook(state)
+        assert book.of("a") == Feedback("a", "bad", "4")
+        book.give(Feedback("a", "none"), 3.0)
+        book.give(Feedback("a", "none"), 3.0)
+        assert book.of("a") == Feedback("a", "none")
+        assert list(book.rated(10)) == []
+
+
+def test_the_same_verdict_twice_is_one_and_keeps_its_time(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "4")
+    rated(state, "a", "good", at=1.0)
+    rated(state, "a", "good", at=9.0)
+    assert [one.at for one in FeedbackBook(state).rated(10)] == [1.0]
+
+
+def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "4")
+    book = FeedbackBook(state)
+    with pytest.raises(NotFound):
+        book.give(Feedback("b", "good"), 1.0)
+    with pytest.raises(UsageError, match="good, bad, none"):
+        book.give(Feedback("a", "fine"), 1.0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="longer than"):
+        book.give(Feedback("a", "bad", "x" * 16_001), 1.0)
+    with pytest.raises(UsageError, match="belongs to"):
+        book.give(Feedback("a", "none", "4"), 1.0)
+    assert book.of("a") == Feedback("a", "none")
+
+
+def test_a_correction_is_the_key_and_stands_above_a_like(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "5")
+    answered(state, "b", "2+2?", "6")
+    rated(state, "a", "bad", "4")
+    rated(state, "b", "good", at=3.0)
+    [own] = items(state)
+    assert key_of(own) == OwnKey("math", ("4",), ("5",))
+    assert (own.item.kind, own.item.task, own.item.question) == (AnswerKind.FEEDBACK, "math", "2+2?")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "form", "closed"),
+    [
+        ("2+2?", "4", "math", True),
+        ("How much?", "1,250", "math", True),
+        ("Half?", "\\frac{1}{2}", "math", True),
+        ("Which?\nA. iron\nB. salt", "B", "choice", True),
+        ("Which?\nA) iron\nB) salt", "salt", "choice", True),
+        ("Capital of France?", "Paris", "text", True),
+        ("Write to my landlord.", "Dear sir, I should like to ask you kindly to repair it.", "text", False),
+    ],
+)
+def test_a_liked_answer_is_compared_in_the_form_that_it_has(
+    state: StateFolder, prompt: str, answer: str, form: str, closed: bool
+) -> None:
+    answered(state, "a", prompt, answer)
+    rated(state, "a", "good")
+    [own] = items(state)
+    assert (key_of(own).form, key_of(own).closed) == (form, closed)
+    verifier = VerifierByKind()
+    assert verifier.is_correct(own.item, f"<think>\nStep 1: x\n</think>\n<answer>{answer}</answer>")
+
+
+def test_what_teaches_nothing_makes_no_item(state: StateFolder) -> None:
+    answered(state, "disliked", "2+2?", "5")
+    answered(state, "cut", "3+3?", "6 or", finish="length")
+    answered(state, "in talk", "and then?", "7", turns=3)
+    answered(state, "unrated", "4+4?", "8")
+    rated(state, "disliked", "bad")
+    rated(state, "cut", "good")
+    rated(state, "in talk", "good")
+    assert items(state) == []
+
+
+def test_a_dislike_taken_back_by_a_later_like_of_the_same_words_is_no_longer_known_wrong(state: StateFolder) -> None:
+    answered(state, "a", "Capital of France?", "Paris")
+    rated(state, "a", "bad")
+    rated(state, "a", "good", at=5.0)
+    [own] = items(state)
+    assert key_of(own) == OwnKey("text", ("Paris",), ())
+
+
+def test_a_question_that_never_left_is_marked(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "4")
+    answered(state, "b", "3+3?", "6", source="cloud", call_key="run-b")
+    for id in "ab":
+        rated(state, id, "good")
+    assert {own.item.question: own.sent for own in items(state)} == {"2+2?": False, "3+3?": True}
+
+
+def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "4", source="cloud", cloud_text="\\boxed{4}", call_key="run-a")
+    answered(state, "b", "3+3?", "7", source="cloud", cloud_text="\\boxed{7}", call_key="run-b")
+    answered(state, "c", "A poem?", "roses are red and violets are blue, as all of us know", source="cloud")
+    answered(state, "d", "4+4?", "8")
+    rated(state, "b", "bad", "6")
+    assert [key_of(own).right for own in items(state)] == [("6",)]
+    assert sorted(key_of(own).right for own in items(state, agreement=True)) == [("4",), ("6",)]
+    rated(state, "a", "bad")
+    assert [key_of(own).right for own in items(state, agreement=True)] == [("6",)]
+
+
+async def test_r_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "5", call_key="k")
+    rated(state, "a", "bad", "4")
+    [own] = items(state)
+    group = await scored(own.item, [local_answer(4), local_answer(5), local_answer(9), "no format", HELP], cloud=local_answer(4))
+    assert rewards(group) == [1.0, 0.0, 0.0, -0.1, 1.0]
+    assert [one.cost for one in group.responses] == [0, 0, 0, 0, 1]
+
+
+async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
+    answered(state, "a", "Capital of France?", "Paris")
+    rated(state, "a", "good")
+    [own] = items(state)
+    said = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
+    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in said])
+    assert rewards(group) == [1.0, 0.0, None, None]
+
+
+async def test_where_only_a_wrong_answer_is_known_no_weight_moves(state: StateFolder) -> None:
+    item = TaskItem("x", "math", "mine", 0, "train", "2+2?", OwnKey("math", (), ("5",)).to_json(), AnswerKind.FEEDBACK, 4)
+    group = await scored(item, [local_answer(5), local_answer(5), local_answer(4), "no format", HELP], cloud=local_answer(7))
+    assert rewards(group) == [0.0, 0.0, None, None, None]
+    assert advantages(group) == [0.0, 0.0]
+    assert step_units([group]) == StepUnits(5, 1, 0)
+
+
+async def test_a_disliked_answer_of_the_cloud_is_known_wrong_too(state: StateFolder) -> None:
+    item = TaskItem("x", "math", "mine", 0, "train", "2+2?", OwnKey("math", (), ("5",)).to_json(), AnswerKind.FEEDBACK, 4)
+    group = await scored(item, [HELP, HELP, local_answer(4)], cloud=local_answer(5))
+    assert rewards(group) == [0.0, 0.0, None]
+    assert advantages(group) == [0.0, 0.0]
+
+
+async def test_an_open_question_teaches_only_what_is_the_same_text(state: StateFolder) -> None:
+    letter = "Dear sir, I should like to ask you kindly to repair it."
+    answered(state, "a", "Write to my landlord.", letter)
+    rated(state, "a", "good")
+    [own] = items(state)
+    other = letter.replace("kindly", "again")
+    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in (letter, other)])
+    assert rewards(group) == [1.0, None]
+
+
+async def test_a_question_that_was_asked_of_this_device_alone_never_leaves_it(state: StateFolder) -> None:
+    answered(state, "a", "2+2?", "4")
+    rated(state, "a", "good")
+    [own] = items(state)
+    group = await scored(own.item, [HELP, local_answer(4), local_answer(5)], stay_here=True)
+    assert rewards(group) == [None, 1.0, 0.0]
+    assert step_units([group]) == StepUnits(3, 1, 1), "it counts as demand, and the coordinator learns that nothing was called"
+
+
+@given(
+    right=st.lists(st.sampled_from(["4", "5"]), max_size=1),
+    wrong=st.lists(st.sampled_from(["6", "7"]), max_size=2),
+    answers=st.lists(st.sampled_from(["4", "5", "6", "7", "8"]), min_size=2, max_size=6),
+    closed=st.booleans(),
+    dual=st.floats(0.0, 2.0),
+)
+async def test_law_no_response_of_unknown_worth_moves_a_weight(
+    right: list[str], wrong: list[str], answers: list[str], closed: bool, dual: float
+) -> None:
+    """Whatever is known, the samples that are trained on are exactly those whose worth is known, and none that is known wrong gains."""
+    key = OwnKey("math", tuple(right), tuple(wrong), closed)
+    item = TaskItem("x", "math", "mine", 0, "train", "2+2?", key.to_json(), AnswerKind.FEEDBACK, 4)
+    group = await scored(item, [local_answer(answer) for answer in answers])
+    known = [answer in right or answer in wrong or bool(right and closed) for answer in answers]
+    assert [not one.masked for one in group.responses] == known
+    trained = advantages(group, dual)
+    assert len(trained) == (sum(known) if sum(known) >= 2 else 0)
+    kept = [answer for answer, is_known in zip(answers, known, strict=True) if is_known]
+    assert all(advantage <= 0.0 for answer, advantage in zip(kept, trained, strict=False) if answer not in right)
+
+
+@given(st.text(max_size=200), st.text(max_size=200), st.sampled_from(["math", "choice", "text"]))
+def test_no_text_breaks_the_judge_and_a_key_is_right_by_itself(answer: str, response: str, form: Any) -> None:
+    key = OwnKey(form, (answer,), (), True)
+    item = TaskItem("x", "math", "mine", 0, "train", "?", key.to_json(), AnswerKind.FEEDBACK, 4)
+    verifier = VerifierByKind()
+    assert verifier.is_correct(item, response) <= verifier.is_rated(item, response)
+    assert OwnKey.from_json(key.to_json()) == key
+    assert plain_words(plain_words(answer)) == plain_words(answer)
+
+
+def test_what_is_no_key_is_not_one() -> None:
+    for text in ("", "[]", "null", '{"form": "math"}', '{"form": 1, "right": 3, "wrong": [], "closed": true, "options": []}'):
+        assert OwnKey.from_json(text) is None
+    item = TaskItem("x", "math", "mine", 0, "train", "?", "", AnswerKind.FEEDBACK, 4)
+    with pytest.raises(UsageError, match="no verifier"):
+        VerifierByKind().is_correct(item, "4")
+
+
+def test_a_cloud_call_for_an_own_question_has_its_very_words(state: StateFolder) -> None:
+    from edge.agent.rollout import cloud_messages
+
+    answered(state, "a", "Why is\nthe sky blue?", "dust", call_key="k")
+    rated(state, "a", "good")
+    [own] = items(state)
+    for form in ("compact", "full"):
+        assert [message.content for message in cloud_messages(own.item, form)] == ["Why is\nthe sky blue?"]

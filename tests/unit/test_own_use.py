@@ -1,0 +1,326 @@
+"""Learning from one's own use beside the phases: whose turn it is, what is counted, what a crash and a refusal change."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.events import GateJudged, Notice
+from edge.agent.feedback import Feedback, FeedbackBook
+from edge.agent.own_use import OwnUseRules
+from edge.agent.record import AnswerRecord
+from edge.agent.state import StateFolder
+from edge.config.schema import PhaseConfig
+from edge.core.errors import PermissionDenied
+from edge.core.types import TaskItem
+from edge.training.gate import GateRules
+from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
+from tests.unit.test_agent_resume import Crash, crash_at
+
+RULES = OwnUseRules(share=0.5, passes=2)
+RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
+
+
+def corrected(folder: Path, *asked: int, task: str = "math") -> None:
+    """Questions "What is N + 1?" that were answered wrongly and corrected."""
+    with StateFolder(folder) as state:
+        give(state, *asked, task=task)
+
+
+def give(state: StateFolder, *asked: int, task: str = "math") -> None:
+    for number in asked:
+        record = replace(RECORD, id=f"a{task}{number}", prompt=f"What is {number} + 1?", final="0", call_key="k", task=task)
+        state.put_request(record.id, 1.0, record.to_json())
+        FeedbackBook(state).give(Feedback(record.id, "bad", str(number + 1)), 2.0)
+
+
+def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
+    phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
+    return World(folder, phases=phases, **{"own": RULES, **options})
+
+
+def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"question": f"What is {n} + 1?", "answer": n + 1, "split": "train", **fields}) for n in asked]
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1, 2, 3, 4)
+    world = world_in(tmp_path / "state", steps=4)
+    async with world.agent() as agent:
+        finished = await agent.learn()
+        steps = agent.steps()
+    assert [step.source for step in steps] == ["sums", "mine:math", "sums", "mine:math", "sums", "mine:math", "sums"]
+    assert [step.phase_step for step in steps if step.source == "sums"] == [1, 2, 3, 4]
+    assert [step.prompts for step in steps if step.source != "sums"] == [3, 3, 2], "four items, two passes, three prompts a step"
+    assert (finished.reason, finished.steps_done) == ("done", 7)
+    assert [step.steps_planned for step in steps] == [4, 5, 5, 6, 6, 7, 7]
+    assert {step.target_rate for step in steps} == {0.3}
+
+
+async def test_each_item_is_learned_from_so_often_and_a_new_correction_makes_it_new(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1)
+    world = world_in(tmp_path / "state", steps=None)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=8)
+        assert [step.source for step in agent.steps()].count("mine:math") == 2
+        agent.rate_answer(Feedback("amath1", "bad", "3"))
+        await agent.learn(max_steps=8)
+        assert [step.source for step in agent.steps()].count("mine:math") == 4
+
+
+async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path: Path) -> None:
+    steps = []
+    for own in (None, RULES):
+        world = World(tmp_path / str(own is None), own=own)
+        async with world.agent() as agent:
+            await agent.learn()
+            steps.append([numbers(step) for step in agent.steps()])
+    assert steps[0] == steps[1]
+
+
+async def test_verdicts_that_come_while_it_learns_are_taken_up_at_the_next_turn(tmp_path: Path) -> None:
+    world = world_in(tmp_path / "state", steps=None)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=3)
+        give(agent._parts.state, 5)
+        await agent.learn(max_steps=2)
+        assert [step.source for step in agent.steps()] == ["sums", "sums", "sums", "mine:math", "sums"]
+
+
+async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(tmp_path: Path) -> None:
+    world = world_in(tmp_path / "state", steps=1)
+    async with world.agent() as agent:
+        assert (await agent.learn()).reason == "done"
+        assert not agent.more_to_learn()
+        give(agent._parts.state, 5)
+        assert agent.more_to_learn()
+        await agent.learn()
+        assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
+        assert not agent.more_to_learn()
+
+
+async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1)
+    corrected(tmp_path / "state", 2, task="code")
+    world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
+    async with world.agent() as agent:
+        await agent.learn()
+        own = [(step.source, step.task, step.target_rate) for step in agent.steps() if step.source != "sums"]
+        assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
+        assert agent._parts.state.terms("code") is not None
+
+
+@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
+async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place: str) -> None:
+    runs = []
+    for crashing in (False, True):
+        folder = tmp_path / str(crashing)
+        corrected(folder, 1, 2, 3, 4)
+        world = world_in(folder, steps=4)
+        if crashing:
+            with pytest.raises(Crash):
+                async with world.agent(crash_at(place, 2)) as agent:
+                    await agent.learn()
+        async with world.agent() as agent:
+            await agent.learn()
+            uses = dict(agent._parts.state.database.execute("SELECT item, uses FROM item_uses"))
+            runs.append(([numbers(step) for step in agent.steps()], uses))
+    assert runs[0] == runs[1]
+    assert set(runs[0][1].values()) == {2}
+
+
+async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
+    async with world.agent() as agent:
+
+        async def learned(steps: int) -> list[str]:
+            await agent.learn(max_steps=steps)
+            return [step.source for step in agent.steps(last=steps)]
+
+        assert await learned(2) == ["sums", "sums"]
+        path = file_of(folder, "a.jsonl", 1, 2)
+        assert await learned(4) == ["sums", "watched:math", "sums", "sums"]
+        path.touch()
+        assert await learned(2) == ["sums", "sums"], "a touched file is not new"
+        file_of(folder, "a.jsonl", 1, 2, 3)
+        assert await learned(2) == ["sums", "watched:math"]
+        assert agent.steps()[-1].prompts == 1, "only what is new in a changed file"
+        path.unlink()
+        file_of(folder, "b.jsonl", 7, task="code")
+        assert await learned(4) == ["sums", "watched:code", "sums", "sums"]
+
+
+async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    file_of(folder, "good.jsonl", 1)
+    (folder / "bad.jsonl").write_text('{"question": "x"}\n')
+    (folder / "note.txt").write_text("not a task file")
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=6)
+        [told] = world.events(Notice)
+        assert told.text.startswith('bad.jsonl:1: "answer" must be')
+        assert told.text.endswith("left out until it changes")
+        (folder / "bad.jsonl").write_text('{"question": "x", "answer": 1, "wrong": 2}\n')
+        await agent.learn(max_steps=2)
+        assert "unknown key 'wrong'" in world.events(Notice)[-1].text
+        file_of(folder, "bad.jsonl", 8)
+        await agent.learn(max_steps=2)
+        assert len(world.events(Notice)) == 2
+        assert agent._parts.own_use is not None and agent._parts.own_use.problems() == {}
+
+
+async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
+    async with world.agent() as agent:
+        assert agent._parts.own_use is not None
+        assert agent._parts.own_use.fresh() == 0
+        assert world.events(Notice) == []
+        file_of(folder, "a.jsonl", 1, 2)
+        assert agent._parts.own_use.fresh() == 2
+        (folder / "a.jsonl").write_text('{"question": "Wh')
+        agent._parts.own_use.fresh()
+        agent._parts.own_use.fresh()
+        assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
+
+
+async def test_a_folder_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=tmp_path / "tasks")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        [told] = world.events(Notice)
+        assert "cannot be read" in told.text
+        file_of(tmp_path / "tasks", "a.jsonl", 1)
+        await agent.learn(max_steps=2)
+        assert "watched:math" in [step.source for step in agent.steps()]
+
+
+async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_on(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1, task="secret")
+    world = world_in(tmp_path / "state", steps=4)
+    async with world.agent() as agent:
+        opened = agent._client.open_step
+
+        async def refuses(task: str, *rest: Any) -> Any:
+            if task == "secret":
+                raise PermissionDenied("this device may not work on secret")
+            return await opened(task, *rest)
+
+        agent._client.open_step = refuses  # type: ignore[method-assign]
+        await agent.learn()
+        assert {step.source for step in agent.steps()} == {"sums"}
+    [told] = [event for event in world.events(Notice) if "mine:secret" in event.text]
+    assert "left out (this device may not work on secret)" in told.text
+
+
+async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    file_of(folder, "a.jsonl", *range(100, 140))
+    world = World(
+        tmp_path / "state",
+        phases=(PhaseConfig(source="sums", steps=None),),
+        own=replace(RULES, passes=50),
+        tasks_folder=folder,
+        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0, rate_band=1.0),
+    )
+    async with world.agent() as agent:
+        await agent.learn(max_steps=3)
+        before = anchors_of(agent._parts.state, "watched:math")
+        assert len(before) == 6
+        file_of(folder, "a.jsonl", *range(100, 160))
+        await agent.learn(max_steps=2)
+        after = anchors_of(agent._parts.state, "watched:math")
+        assert len(after) == 6 and after != before and before & after, "a sample of what there is now, and most of it as before"
+        (folder / "a.jsonl").unlink()
+        await agent.learn(max_steps=2)
+        assert anchors_of(agent._parts.state, "watched:math") == after
+        exams = agent._parts.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
+    assert {source for source, _ in exams} == {"sums", "watched:math"}
+    assert all(len(json.loads(verdicts)) <= 6 for _, verdicts in exams)
+    last = world.events(GateJudged)[-1]
+    assert {(score.source, score.items) for score in last.anchors} == {("sums", 6), ("watched:math", 6)}
+
+
+def anchors_of(state: StateFolder, source: str) -> set[str]:
+    memory = json.loads(state.meta("gate") or "{}")
+    return {item["id"] for item in memory["anchors"][source]}
+
+
+async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Path) -> None:
+    """Own steps in between change no decision of the gate about the phase's rate."""
+    corrected(tmp_path / "state", 1, 2, 3)
+
+    def script(messages: Any, sampling: Any, seed: int) -> str:
+        if sampling.temperature and number_in(messages[-1].content) >= 10:
+            return mixed_script(messages, sampling, seed)
+        return local_answer(number_in(messages[-1].content) + 1)
+
+    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_band=1.0, rate_window=3)
+    world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    own = [step for step in steps if step.source == "mine:math"]
+    phase = [step for step in steps if step.source == "sums"]
+    assert own and all(step.gate == "" for step in own), "they are judged with the phase's next step"
+    assert {score.source for score in world.events(GateJudged)[-1].anchors} == {"sums", "mine:math"}
+    for place, step in enumerate(phase):
+        window = [one.assist_rate for one in phase[max(0, place - 2) : place + 1]]
+        assert step.gate_rate == pytest.approx(sum(window) / len(window))
+
+
+def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tmp_path: Path) -> None:
+    for count in (1, 9, 60):
+        folder = tmp_path / str(count)
+        corrected(folder, *range(count))
+        world = world_in(folder)
+        agent = world.agent()
+        own = agent._parts.own_use
+        assert own is not None
+        [source] = own.sources()
+        agent._parts.state.close()
+        assert len(source.train) + len(source.held_out) == count
+        assert not source.held_out if count < 10 else 4 <= len(source.held_out) <= 22
+        assert all(isinstance(item, TaskItem) and item.split == "test" for item in source.held_out)
+
+
+async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
+    """Every second step is one's own, and every second one is due."""
+    corrected(tmp_path / "state", *range(40))
+    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0, rate_band=1.0))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=7)
+        steps = agent.steps()
+        assert [(step.source, step.gate) for step in steps] == [
+            ("sums", ""), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""),
+            ("sums", "promoted"),
+        ]  # fmt: skip
+        await agent.learn(max_steps=3)
+        assert [step.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
+            "behind the phases own steps are judged"
+        )
+
+
+async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it_serves(tmp_path: Path) -> None:
+    gate = GateRules(every=100, anchors_per_task=2, max_drop=1.0, rate_band=1.0)
+    world = world_in(tmp_path / "state", steps=1, gate=gate)
+    async with world.agent() as agent:
+        await agent.learn()
+        give(agent._parts.state, 1, 2, 3, 4)
+        await agent.learn()
+        assert [step.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
+        assert agent.status().adapter_version == 4
