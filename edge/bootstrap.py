@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, StateError, TaskFileError, UsageError
+from edge.core.errors import AdapterError, ConfigError, ModelFileError, StateError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.install import install_extra
 from edge.core.types import AnswerKind
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from edge.agent.evaluation.examples import Example
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
+    from edge.agent.state import StateFolder
     from edge.core.clock import Clock
     from edge.core.worker import EngineWorker
     from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.models.decoder import Decoder
     from edge.models.mlx_decoder import MlxDecoder
+    from edge.privacy.registry import Registry
     from edge.routing.calibration import RouterQuality
     from edge.routing.policy import OffloadPolicy
     from edge.rpc.client import CoordinatorClient
@@ -141,7 +143,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
     from edge.core.clock import SystemClock
     from edge.tasks.registry import open_source
 
-    clock, policy = SystemClock(), build_policy(config)
+    clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
     state = StateFolder(state_folder(config))
     try:
@@ -155,7 +157,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             curriculum=curriculum,
             open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
             open_learner=trainer.open,
-            client=build_client(config, address, state.run_id),
+            client=guarded_client(config, registry, address, state, clock),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),
@@ -168,7 +170,7 @@ def build_agent(config: AgentConfig, sink: EventSink) -> Agent:
             sound=sound_adapter,
             step_measure=trainer.step_measure,
         )
-        return Agent(parts, agent_settings(config, state.run_id))
+        return Agent(parts, with_hint_cut(agent_settings(config, state.run_id), registry))
     except BaseException:
         state.close()
         raise
@@ -289,7 +291,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
 def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:
     from edge.agent.agent import with_prompt_form
 
-    settings = with_prompt_form(agent_settings(config, run_id), model).rollout
+    settings = with_prompt_form(with_hint_cut(agent_settings(config, run_id), build_registry(config)), model).rollout
     return replace(settings, temperature=plan.temperature, max_tokens=plan.max_tokens or settings.max_tokens)
 
 
@@ -357,11 +359,12 @@ async def _eval_desk(
     from edge.agent.evaluation.budget import announce_cost
     from edge.agent.state import StateFolder
 
+    registry = build_registry(config)
     state = stack.enter_context(StateFolder(state_folder(config)))
     if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()
-    client = build_client(config, coordinator_address(config, state.folder), state.run_id)
+    client = guarded_client(config, registry, coordinator_address(config, state.folder), state, clock)
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)
@@ -770,6 +773,71 @@ def switched_off(config: AgentConfig) -> str:
     if os.environ.get(NO_CLOUD, "") not in ("", "0"):
         return f"the cloud is switched off by {NO_CLOUD}"
     return "mode local-only" if config.mode == "local-only" else ""
+
+
+def build_registry(config: AgentConfig) -> Registry:
+    """What this person holds to be private. Raises ConfigError for a file of terms that cannot be used, or a country without telephones."""
+    from edge.privacy.registry import Registry
+
+    privacy = config.privacy
+    return Registry(
+        enabled=privacy.enabled,
+        kinds=privacy.kinds,
+        terms=(*privacy.terms, *_terms_of(privacy.terms_file)),
+        never_send=privacy.never_send,
+        region=_phone_region(privacy.region),
+    )
+
+
+def guarded_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
+    """The gRPC client behind the seam that redacts, tests and writes down what leaves. Raises UsageError, ConfigError."""
+    from edge.agent.departures import GuardedClient
+    from edge.agent.sent import Keep, SentLog
+
+    keep = Keep(config.privacy.keep_days, config.privacy.keep_entries)
+    return GuardedClient(build_client(config, address, state.run_id), registry, SentLog(state.database, clock, keep))
+
+
+def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
+    """The settings with hints that this registry cuts."""
+    from edge.privacy.cutting import cutter
+
+    cut = cutter(registry)
+    return replace(settings, rollout=replace(settings.rollout, hint_cut=cut), answers=replace(settings.answers, hint_cut=cut))
+
+
+def _terms_of(file: str | None) -> list[str]:
+    """The terms of a file, one a line, without comments."""
+    from edge.core.privacy_rules import checked_term
+
+    if file is None:
+        return []
+    path = Path(file).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"privacy.terms_file: {path} cannot be read: {error}") from error
+    terms = []
+    for number, line in enumerate(lines, 1):
+        if term := line.partition("#")[0].strip():
+            try:
+                terms.append(checked_term(term))
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: {error}") from error
+    return terms
+
+
+def _phone_region(region: str | None) -> str | None:
+    """The country whose telephone numbers are known without a prefix: the configured one, else the system's where it tells one."""
+    import locale
+
+    from phonenumbers import SUPPORTED_REGIONS
+
+    if region is not None and region not in SUPPORTED_REGIONS:
+        raise ConfigError(f"privacy.region: {region} is no country with telephone numbers", hint="write two letters, as DE")
+    name = locale.setlocale(locale.LC_CTYPE) if region is None else ""
+    told = region or name.partition(".")[0].partition("_")[2]
+    return told if told in SUPPORTED_REGIONS else None
 
 
 class _SharedWorker:

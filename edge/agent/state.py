@@ -27,9 +27,11 @@ GATE_MEMORY = "gate"
 _LINE = "line"
 _SENT = """
 CREATE TABLE sent (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, answer_id TEXT NOT NULL,
-    call_key TEXT NOT NULL, payload TEXT NOT NULL, bytes INTEGER NOT NULL, replaced TEXT NOT NULL
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
+    answer_id TEXT NOT NULL, call_key TEXT NOT NULL, payload BLOB NOT NULL, replaced TEXT NOT NULL,
+    times INTEGER NOT NULL DEFAULT 1, last_at REAL NOT NULL, outcome TEXT NOT NULL DEFAULT ''
 ) STRICT;
+CREATE INDEX sent_by_answer ON sent (answer_id) WHERE answer_id != '';
 """
 _DIALS = """
 CREATE TABLE dials (task TEXT PRIMARY KEY, dial TEXT NOT NULL) STRICT;
