@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from edge.cli.never_sending import NeverSending
 from edge.cli.running import running_agent
 from edge.cli.saying import print_line, visible
 from edge.cli.starting import starting_lines
@@ -83,7 +84,7 @@ async def answering(settings: Settings) -> AsyncIterator[Reader]:
     async with running_agent(state_folder(resolved.config)) as remote:
         if remote is not None:
             _refuse_unmet(resolved, remote.url)
-            yield BoundedReader(remote, *_bounds(resolved))
+            yield NeverSending(BoundedReader(remote, *_bounds(resolved)), settings.never_send or ())
             return
     for line in starting_lines(resolved, learns=False):
         print_line(line)
@@ -130,7 +131,7 @@ def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
 
 def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
     """Raise UsageError for options that only a new agent could honour."""
-    honoured = ("mode", "state_folder", "chat.history")
+    honoured = ("mode", "state_folder", "chat.history", "privacy.never_send")
     unmet = sorted({origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured})
     if unmet:
         raise UsageError(f"an agent is running at {url} with its own settings", hint=f"leave out {' and '.join(unmet)}")
