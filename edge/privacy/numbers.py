@@ -29,11 +29,11 @@ _PHONE_WORD = re.compile(
 )
 _AFTER_WORD = re.compile(r"\+?\(?\d[\d ()./-]{5,20}\d")
 _SEVERAL = re.compile(r"\d[\d\s().+/-]{5,}\d")
-_OPERATOR_BEFORE = re.compile(r"(?:[=+*/×÷^<>$€£%,#]|[\d)\]] ?[-x])\s*$|[\d.]\s*$")
+_OPERATOR_BEFORE = re.compile(r"(?:[=+*/×÷^<>$€£%,#]|[\d)\]] ?[-x])\s*$|[\d.]$|\d $")
 _OPERATOR_AFTER = re.compile(r"^\s*(?:[=*×÷^<>%€£$]|\+\s?\d|[-/]\s+\d|,\d|\.\d|\s\d)")
-_PLUS_AS_OPERATOR = re.compile(r"[\d)\]}a-z]\s*$|=\s*$")
+_PLUS_AS_OPERATOR = re.compile(r"(?:[\d)\]}=]|\b[a-z]) *$")
 _WRITTEN_AS_PHONE = re.compile(
-    r"\(?\d{1,5}\)?(?:[ .-]|(?<=\)))\d{2,}(?:[ .-]?\d{2,}){0,4}|0\d{1,4}/\d{3,}[\d -]*|\d{1,2}(?:[ .-]\d{2,4}){2,5}"
+    r"\(?\d{1,6}\)?(?:[ .-]|(?<=\)))\d{2,}(?:[ .-]?\d{2,}){0,4}|0\d{1,4}/\d{3,}[\d -]*|\d{1,2}(?:[ .-]\d{2,4}){2,5}"
 )
 _DATE = re.compile(r"\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4}")
 
@@ -42,7 +42,7 @@ def cards(text: str) -> Iterator[Found]:
     """Card numbers of 13 to 19 digits with a known beginning and a right check digit, in one or in groups."""
     for match in _CARD.finditer(text):
         digits = _digits(match.group())
-        if _CARD_BRANDS.fullmatch(digits) and _luhn(digits):
+        if _CARD_BRANDS.fullmatch(digits) and passes_luhn(digits):
             yield Found(match.start(), match.end(), "card", digits)
 
 
@@ -99,7 +99,8 @@ def _digits(text: str) -> str:
     return "".join(char for char in text if char.isdigit())
 
 
-def _luhn(digits: str) -> bool:
+def passes_luhn(digits: str) -> bool:
+    """Whether the last digit checks the others (Luhn), and they are not all the same."""
     doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 

@@ -17,7 +17,7 @@ from edge.privacy.json_text import changed_json, strings_in
 from edge.privacy.never_send import NeverSend
 from edge.privacy.placeholders import Placeholders, Restoring, restored, spans_of_names
 
-_PASSES = 3
+_PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
 CUT = "[cut]"
 
@@ -79,11 +79,13 @@ class Registry:
         known = {(one.kind, one.value): (one, text[one.start : one.end]) for text in every for one in self._finder.find(text)}
         if not known:
             return Redacted(tuple(texts), json)
-        names = Placeholders(every)
-        replacing = _Replacing(self._finder, list(known.values()), names)
-        redacted = tuple(replacing.text(text) for text in texts)
-        redacted_json = changed_json(json, replacing.string) if json else ""
-        return Redacted(redacted, redacted_json, names.originals, dict(names.replaced))
+        replacing = _Replacing(self._finder, known, Placeholders(every))
+        redacted, before = Redacted(tuple(texts), json), None
+        for _ in range(_PASSES):
+            if redacted == before:
+                break
+            before, redacted = redacted, replacing.whole(redacted)
+        return redacted
 
     def leaks(self, texts: Sequence[str], json: str, originals: Mapping[str, str]) -> Counter[str]:
         """What of each kind is still to be seen in what is about to leave; empty where nothing is. `originals`: what was replaced."""
@@ -113,16 +115,18 @@ class _Replacing:
     """Puts names in the place of what is found, and of what was found elsewhere in the conversation."""
 
     finder: Finder
-    known: Sequence[tuple[Found, str]]
+    known: dict[tuple[str, str], tuple[Found, str]]
     names: Placeholders
 
+    def whole(self, conversation: Redacted) -> Redacted:
+        """The conversation after one more pass: beside a placeholder, something may stand free that did not before."""
+        texts = tuple(self.text(text) for text in conversation.texts)
+        json = changed_json(conversation.json, self.string) if conversation.json else ""
+        return Redacted(texts, json, dict(self.names.originals), dict(self.names.replaced))
+
     def text(self, text: str) -> str:
-        for _ in range(_PASSES):
-            found = self._found(text)
-            if not found:
-                break
-            text = self._replaced(text, found)
-        return text
+        found = self._found(text)
+        return self._replaced(text, found) if found else text
 
     def string(self, text: str, is_name: bool) -> str:
         """A string of a JSON text. One that programs use as a name is replaced as a whole, by a name they can use."""
@@ -132,13 +136,15 @@ class _Replacing:
         return self.names.name(Found(0, len(text), found[0].kind, text), text) if found else text
 
     def _found(self, text: str) -> list[Found]:
-        found = resolved([*self.finder.find(text), *known_again(text, self.known)])
+        found = resolved([*self.finder.find(text), *known_again(text, self.known.values())])
         return _outside_names(found, text, self.names.originals)
 
     def _replaced(self, text: str, found: Sequence[Found]) -> str:
         parts, place = [], 0
         for one in found:
-            parts += [text[place : one.start], f"[{self.names.name(one, text[one.start : one.end])}]"]
+            original = text[one.start : one.end]
+            self.known.setdefault((one.kind, one.value), (one, original))
+            parts += [text[place : one.start], f"[{self.names.name(one, original)}]"]
             place = one.end
         return "".join([*parts, text[place:]])
 

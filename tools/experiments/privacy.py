@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from edge.core.rng import stream
 from edge.privacy.found import Kind
+from edge.privacy.numbers import passes_luhn
 from edge.privacy.registry import Registry
 
 TERMS = ("Project Falcon", "Müller", "ACME", "Anneliese", "Blue Heron Ltd", "株式会社秘密")
@@ -156,14 +157,14 @@ def key(rng: random.Random) -> tuple[str, None]:
 
 def password(rng: random.Random) -> tuple[str, None]:
     """A password; the text says that it is one."""
-    return rng.choice(_WORDS) + rng.choice(["", "!"]) + str(rng.randrange(10, 10_000)) + rng.choice(["", "$", "x"]), None
+    return rng.choice(["hunter", "Zq", "swordfish", "Tr0ub4dor"]) + rng.choice(["", "!"]) + str(rng.randrange(10, 10_000)) + rng.choice(["", "$", "x"]), None
 
 
 def card(rng: random.Random) -> tuple[str, None]:
     """A card number with a right check digit, plain or grouped."""
     start = rng.choice(["4", "51", "55", "2221", "6011"])
     digits = start + "".join(rng.choice(string.digits) for _ in range(15 - len(start)))
-    check = next(digit for digit in string.digits if _luhn(digits + digit))
+    check = next(digit for digit in string.digits if passes_luhn(digits + digit))
     groups = [(digits + check)[place : place + 4] for place in range(0, 16, 4)]
     return rng.choice([" ", "-", ""]).join(groups), None
 
