@@ -123,7 +123,27 @@ def test_a_model_may_write_a_placeholder_its_own_way(said: str, meant: str) -> N
 
 
 PIECES = st.lists(
-    st.sampled_from(["[EMAIL_1]", "EMAIL_1", "[EM", "AIL", "_1", "]", "[", "\\", "2", "E", "[email 1]", "(", " ", "x", "PATH_1", "{", "[PATH_12]"]),
+    st.sampled_from(
+        [
+            "[EMAIL_1]",
+            "EMAIL_1",
+            "[EM",
+            "AIL",
+            "_1",
+            "]",
+            "[",
+            "\\",
+            "2",
+            "E",
+            "[email 1]",
+            "(",
+            " ",
+            "x",
+            "PATH_1",
+            "{",
+            "[PATH_12]",
+        ]
+    ),
     max_size=12,
 )
 
@@ -142,7 +162,13 @@ def test_a_streamed_answer_is_restored_as_a_whole_one_wherever_it_is_cut(pieces:
 
 def test_only_what_may_become_a_placeholder_is_held_back() -> None:
     stream = Restoring({"EMAIL_1": "jo@x.org"})
-    assert [stream.feed(piece) for piece in ("Dear [EM", "AIL", "_1", "], hi", " you")] == ["Dear ", "", "", "jo@x.org, hi", " you"]
+    assert [stream.feed(piece) for piece in ("Dear [EM", "AIL", "_1", "], hi", " you")] == [
+        "Dear ",
+        "",
+        "",
+        "jo@x.org, hi",
+        " you",
+    ]
     assert Restoring({}).feed("[EM") == "[EM"
 
 
@@ -172,13 +198,17 @@ def test_findings_that_count_never_overlap_and_cover_all_that_was_found(spans: l
     found = [Found(start, start + length, kind, "v") for start, length, kind in spans]  # type: ignore[arg-type]
     kept = resolved(found)
     assert all(one.end <= two.start for one, two in zip(kept, kept[1:], strict=False))
-    assert {place for one in kept for place in range(one.start, one.end)} == {place for one in found for place in range(one.start, one.end)}
+    assert {place for one in kept for place in range(one.start, one.end)} == {
+        place for one in found for place in range(one.start, one.end)
+    }
 
 
 def test_the_strings_of_json_are_replaced_where_they_are_and_come_back() -> None:
     arguments = json.dumps({"path": "C:\\Users\\jo\\x.txt", "to": ["jo@x.org"]})
     body = {
-        "messages": [{"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "acme_lookup", "arguments": arguments}}]}],
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "acme_lookup", "arguments": arguments}}]}
+        ],
         "tools": [{"type": "function", "function": {"name": "acme_lookup", "description": "for jo@x.org"}}],
         "card": 4111111111111111,
         "temperature": 0.5,
@@ -201,7 +231,9 @@ def test_json_without_anything_private_keeps_its_very_bytes() -> None:
     assert strings_in('{"a": "[1, {\\"b\\": \\"c\\"}]"}') == ["a", "1", "b", "c"]
 
 
-@pytest.mark.parametrize(("text", "rule"), [("this is TOP\n sécret", 1), ("see prj-1234", 2), ("t\u200bop secret", 1), ("topsecret PRJ-12", 0)])
+@pytest.mark.parametrize(
+    ("text", "rule"), [("this is TOP\n sécret", 1), ("see prj-1234", 2), ("t\u200bop secret", 1), ("topsecret PRJ-12", 0)]
+)
 def test_never_send_rules_are_plain_texts_and_patterns(text: str, rule: int) -> None:
     assert REGISTRY.broken_rule(["fine", text]) == rule
     assert REGISTRY.broken_rule([], json.dumps({"a": {"b": text}})) == rule

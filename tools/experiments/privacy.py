@@ -28,7 +28,23 @@ from edge.privacy.registry import Registry
 
 TERMS = ("Project Falcon", "Müller", "ACME", "Anneliese", "Blue Heron Ltd", "株式会社秘密")
 REGIONS = ("US", "GB", "DE", "FR", "IT", "ES", "NL", "JP", "IN", "BR", "AU", "CH", "SE", "PL", "MX", "ZA")
-_WORDS = "meeting invoice sister garden report winter engine coffee travel budget lesson recipe doctor letter music".split()
+_WORDS = [
+    "meeting",
+    "invoice",
+    "sister",
+    "garden",
+    "report",
+    "winter",
+    "engine",
+    "coffee",
+    "travel",
+    "budget",
+    "lesson",
+    "recipe",
+    "doctor",
+    "letter",
+    "music",
+]
 _ALNUM = string.ascii_letters + string.digits
 
 
@@ -157,7 +173,9 @@ def key(rng: random.Random) -> tuple[str, None]:
 
 def password(rng: random.Random) -> tuple[str, None]:
     """A password; the text says that it is one."""
-    return rng.choice(["hunter", "Zq", "swordfish", "Tr0ub4dor"]) + rng.choice(["", "!"]) + str(rng.randrange(10, 10_000)) + rng.choice(["", "$", "x"]), None
+    return rng.choice(["hunter", "Zq", "swordfish", "Tr0ub4dor"]) + rng.choice(["", "!"]) + str(
+        rng.randrange(10, 10_000)
+    ) + rng.choice(["", "$", "x"]), None
 
 
 def card(rng: random.Random) -> tuple[str, None]:
