@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge.agent.evaluate import Candidate
     from edge.agent.evaluation.cloud import CloudAnswers
     from edge.agent.evaluation.examples import Example
+    from edge.agent.evaluation.hint_trial import HintReport
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.rollout import RolloutSettings
     from edge.agent.state import StateFolder
@@ -773,6 +774,48 @@ def switched_off(config: AgentConfig) -> str:
     if os.environ.get(NO_CLOUD, "") not in ("", "0"):
         return f"the cloud is switched off by {NO_CLOUD}"
     return "mode local-only" if config.mode == "local-only" else ""
+
+
+async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hint_chars: int, margin: float) -> HintReport:
+    """Whether hints of so many characters pay on the plan's test items; the verdict is kept in the state folder.
+
+    Raises UsageError, TaskFileError, AdapterError, StateError, ConfigError.
+    """
+    from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.hint_trial import HintTrial, hint_report, trial_rng
+    from edge.agent.events import EvalProgress
+    from edge.core.clock import SystemClock
+
+    clock, path, candidates = SystemClock(), model_file(config.model.path), eval_candidates(plan)
+    async with AsyncExitStack() as stack:
+        cloud, run_id = await _cloud_answers(config, sink, clock, plan, candidates, stack)
+        backend, _ = await _eval_backend(config, path, sink, clock, plan, stack)
+        roles = EvalRoles(backend, build_verifier(config), build_policy(config), cloud)
+        settings = _eval_settings(config, run_id, backend.model, plan)
+        trial = HintTrial(roles, settings, hint_chars, f"{int(clock.now() * 1000)}")
+        pairs = await trial.run(candidates, lambda done: sink.emit(EvalProgress(done, len(candidates))))
+    report = hint_report(pairs, len(candidates), trial.asked, hint_chars, margin, trial_rng(config.learning.seed))
+    if plan.replay is None:
+        _keep_measured_hints(config, {**report.to_json(), "measured_at": clock.now()})
+    return report
+
+
+_HINTS_MEASURED = "hints_measured"
+
+
+def _keep_measured_hints(config: AgentConfig, report: dict[str, Any]) -> None:
+    from edge.agent.state import StateFolder
+
+    with StateFolder(state_folder(config)) as state:
+        state.set_meta(_HINTS_MEASURED, json.dumps(report))
+
+
+def measured_hints(config: AgentConfig) -> dict[str, Any] | None:
+    """The last verdict on hints, None where none was reached; read-only. Raises StateError."""
+    from edge.agent.state import kept_meta
+
+    text = kept_meta(state_folder(config), _HINTS_MEASURED)
+    return None if text is None else dict(json.loads(text))
 
 
 def build_registry(config: AgentConfig) -> Registry:

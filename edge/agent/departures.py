@@ -1,8 +1,8 @@
 """The one seam through which anything leaves the device.
 
-Knows the order rules -> redaction -> leak test -> entry on disk -> sending -> restoring; knows nothing of what is private or how entries are
-kept. What a rule forbids, what the leak test finds and what cannot be written down raises Withheld, and nothing is sent. A task's label, a
-call's key and a model's alias are names that both sides have agreed upon, and leave as they are.
+Knows the order rules -> redaction -> leak test -> entry on disk -> sending -> restoring; knows nothing of what is private or how entries
+are kept. What a rule forbids, what the leak test finds and what cannot be written down raises Withheld, and nothing is sent. The label of a
+task, a call's key and a model's alias are names that both sides have agreed upon, and leave as they are.
 """
 
 from __future__ import annotations

@@ -317,6 +317,19 @@ def serving_versions(folder: Path) -> tuple[int, ...]:
         raise StateError(f"{path}: cannot be read: {error}", hint="name an adapter folder with --adapter") from error
 
 
+def kept_meta(folder: Path, key: str) -> str | None:
+    """A small named value of a folder, also while an agent uses it; None where there is none. Raises StateError."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        return None
+    reader = StateReader()
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
+            return reader.meta(key)
+    except sqlite3.Error as error:
+        raise StateError(f"{path}: cannot be read: {error}", hint="name another folder with --state") from error
+
+
 def step_from_json(data: dict[str, Any]) -> StepFinished:
     """A StepFinished event from its JSON object; steps of older folders have no families."""
     fields = {key: value for key, value in data.items() if key != "kind"}

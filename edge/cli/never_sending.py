@@ -1,4 +1,4 @@
-"""`--never-send` where an agent with settings of its own runs already. Knows the caller's rules; knows nothing of how questions are answered."""
+"""`--never-send` where an agent with settings of its own runs already. Knows the caller's rules; knows nothing of who answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent privacy check`: what would leave of a text, without sending anything. Knows wording; knows nothing of how things are found."""
+"""`edge-agent privacy check`: what would leave of a text; nothing is sent. Knows wording; knows nothing of how things are found."""
 
 from __future__ import annotations
 

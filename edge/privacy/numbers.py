@@ -23,8 +23,8 @@ _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}(?:[ \n-]?[A-Za-z0-9]{4}){2
 _SHORTEST_IBAN, _LONGEST_IBAN = 15, 34
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 15
 _PHONE_WORD = re.compile(
-    r"(?i)(?<![a-z])(?:tel|telephone|telefon|phone|mobile|mobil|handy|cell|fax|whatsapp|signal|sms|call(?: (?:me|us|him|her|them))?|dial|ring"
-    r"|hotline|tél|teléfono|telefono)"
+    r"(?i)(?<![a-z])(?:tel|telephone|telefon|phone|mobile|mobil|handy|cell|fax|whatsapp|signal|sms|call(?: (?:me|us|him|her|them))?"
+    r"|dial|ring|hotline|tél|teléfono|telefono)"
     r"(?:\.|:| no\.?| number| nr\.?| is| at| on| under|=|[\"'`*_]| ){0,5}\s?$"
 )
 _AFTER_WORD = re.compile(r"\+?\(?\d[\d ()./-]{5,20}\d")

@@ -1,8 +1,9 @@
 """Placeholders of one conversation, and the way back. Knows names such as `[EMAIL_1]`; knows nothing of how private things are found.
 
 The same thing has the same placeholder from its first appearance on, so a later turn, sent with the whole conversation, agrees with an
-earlier one. A name that the conversation itself contains is not used. On the way back a model may have changed the case inside the brackets, used
-other brackets, escaped the underscore for Markdown, or left the brackets out (then only in capitals, since `email_1` may be its variable).
+earlier one. A name that the conversation itself contains is not used. On the way back a model may have changed the case inside the
+brackets, used other brackets, escaped the underscore for Markdown, or left the brackets out (then only in capitals, since `email_1` may
+be its variable).
 """
 
 from __future__ import annotations

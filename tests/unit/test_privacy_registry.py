@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -197,7 +197,7 @@ def test_nothing_that_was_redacted_leaks_and_what_has_one_form_comes_back_exactl
 def test_findings_that_count_never_overlap_and_cover_all_that_was_found(spans: list[tuple[int, int, str]]) -> None:
     found = [Found(start, start + length, kind, "v") for start, length, kind in spans]  # type: ignore[arg-type]
     kept = resolved(found)
-    assert all(one.end <= two.start for one, two in zip(kept, kept[1:], strict=False))
+    assert all(one.end <= two.start for one, two in pairwise(kept))
     assert {place for one in kept for place in range(one.start, one.end)} == {
         place for one in found for place in range(one.start, one.end)
     }

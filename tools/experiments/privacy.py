@@ -1,8 +1,8 @@
 """Red team of the privacy registry: how much of what is planted is found, and how often something is found where nothing is.
 
-`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. Everything planted is made up, from the seed.
+`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. Everything planted is made up.
 A planted thing counts as leaked when six tenths of it in one piece are still to be read in the redacted text. What is out of reach is
-measured too, and marked: texts that must be decoded or understood first.
+measured too and marked: texts that must be decoded or understood first.
 """
 
 from __future__ import annotations
