@@ -166,11 +166,11 @@ class GuardedClient:
     def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:
         messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
         changes: dict[str, Any] = {"openai_json": redacted.json} if _json_of(call) else {}
-        return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id), **changes)
+        return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id, redacted), **changes)
 
-    def _unnamed(self, prompt_id: str) -> str:
+    def _unnamed(self, prompt_id: str, redacted: Redacted) -> str:
         """A prompt's id; one that tells something private, such as a name in a file of tasks, as a digest."""
-        if not self._registry.redacted([prompt_id]).replaced:
+        if not self._registry.leaks([prompt_id], "", redacted.originals):
             return prompt_id
         return f"digest:{hashlib.blake2b(prompt_id.encode(), digest_size=16).hexdigest()}"
 
