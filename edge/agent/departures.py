@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from google.protobuf.message import Message as WireMessage
 
@@ -147,11 +146,11 @@ class GuardedClient:
     def _leaving(self, call: CloudCall, method: str) -> _Leaving:
         """The call as it may leave. Raises Withheld, or InvalidRequest for what is no JSON."""
         texts = [message.content for message in call.messages]
-        rule = self._registry.broken_rule([*texts, call.prompt_id], _json_of(call))
+        rule = self._registry.broken_rule([*texts, call.prompt_id], call.openai_json)
         if rule:
             raise Withheld(f"never-send rule {rule} forbids it", hint="edge-agent config show tells the rules")
         try:
-            redacted = self._registry.redacted(texts, _json_of(call))
+            redacted = self._registry.redacted(texts, call.openai_json)
         except ValueError as error:
             raise InvalidRequest(f"openai_json cannot be read: {error}") from error
         sent = self._with(call, redacted)
@@ -165,8 +164,7 @@ class GuardedClient:
 
     def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:
         messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
-        changes: dict[str, Any] = {"openai_json": redacted.json} if _json_of(call) else {}
-        return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id, redacted), **changes)
+        return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id, redacted), openai_json=redacted.json)
 
     def _unnamed(self, prompt_id: str, redacted: Redacted) -> str:
         """A prompt's id; one that tells something private, such as a name in a file of tasks, as a digest."""
@@ -305,17 +303,11 @@ def kind_of(call: CloudCall) -> tuple[SentKind, str]:
     return "answering", "the cloud was asked for an answer"
 
 
-def _json_of(call: CloudCall) -> str:
-    return str(getattr(call, "openai_json", ""))
-
-
 def _restored(completion: CloudCompletion, redacted: Redacted) -> CloudCompletion:
     if not redacted.originals:
         return completion
-    changes: dict[str, Any] = {"text": redacted.restored(completion.text)}
-    if told := getattr(completion, "openai_json", ""):
-        changes["openai_json"] = redacted.restored_json(told)
-    return replace(completion, **changes)
+    text = redacted.restored(completion.text)
+    return replace(completion, text=text, openai_json=redacted.restored_json(completion.openai_json))
 
 
 def _texts_in(message: WireMessage) -> Iterator[tuple[str, str]]:

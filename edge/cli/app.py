@@ -359,7 +359,9 @@ def ask(
     """
     from edge.cli import ask as command
 
-    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud), never_send=never_send)
+    settings = Settings(
+        config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud), never_send=never_send
+    )
     options = command.AskOptions(
         system, tuple(files or ()), max_tokens, temperature, seed, full=full, json=json, fail_on_fallback=fail_on_fallback
     )
@@ -384,7 +386,9 @@ def chat(
     """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves, /help shows the commands."""
     from edge.cli import chat as command
 
-    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False), never_send=never_send)
+    settings = Settings(
+        config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False), never_send=never_send
+    )
     return command.chat(settings, command.ChatOptions(history=not no_history, json=json))
 
 

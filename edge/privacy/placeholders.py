@@ -18,7 +18,7 @@ _NAMES = "|".join(kind.upper() for kind in KINDS)
 _SEPARATOR = r"(?:\\?_|[ -])"
 _TAKEN = re.compile(rf"(?i)\b({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
 _LABEL = re.compile(
-    rf"\\?(?P<open>[\[<{{])\s?(?P<kind>(?i:{_NAMES})){_SEPARATOR}?(?P<number>\d{{1,6}})\s?\\?[\]>}}](?P<link>(?=\())?"
+    rf"(?P<escaped>\\)?[\[<{{]\s?(?P<kind>(?i:{_NAMES})){_SEPARATOR}?(?P<number>\d{{1,6}})\s?(?(escaped)\\)[\]>}}](?P<link>(?=\())?"
     rf"|(?<![A-Za-z0-9_\\])(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_])"
 )
 _UNFINISHED = re.compile(

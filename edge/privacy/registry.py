@@ -76,7 +76,9 @@ class Registry:
         if not self.enabled:
             return Redacted(tuple(texts), json)
         every = [*texts, *(strings_in(json) if json else ())]
-        known = {(one.kind, one.value): (one, text[one.start : one.end]) for text in every for one in self._finder.find(text)}
+        known: dict[tuple[str, str], tuple[Found, str]] = {}
+        for text in every:
+            known |= {(one.kind, one.value): (one, text[one.start : one.end]) for one in self._finder.find(text)}
         if not known:
             return Redacted(tuple(texts), json)
         replacing = _Replacing(self._finder, known, Placeholders(every))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,31 @@ async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(seam: Se
     trained = training_groups([withheld, sent], 0.5, AdvantageScale.NONE)
     assert [len(group.samples) for group in trained] == [kept, 16]
     assert all(sample.advantage == 0.0 for sample in trained[0].samples), "equally right answers, and nothing for having asked"
+
+
+async def test_tools_and_their_calls_leave_redacted_and_come_back_restored(tmp_path: Path) -> None:
+    class Calling(ScriptedCoordinatorClient):
+        async def complete(self, asked, deadline_s):
+            completion = await super().complete(asked, deadline_s)
+            arguments = json.dumps({"to": "[EMAIL_1]", "file": "[PATH_1]"})
+            told = {"finish_reason": "tool_calls", "tool_calls": [{"function": {"name": "send", "arguments": arguments}}]}
+            return replace(completion, openai_json=json.dumps(told))
+
+    seam = Seam(tmp_path, Calling(echo))
+    messages = [{"role": "user", "content": "send C:\\Users\\jo\\x.txt to jo@x.org"}]
+    tools = json.dumps({"messages": messages, "tools": [{"type": "function", "function": {"name": "send"}}]})
+    completion = await seam.client.complete(call("k1", "send C:\\Users\\jo\\x.txt to jo@x.org", openai_json=tools), 5.0)
+    sent = json.loads(seam.inner.calls[0].openai_json)
+    assert sent["messages"][0]["content"] == "send [PATH_1] to [EMAIL_1]" == seam.inner.calls[0].messages[0].content
+    arguments = json.loads(completion.openai_json)["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"to": "jo@x.org", "file": "C:\\Users\\jo\\x.txt"}
+    forbidden = call("k2", "hi", openai_json=json.dumps({"tools": [{"function": {"description": "Top secret"}}]}))
+    with pytest.raises(Withheld):
+        await seam.client.complete(forbidden, 5.0)
+    seam.state.close()
+
+
+async def test_a_plain_call_without_anything_private_leaves_as_it_is(seam: Seam) -> None:
+    asked = call("k1", "What is 2 + 2?", openai_json='{ "tools": [] }')
+    await seam.client.complete(asked, 5.0)
+    assert seam.inner.calls == [asked]
