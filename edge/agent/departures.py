@@ -41,6 +41,8 @@ EVALUATION = "eval:"
 _LABELS = frozenset({"call_key", "task", "model_alias"})
 _MOST_REMEMBERED = 4096
 _MOST_AHEAD = 256
+_LONG_CHARS = 20_000
+"""What takes some ten milliseconds to look through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,13 @@ class GuardedClient:
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once. Raises Withheld when the call may not leave."""
-        leaving = self._leaving(call, "Complete")
+        leaving = await self._checked(call, "Complete")
         with self._entered(leaving.departure):
             return leaving.back(await self._client.complete(leaving.call, deadline_s))
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer. Raises Withheld when the call may not leave."""
-        leaving = self._leaving(call, "StreamComplete")
+        leaving = await self._checked(call, "StreamComplete")
         restoring = leaving.redacted.restoring()
         with self._entered(leaving.departure):
             async with closing(self._client.stream_complete(leaving.call, deadline_s)) as deltas:
@@ -142,6 +144,12 @@ class GuardedClient:
         """Write what is still counted and close the connection."""
         self._log.flush()
         await self._client.aclose()
+
+    async def _checked(self, call: CloudCall, method: str) -> _Leaving:
+        """The same; a long conversation is looked through on a thread, so that others are served meanwhile."""
+        if len(call.openai_json) + sum(len(message.content) for message in call.messages) < _LONG_CHARS:
+            return self._leaving(call, method)
+        return await asyncio.to_thread(self._leaving, call, method)
 
     def _leaving(self, call: CloudCall, method: str) -> _Leaving:
         """The call as it may leave. Raises Withheld, or InvalidRequest for what is no JSON."""

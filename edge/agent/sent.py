@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -187,8 +187,8 @@ class SentLog:
             self._db.executemany("UPDATE sent SET outcome = ? WHERE id = ?", [(outcome, number) for number in numbers])
 
     def flush(self) -> None:
-        """Write what is still counted."""
-        with self._db:
+        """Write what is still counted; where that fails, only the count of repeated inquiries is lost."""
+        with suppress(sqlite3.Error), self._db:
             self._write_repeats(self._clock.now())
 
     def _insert(self, departure: Departure, now: float) -> int:

@@ -320,7 +320,7 @@ class CoordinatorConfig(Section):
     """Where the cloud is asked, and how.
 
     Another machine is spoken to over `tls`, and the certificate or the token names the device. Of an attempt that goes along (`hint_chars`)
-    e-mail addresses, keys, passwords and numbers of more than 8 digits are left out.
+    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` tells whether hints pay.
     """
 
     address: str | None = Field(
