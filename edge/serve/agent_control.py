@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from edge.agent.agent import Agent
-from edge.agent.usage import Used
 from edge.agent.payloads import entry_json
 from edge.agent.sent import Choice
+from edge.agent.usage import Used
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
