@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.config.schema import AgentConfig
-from edge.core.errors import AdapterError, ModelFileError, StateError, TaskFileError, UsageError
+from edge.core.errors import AdapterError, ConfigError, ModelFileError, StateError, TaskFileError, UsageError
 from edge.core.events import EventSink
 from edge.core.install import install_extra
 from edge.core.types import AnswerKind
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from edge.agent.evaluate import Candidate
     from edge.agent.evaluation.cloud import CloudAnswers
     from edge.agent.evaluation.examples import Example
+    from edge.agent.evaluation.hint_trial import HintReport
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.own_use import OwnUse
     from edge.agent.rollout import RolloutSettings
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from edge.inference.backend import InferenceBackend, ModelInfo
     from edge.models.decoder import Decoder
     from edge.models.mlx_decoder import MlxDecoder
+    from edge.privacy.registry import Registry
     from edge.routing.calibration import RouterQuality
     from edge.routing.policy import OffloadPolicy
     from edge.rpc.client import CoordinatorClient
@@ -148,7 +150,7 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
     from edge.core.clock import SystemClock
     from edge.tasks.registry import open_source
 
-    clock, policy = SystemClock(), build_policy(config)
+    clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
     state = StateFolder(state_folder(config))
     try:
@@ -162,7 +164,7 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
             curriculum=curriculum,
             open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
             open_learner=trainer.open,
-            client=build_client(config, address, state.run_id),
+            client=guarded_client(config, registry, address, state, clock),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),
@@ -177,7 +179,7 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
             conditions=build_conditions(config, clock) if lives_here else None,
         )
-        return Agent(parts, agent_settings(config, state.run_id))
+        return Agent(parts, with_hint_cut(agent_settings(config, state.run_id), registry))
     except BaseException:
         state.close()
         raise
@@ -319,7 +321,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
 def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:
     from edge.agent.agent import with_prompt_form
 
-    settings = with_prompt_form(agent_settings(config, run_id), model).rollout
+    settings = with_prompt_form(with_hint_cut(agent_settings(config, run_id), build_registry(config)), model).rollout
     return replace(settings, temperature=plan.temperature, max_tokens=plan.max_tokens or settings.max_tokens)
 
 
@@ -387,11 +389,12 @@ async def _eval_desk(
     from edge.agent.evaluation.budget import announce_cost
     from edge.agent.state import StateFolder
 
+    registry = build_registry(config)
     state = stack.enter_context(StateFolder(state_folder(config)))
     if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()
-    client = build_client(config, coordinator_address(config, state.folder), state.run_id)
+    client = guarded_client(config, registry, coordinator_address(config, state.folder), state, clock)
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)
@@ -809,6 +812,113 @@ def switched_off(config: AgentConfig) -> str:
     if os.environ.get(NO_CLOUD, "") not in ("", "0"):
         return f"the cloud is switched off by {NO_CLOUD}"
     return "mode local-only" if config.mode == "local-only" else ""
+
+
+async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hint_chars: int, margin: float) -> HintReport:
+    """Whether hints of so many characters pay on the plan's test items; the verdict is kept in the state folder.
+
+    Raises UsageError, TaskFileError, AdapterError, StateError, ConfigError.
+    """
+    from edge.agent.evaluate import EvalRoles
+    from edge.agent.evaluation.hint_trial import HintTrial, hint_report, trial_rng
+    from edge.agent.events import EvalProgress
+    from edge.core.clock import SystemClock
+
+    clock, path, candidates = SystemClock(), model_file(config.model.path), eval_candidates(plan)
+    async with AsyncExitStack() as stack:
+        cloud, run_id = await _cloud_answers(config, sink, clock, plan, candidates, stack)
+        backend, _ = await _eval_backend(config, path, sink, clock, plan, stack)
+        roles = EvalRoles(backend, build_verifier(config), build_policy(config), cloud)
+        settings = _eval_settings(config, run_id, backend.model, plan)
+        trial = HintTrial(roles, settings, hint_chars, f"{int(clock.now() * 1000)}")
+        pairs = await trial.run(candidates, lambda done: sink.emit(EvalProgress(done, len(candidates))))
+    report = hint_report(pairs, len(candidates), trial.asked, hint_chars, margin, trial_rng(config.learning.seed))
+    if plan.replay is None:
+        _keep_measured_hints(config, {**report.to_json(), "measured_at": clock.now()})
+    return report
+
+
+_HINTS_MEASURED = "hints_measured"
+
+
+def _keep_measured_hints(config: AgentConfig, report: dict[str, Any]) -> None:
+    from edge.agent.state import StateFolder
+
+    with StateFolder(state_folder(config)) as state:
+        state.set_meta(_HINTS_MEASURED, json.dumps(report))
+
+
+def measured_hints(config: AgentConfig) -> dict[str, Any] | None:
+    """The last verdict on hints, None where none was reached; read-only. Raises StateError."""
+    from edge.agent.state import kept_meta
+
+    text = kept_meta(state_folder(config), _HINTS_MEASURED)
+    return None if text is None else dict(json.loads(text))
+
+
+def build_registry(config: AgentConfig) -> Registry:
+    """What this person holds to be private. Raises ConfigError for a file of terms that cannot be used, or a country without telephones."""
+    from edge.privacy.registry import Registry
+
+    privacy = config.privacy
+    return Registry(
+        enabled=privacy.enabled,
+        kinds=privacy.kinds,
+        terms=(*privacy.terms, *_terms_of(privacy.terms_file)),
+        never_send=privacy.never_send,
+        region=_phone_region(privacy.region),
+    )
+
+
+def guarded_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
+    """The gRPC client behind the seam that redacts, tests and writes down what leaves. Raises UsageError, ConfigError."""
+    from edge.agent.departures import GuardedClient
+    from edge.agent.sent import Keep, SentLog
+
+    keep = Keep(config.privacy.keep_days, config.privacy.keep_entries)
+    return GuardedClient(build_client(config, address, state.run_id), registry, SentLog(state.database, clock, keep))
+
+
+def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
+    """The settings with hints that this registry cuts."""
+    from edge.privacy.cutting import cutter
+
+    cut = cutter(registry)
+    return replace(settings, rollout=replace(settings.rollout, hint_cut=cut), answers=replace(settings.answers, hint_cut=cut))
+
+
+def _terms_of(file: str | None) -> list[str]:
+    """The terms of a file, one a line, without comments."""
+    from edge.core.privacy_rules import checked_term
+
+    if file is None:
+        return []
+    path = Path(file).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"privacy.terms_file: {path} cannot be read: {error}") from error
+    terms = []
+    for number, line in enumerate(lines, 1):
+        if term := line.partition("#")[0].strip():
+            try:
+                terms.append(checked_term(term))
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: {error}") from error
+    return terms
+
+
+def _phone_region(region: str | None) -> str | None:
+    """The country whose telephone numbers are known without a prefix: the configured one, else the system's where it tells one."""
+    import locale
+
+    from phonenumbers import SUPPORTED_REGIONS
+
+    if region is not None and region not in SUPPORTED_REGIONS:
+        raise ConfigError(f"privacy.region: {region} is no country with telephone numbers", hint="write two letters, as DE")
+    name = locale.setlocale(locale.LC_CTYPE) if region is None else ""
+    told = region or name.partition(".")[0].partition("_")[2]
+    return told if told in SUPPORTED_REGIONS else None
 
 
 class _SharedWorker:

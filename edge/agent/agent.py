@@ -38,6 +38,7 @@ from edge.agent.purse import NO_LIMITS, DailyLimits, LearningPurse, PurseDesk
 from edge.agent.readiness import Readiness, is_paused
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
+from edge.agent.sent import SentReader
 from edge.agent.state import StateFolder, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
@@ -354,6 +355,10 @@ class Agent:
     def used_today(self) -> UsedToday:
         """What this device has used, today and ever."""
         return used_today(self._parts.state.database, self._parts.clock.now())
+
+    def sent(self) -> SentReader:
+        """What left the device, and what waits."""
+        return SentReader(self._parts.state.database)
 
     async def budget(self, task: str | None = None) -> BudgetSnapshot:
         """The budget at the coordinator. Raises CoordinatorError."""

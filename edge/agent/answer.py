@@ -16,7 +16,7 @@ from edge.agent.beyond_text import UNFOLLOWED, finish_of, refusal_of
 from edge.agent.dial import HelpDial
 from edge.agent.events import AnswerFinished, Source
 from edge.agent.gate import ServingGate
-from edge.agent.hints import with_hint
+from edge.agent.hints import Cut, with_hint
 from edge.agent.hold_back import HelpHoldBack
 from edge.agent.link import WatchedClient
 from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
@@ -25,7 +25,7 @@ from edge.agent.streams import closing
 from edge.agent.token_line import TokenLine
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, UsageError
+from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, UsageError, Withheld
 from edge.core.events import EventSink
 from edge.core.types import FinishReason, LocalResponse, Message, Sampling
 from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
@@ -33,6 +33,7 @@ from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.inference.backend import InferenceBackend
+from edge.privacy.cutting import private_cut
 from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion
 
 OFFLINE_DEADLINE_S = 2.0
@@ -58,6 +59,7 @@ class AnswerSettings:
     model_alias: str = "default"
     switched_off: str = ""
     hint_chars: int = 0
+    hint_cut: Cut = private_cut
 
 
 @dataclass(slots=True)
@@ -290,6 +292,7 @@ class Answerer:
                 conversation_for_the_cloud(draft.request.messages, settings.cloud_prompt_form),
                 draft.local_text,
                 settings.hint_chars,
+                settings.hint_cut,
             ),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
@@ -412,6 +415,8 @@ def _why_not(error: CoordinatorError) -> str:
         return f"the budget is used up ({error}); answered on this device"
     if isinstance(error, InvalidRequest):
         return f"the coordinator cannot take it ({error}); answered on this device"
+    if isinstance(error, Withheld):
+        return f"nothing was sent ({error}); answered on this device"
     return f"the cloud cannot be reached ({error}); answered on this device"
 
 

@@ -155,7 +155,7 @@ class Evaluation:
             step=-1,
             prompt_id=f"eval:{tag}:{candidate.key}",
             help_units=1,
-            messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), local, settings.hint_chars),
+            messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), local, settings.hint_chars, settings.hint_cut),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
         )

@@ -1,48 +1,35 @@
-"""The SLM's own attempt as a hint for the cloud LLM. Knows what must not leave the device in one; knows nothing of who asks.
+"""The SLM's own attempt as a hint for the cloud LLM. Knows how one is made and where it goes; knows nothing of who asks.
 
-Off unless `coordinator.hint_chars` says how much may go along. What has the form of an e-mail address, a key, a password or a number of
-more than 8 digits is cut out first; names and other words are not recognised, so what people write may still be told by a hint.
+Off unless `coordinator.hint_chars` says how much may go along. What the privacy registry knows is cut out first, and every number of more
+than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edge.core.secret_forms import CUT, without_secrets
 from edge.core.types import Message
 from edge.dagrpo.composition import local_part
+from edge.privacy.cutting import private_cut
 
-MOST_DIGITS = 8
+Cut = Callable[[str], str]
+"""Takes out of a text what is private."""
 LEAD = "A small model began as follows and then asked for help. It may be wrong:"
-_ADDRESS = re.compile(r"[^\s@<>\"'()]+@[^\s@<>\"'()]+\.\w+")
-_GROUPED = re.compile(r"\d+(?:[ ,.()/\-]\d{2,})*")
-_LONG_WORD = re.compile(r"\b(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
 _TAG = re.compile(r"</?(?:think|answer)>")
 
 
-def hint_of(local: str, most_chars: int) -> str:
-    """What of a local response may go along: its text before the request for help, without tags and what looks private, at most so long;
+def hint_of(local: str, most_chars: int, cut: Cut = private_cut) -> str:
+    """What of a local response may go along: its text before the request for help, without tags and what is private, at most so long;
     "" where nothing is left."""
-    text = private_cut(_TAG.sub(" ", local_part(local)))
+    text = cut(_TAG.sub(" ", local_part(local)))
     return " ".join(text.split())[:most_chars].strip()
 
 
-def with_hint(messages: Sequence[Message], local: str, most_chars: int) -> tuple[Message, ...]:
+def with_hint(messages: Sequence[Message], local: str, most_chars: int, cut: Cut = private_cut) -> tuple[Message, ...]:
     """The messages with a hint behind the last one, which asks; as they are where hints are off (`most_chars` 0) or none is left."""
-    hint = hint_of(local, most_chars) if most_chars else ""
+    hint = hint_of(local, most_chars, cut) if most_chars else ""
     if not hint:
         return tuple(messages)
     return (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{LEAD}\n{hint}"))
-
-
-def private_cut(text: str) -> str:
-    """The text without e-mail addresses, keys, passwords, and numbers of more than 8 digits, however they are grouped."""
-    text = _LONG_WORD.sub(CUT, _ADDRESS.sub(CUT, without_secrets(text)))
-    return _GROUPED.sub(_long_number_cut, text)
-
-
-def _long_number_cut(found: re.Match[str]) -> str:
-    digits = sum(char.isdigit() for char in found.group())
-    return CUT if digits > MOST_DIGITS else found.group()

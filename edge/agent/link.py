@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from edge.agent.events import Offline, Online
 from edge.agent.streams import closing
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, Withheld
 from edge.core.events import EventSink
 from edge.rpc.client import (
     BudgetSnapshot,
@@ -122,6 +122,8 @@ class WatchedClient:
                 self.lost(why_away(error))
             elif error.reason != "DEADLINE_EXCEEDED":
                 self._reached()
+            raise
+        except Withheld:  # nobody was asked, so nothing is known of the coordinator
             raise
         except CoordinatorError:
             self._reached()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.gathering import all_of
-from edge.agent.hints import with_hint
+from edge.agent.hints import Cut, with_hint
 from edge.agent.state import StepUnits
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
@@ -25,6 +25,7 @@ from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question, prompt_messages, user_prompt
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.inference.backend import InferenceBackend
+from edge.privacy.cutting import private_cut
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.verifiers.verifier import PartialVerifier, Verifier
@@ -52,6 +53,7 @@ class RolloutSettings:
     model_alias: str = "default"
     skip_unanimous_calls: bool = False
     hint_chars: int = 0
+    hint_cut: Cut = private_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,9 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
         step=batch.task_step,
         prompt_id=f"{index}:{item.id}",
         help_units=len(asking),
-        messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), asking[0].text, settings.hint_chars),
+        messages=with_hint(
+            cloud_messages(item, settings.cloud_prompt_form), asking[0].text, settings.hint_chars, settings.hint_cut
+        ),
         max_output_tokens=settings.max_output_tokens,
         model_alias=settings.model_alias,
     )

@@ -28,9 +28,11 @@ BEST_VERSION = "guard_best"
 _LINE = "line"
 _SENT = """
 CREATE TABLE sent (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, answer_id TEXT NOT NULL,
-    call_key TEXT NOT NULL, payload TEXT NOT NULL, bytes INTEGER NOT NULL, replaced TEXT NOT NULL
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
+    answer_id TEXT NOT NULL, call_key TEXT NOT NULL, payload BLOB NOT NULL, replaced TEXT NOT NULL,
+    times INTEGER NOT NULL DEFAULT 1, last_at REAL NOT NULL, outcome TEXT NOT NULL DEFAULT ''
 ) STRICT;
+CREATE INDEX sent_by_answer ON sent (answer_id) WHERE answer_id != '';
 """
 _DIALS = """
 CREATE TABLE dials (task TEXT PRIMARY KEY, dial TEXT NOT NULL) STRICT;
@@ -394,6 +396,19 @@ def serving_versions(folder: Path) -> tuple[int, ...]:
             return tuple(reader.line_of(reader.line().serving))
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="name an adapter folder with --adapter") from error
+
+
+def kept_meta(folder: Path, key: str) -> str | None:
+    """A small named value of a folder, also while an agent uses it; None where there is none. Raises StateError."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        return None
+    reader = StateReader()
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
+            return reader.meta(key)
+    except sqlite3.Error as error:
+        raise StateError(f"{path}: cannot be read: {error}", hint="name another folder with --state") from error
 
 
 def step_from_json(data: dict[str, Any]) -> StepFinished:

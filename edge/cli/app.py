@@ -36,6 +36,9 @@ router_app = typer.Typer(
 service_app = typer.Typer(
     help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None
 )
+outbox_app = typer.Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
+privacy_app = typer.Typer(help="What is private, and stays here.", no_args_is_help=True, rich_markup_mode=None)
+hints_app = typer.Typer(help="Whether hints to the cloud LLM pay.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(config_app, name="config")
 app.add_typer(models_app, name="models")
@@ -43,6 +46,9 @@ app.add_typer(router_app, name="router")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(budget_app, name="budget")
 app.add_typer(service_app, name="service")
+app.add_typer(outbox_app, name="outbox")
+app.add_typer(privacy_app, name="privacy")
+app.add_typer(hints_app, name="hints")
 
 Model = Annotated[
     str | None,
@@ -99,6 +105,12 @@ UnsafePrograms = Annotated[
     bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+NeverSend = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--never-send", help="Text, or like:PATTERN, that no request may hold; added to the configured rules.", metavar="TEXT"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout: one object, or one event a line.")]
 
 
@@ -126,6 +138,7 @@ def run(
     seed: Seed = None,
     unsafe_programs: UnsafePrograms = False,
     device_profile: DeviceProfile = None,
+    never_send: NeverSend = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -146,6 +159,7 @@ def run(
         port=port,
         unsafe_programs=unsafe_programs,
         device_profile=device_profile,
+        never_send=never_send,
     )
     return command.run(settings, command.RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
 
@@ -331,6 +345,7 @@ def ask(
     coordinator: Coordinator = None,
     state: State = None,
     mode: Mode = None,
+    never_send: NeverSend = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -344,7 +359,9 @@ def ask(
     """
     from edge.cli import ask as command
 
-    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud))
+    settings = Settings(
+        config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud), never_send=never_send
+    )
     options = command.AskOptions(
         system, tuple(files or ()), max_tokens, temperature, seed, full=full, json=json, fail_on_fallback=fail_on_fallback
     )
@@ -361,6 +378,7 @@ def chat(
     coordinator: Coordinator = None,
     state: State = None,
     mode: Mode = None,
+    never_send: NeverSend = None,
     config: Config = None,
     sets: Sets = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout for each line of stdin.")] = False,
@@ -368,7 +386,9 @@ def chat(
     """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves, /help shows the commands."""
     from edge.cli import chat as command
 
-    settings = Settings(config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False))
+    settings = Settings(
+        config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False), never_send=never_send
+    )
     return command.chat(settings, command.ChatOptions(history=not no_history, json=json))
 
 
@@ -800,3 +820,98 @@ def service_logs(
     from edge.cli import service as command
 
     return command.logs(lines, follow=follow)
+
+
+@outbox_app.callback(invoke_without_command=True)
+def outbox(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only since then: 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
+    ] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Reports of steps that have not left yet.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int | None:
+    """Every request that left this device, newest first; `outbox show ID` has its content."""
+    from edge.cli import outbox as command
+
+    if context.invoked_subcommand is not None:
+        return None
+    options = command.OutboxOptions(limit, since, kind, waiting, json)
+    return command.list_sent(Settings(config, sets, state=state), options)
+
+
+@outbox_app.command("show")
+def outbox_show(
+    entry_id: Annotated[int, typer.Argument(min=1, help="The number that outbox shows.", metavar="ID")],
+    raw: Annotated[bool, typer.Option("--raw", help="The very bytes on stdout.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """One request exactly as it left."""
+    from edge.cli import outbox as command
+
+    return command.show(Settings(config, sets, state=state), entry_id, as_json=json, raw=raw)
+
+
+@privacy_app.command("check")
+def privacy_check(
+    text: Annotated[str | None, typer.Argument(help="The text; `-` or nothing reads stdin.")] = None,
+    never_send: NeverSend = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
+    from edge.cli import privacy as command
+
+    return command.check(Settings(config, sets, never_send=never_send), text, as_json=json)
+
+
+@hints_app.command("measure")
+def hints_measure(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="Task source. Repeatable (default: the configuration's).", metavar="SOURCE"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source.", metavar="N")] = 400,
+    chars: Annotated[int, typer.Option("--chars", min=1, max=16_000, help="Characters of a hint.", metavar="N")] = 400,
+    margin: Annotated[
+        float, typer.Option("--margin", min=0.0, max=1.0, help="Difference that still counts as equal accuracy.", metavar="SHARE")
+    ] = 0.03,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Keep cloud answers here (default: in the state folder).", metavar="FILE")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", help="Take cloud answers from here.", metavar="FILE")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Say how to set what was measured; writes nothing.")] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Ask the cloud LLM with and without hints for the same items, and say whether they pay. They stay off unless they do."""
+    from edge.cli import hints as command
+
+    settings = Settings(config, sets, model, coordinator, state, seed=seed, unsafe_programs=unsafe_programs)
+    return command.measure(settings, command.HintOptions(tuple(tasks or ()), limit, chars, margin, record, replay, apply, json))
+
+
+@hints_app.command("show")
+def hints_show(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The last verdict."""
+    from edge.cli import hints as command
+
+    return command.show(Settings(config, sets, state=state), as_json=json)

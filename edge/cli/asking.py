@@ -14,6 +14,7 @@ from edge.cli.saying import print_line, visible
 from edge.cli.starting import starting_lines
 from edge.core.errors import EdgeError, UsageError
 from edge.core.types import Message
+from edge.privacy.never_send import NeverSend
 from edge.serve.ports import AnswerNote, Mode, Question
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 
@@ -83,7 +84,7 @@ async def answering(settings: Settings) -> AsyncIterator[Reader]:
     async with running_agent(state_folder(resolved.config)) as remote:
         if remote is not None:
             _refuse_unmet(resolved, remote.url)
-            yield BoundedReader(remote, *_bounds(resolved))
+            yield BoundedReader(remote, *_bounds(resolved), NeverSend(settings.never_send or ()))
             return
     for line in starting_lines(resolved, learns=False):
         print_line(line)
@@ -94,17 +95,21 @@ async def answering(settings: Settings) -> AsyncIterator[Reader]:
 class BoundedReader:
     """A running agent, asked under this caller's mode (None: the agent's own) and, where there is a reason, never for the cloud."""
 
-    def __init__(self, agent: Reader, mode: Mode | None, no_cloud: str) -> None:
+    def __init__(self, agent: Reader, mode: Mode | None, no_cloud: str, never_send: NeverSend) -> None:
+        """What breaks a rule of `never_send` is answered locally."""
         self._agent = agent
         self._mode = mode
         self._no_cloud = no_cloud
+        self._never_send = never_send
 
     def read(self, question: Question) -> Reading:
         """Stream one answer. Raises UsageError when the cloud is demanded and may not be asked."""
-        mode = question.mode or self._mode
-        if self._no_cloud:
+        mode, no_cloud = question.mode or self._mode, self._no_cloud
+        if self._never_send.broken([message.content for message in question.messages]):
+            no_cloud = no_cloud or "--never-send forbids it"
+        if no_cloud:
             if mode == "cloud-only":
-                raise UsageError(f"mode cloud-only is not possible: {self._no_cloud}")
+                raise UsageError(f"mode cloud-only is not possible: {no_cloud}")
             mode = "local-only"
         return self._agent.read(replace(question, mode=mode))
 
@@ -130,7 +135,7 @@ def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
 
 def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
     """Raise UsageError for options that only a new agent could honour."""
-    honoured = ("mode", "state_folder", "chat.history")
+    honoured = ("mode", "state_folder", "chat.history", "privacy.never_send")
     unmet = sorted({origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured})
     if unmet:
         raise UsageError(f"an agent is running at {url} with its own settings", hint=f"leave out {' and '.join(unmet)}")

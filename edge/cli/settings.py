@@ -29,6 +29,7 @@ class Settings:
     phase_steps: int | None = None
     unsafe_programs: bool = False
     device_profile: Path | None = None
+    never_send: Sequence[str] | None = None
 
     def resolve(self) -> Resolved[AgentConfig]:
         """The configuration. Raises ConfigError for a bad file, OptionError for a bad option; both are one line."""
@@ -36,8 +37,11 @@ class Settings:
         from edge.config.loader import Flag
 
         profile = [] if self.device_profile is None else [Flag("device_profile", str(self.device_profile), "--device-profile")]
-        phases = 0 if self.tasks else len(resolve_agent_config(self.file, self.sets or (), profile).config.phases)
-        return resolve_agent_config(self.file, self.sets or (), list(self._flags(phases)))
+        config = resolve_agent_config(self.file, self.sets or (), profile).config
+        flags = list(self._flags(0 if self.tasks else len(config.phases)))
+        if self.never_send:
+            flags.append(Flag("privacy.never_send", [*config.privacy.never_send, *self.never_send], "--never-send"))
+        return resolve_agent_config(self.file, self.sets or (), flags)
 
     def config(self) -> AgentConfig:
         """The configuration without its origins."""

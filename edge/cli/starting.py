@@ -19,7 +19,7 @@ _WORDS = {
 
 def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
     """One line for each such setting."""
-    lines = [layers_line(resolved.config)]
+    lines = [layers_line(resolved.config), hints_line(resolved.config)]
     if learns:
         lines += [profile_line(resolved), length_line(resolved.config)]
     yield from (line for line in lines if line)
@@ -47,6 +47,19 @@ def layers_line(config: AgentConfig) -> str:
     if llama_offloads():
         return ""
     return f"engine.gpu_layers is {layers}, but this llama.cpp is built for the processor alone: all layers stay on it"
+
+
+def hints_line(config: AgentConfig) -> str:
+    """That hints go along though nobody has measured here that they pay, or ""."""
+    from edge.bootstrap import measured_hints
+
+    if not config.coordinator.hint_chars:
+        return ""
+    kept = measured_hints(config)
+    if kept is not None and kept["verdict"] == "pays":
+        return ""
+    told = "was not measured here" if kept is None else f"was measured: {kept['verdict']}"
+    return f"hints of {config.coordinator.hint_chars} characters go to the cloud LLM; whether they pay {told} (edge-agent hints measure)"
 
 
 def length_line(config: AgentConfig) -> str:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from edge.config.secret_refs import require_one_reference
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
+from edge.core.privacy_rules import checked_rule, checked_term
 
 
 def _share(value: float) -> float:
@@ -366,7 +367,7 @@ class CoordinatorConfig(Section):
     """Where the cloud is asked, and how.
 
     Another machine is spoken to over `tls`, and the certificate or the token names the device. Of an attempt that goes along (`hint_chars`)
-    e-mail addresses, keys, passwords and numbers of more than 8 digits are left out.
+    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` tells whether hints pay.
     """
 
     address: str | None = Field(
@@ -503,6 +504,40 @@ class ChatConfig(Section):
     )
 
 
+PrivateKind = Literal["secret", "email", "card", "iban", "phone", "ip", "path"]
+
+
+class PrivacyConfig(Section):
+    """What stays on the device, and what is kept of what left it.
+
+    Before a request leaves, what is private in it is replaced by placeholders such as [EMAIL_1], and restored in the answer. A request that
+    breaks a rule of `never_send`, or fails the leak test, is not sent; the question is answered here. `edge-agent privacy check` shows what
+    would leave, `edge-agent outbox` what did.
+    """
+
+    enabled: bool = Field(True, description="Replace what is private, and test for leaks; never_send holds in any case.")
+    kinds: tuple[PrivateKind, ...] = Field(
+        ("secret", "email", "card", "iban", "phone", "ip", "path"), description="What is looked for, beside the terms."
+    )
+    terms: tuple[Annotated[str, AfterValidator(checked_term)], ...] = Field(
+        (), description="Words that are private: names of people, customers, projects; in any case, and in the plural."
+    )
+    terms_file: str | None = Field(None, description="File with further terms, one a line; # begins a comment (null: none).")
+    never_send: tuple[Annotated[str, AfterValidator(checked_rule)], ...] = Field(
+        (),
+        description="What is in no request: a text, or like:PATTERN, where # is a digit, ? a character and * up to 64 characters.",
+    )
+    region: str | None = Field(
+        None,
+        pattern="^[A-Z]{2}$",
+        description="Country, as DE, whose telephone numbers are known without a prefix (null: the system's).",
+    )
+    keep_days: int = Field(
+        365, ge=1, description="Days that an entry of the outbox is kept; what was dropped is counted and told."
+    )
+    keep_entries: int = Field(100_000, ge=1, description="Most entries of the outbox; the oldest go first.")
+
+
 class DecodeRate(Section):
     """How fast so many rows are decoded at once."""
 
@@ -573,6 +608,7 @@ class AgentConfig(Section):
     programs: ProgramsConfig = Field(ProgramsConfig(), description="Running programs that a model has written.")
     budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
     chat: ChatConfig = Field(ChatConfig(), description="Talking in the terminal.")
+    privacy: PrivacyConfig = Field(PrivacyConfig(), description="What stays on the device, and what is kept of what left it.")
 
     @model_validator(mode="after")
     def _only_the_last_phase_is_endless(self) -> AgentConfig:

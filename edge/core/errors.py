@@ -23,6 +23,7 @@ EdgeError                       one line for a person, `hint` says what to do ne
     ├── NotFound                unknown call, task or device
     ├── NotImplementedThere     the other side does not know this request, or not yet
     ├── Unauthenticated         bad credential
+    ├── Withheld                kept on the device: a never-send rule, the leak test, or no room to write down what leaves
     └── PermissionDenied        other device's or task's data, or a device that was disabled
 """
 
@@ -189,3 +190,9 @@ class PermissionDenied(CoordinatorError):
     """Another device's or task's data; DEVICE_DISABLED: the operator has shut the device out."""
 
     reason = "PERMISSION_DENIED"
+
+
+class Withheld(CoordinatorError):
+    """This device itself kept the request back; nothing was sent. The message never quotes what it was kept back for."""
+
+    reason = "WITHHELD"

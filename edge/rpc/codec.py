@@ -7,6 +7,8 @@ encoding and decoding give back the same bits. Decoders raise InvalidRequest on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge.core.errors import CoordinatorError, InvalidRequest
 from edge.core.types import Message, Role, TokenUsage
 from edge.rpc.client import (
@@ -238,6 +240,25 @@ def decode_step_closed(response: step_pb2.CloseStepResponse) -> StepClosed:
         dual_after=response.dual_after,
         assist_rate=response.assist_rate,
         discrepancies=tuple(response.discrepancies),
+    )
+
+
+def encode_register(agent_version: str, tasks: Sequence[str]) -> device_pb2.RegisterDeviceRequest:
+    """The request that announces this device. Raises ValueError or TypeError on a value the wire cannot carry, as those below."""
+    return device_pb2.RegisterDeviceRequest(agent_version=agent_version, protocol_version=PROTOCOL_VERSION, tasks=list(tasks))
+
+
+def encode_open_step(task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> step_pb2.OpenStepRequest:
+    """The request that opens a learning step."""
+    return step_pb2.OpenStepRequest(
+        task=task, step=step, planned_prompts=planned_prompts, group_size=group_size, target_rate=target_rate
+    )
+
+
+def encode_close_step(task: str, step: int, total_units: int, help_units: int, uncalled_units: int) -> step_pb2.CloseStepRequest:
+    """The request that reports a learning step."""
+    return step_pb2.CloseStepRequest(
+        task=task, step=step, total_units=total_units, help_units=help_units, uncalled_units=uncalled_units
     )
 
 

@@ -2,7 +2,8 @@
 
 Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
 where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),
-CONNECTION_LOST (sent, no reply) and DEADLINE_EXCEEDED are what a client finds out by itself; the service never sends them.
+CONNECTION_LOST (sent, no reply), DEADLINE_EXCEEDED and WITHHELD (kept on the device) are what a client finds out by itself; the service
+never sends them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("UNAUTHENTICATED", errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
     ErrorRow("PERMISSION_DENIED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
     ErrorRow("DEVICE_DISABLED", errors.PermissionDenied, StatusCode.PERMISSION_DENIED),
+    ErrorRow("WITHHELD", errors.Withheld, StatusCode.FAILED_PRECONDITION),
     ErrorRow("KEYS_NOT_SHARED", errors.CoordinatorError, StatusCode.FAILED_PRECONDITION),
     ErrorRow("INTERNAL", errors.CoordinatorError, StatusCode.INTERNAL),
 )

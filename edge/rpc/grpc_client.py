@@ -53,7 +53,7 @@ from edge.rpc.credentials import ClientCredentials, Stamp
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
 from edge.rpc.fingerprint import fingerprint
 from edge.rpc.handshake import why_no_handshake
-from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2, device_pb2_grpc, step_pb2
+from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2_grpc
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -117,29 +117,17 @@ class GrpcCoordinatorClient:
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device; returns the terms of each task."""
-        request = _encode(
-            lambda: device_pb2.RegisterDeviceRequest(
-                agent_version=agent_version, protocol_version=codec.PROTOCOL_VERSION, tasks=list(tasks)
-            )
-        )
+        request = _encode(lambda: codec.encode_register(agent_version, tasks))
         return codec.decode_registration(await self._control("RegisterDevice", request))
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
-        request = _encode(
-            lambda: step_pb2.OpenStepRequest(
-                task=task, step=step, planned_prompts=planned_prompts, group_size=group_size, target_rate=target_rate
-            )
-        )
+        request = _encode(lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
         return codec.decode_step_opened(await self._control("OpenStep", request))
 
     async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(
-            lambda: step_pb2.CloseStepRequest(
-                task=task, step=step, total_units=total_units, help_units=help_units, uncalled_units=uncalled_units
-            )
-        )
+        request = _encode(lambda: codec.encode_close_step(task, step, total_units, help_units, uncalled_units))
         return codec.decode_step_closed(await self._control("CloseStep", request))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

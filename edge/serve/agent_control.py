@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from edge.agent.agent import Agent
 from edge.agent.feedback import Feedback, Verdict
+from edge.agent.payloads import entry_json
+from edge.agent.sent import Choice
 from edge.agent.usage import Used
 from edge.core.errors import CoordinatorError
 
@@ -83,6 +85,14 @@ class RunningAgent:
             "coordinator": "reached" if status.online else "away",
             "learning": status.learning,
         }
+
+    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+        """What left the device, and what waits."""
+        return self._agent.sent().listing(choice)
+
+    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+        """One request that left, with its content. Raises NotFound."""
+        return entry_json(*self._agent.sent().entry(entry_id))
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:

@@ -9,8 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edge.agent.sent import SENT_KINDS, Choice
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem
+
+_MOST_SENT = 500
 
 
 def control_routes(control: AgentControl) -> list[Route]:
@@ -22,6 +25,8 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/why/{answer_id}", api.why),
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/rollback", api.rollback, methods=["POST"]),
+        Route("/api/sent", api.sent),
+        Route("/api/sent/{entry_id:int}", api.sent_entry),
         Route("/api/feedback", api.feedback, methods=["POST"]),
         Route("/api/learning", api.learning, methods=["POST"]),
         Route("/api/report", api.report),
@@ -54,6 +59,14 @@ class _Api:
     async def rollback(self, request: Request) -> Response:
         """Go back to {"version": N}; what serves and what is trained on afterwards."""
         return JSONResponse(await self._control.rollback(_version_of(await request.body())))
+
+    async def sent(self, request: Request) -> Response:
+        """What left the device: ?limit=&before=&since=&kind=&answer=, newest first."""
+        return JSONResponse(await self._control.sent(_choice_of(request)))
+
+    async def sent_entry(self, request: Request) -> Response:
+        """One request that left, with its content."""
+        return JSONResponse(await self._control.sent_entry(request.path_params["entry_id"]))
 
     async def feedback(self, request: Request) -> Response:
         """Keep {"id": ID, "verdict": "good"|"bad"|"none", "correction": TEXT|null}; what was kept."""
@@ -113,7 +126,24 @@ def _version_of(body: bytes) -> int:
 
 
 def _after_of(request: Request) -> int:
-    text = request.query_params.get("after", "0")
+    return _number(request, "after", 0)
+
+
+def _choice_of(request: Request) -> Choice:
+    asked = request.query_params
+    kind = asked.get("kind") or None
+    if kind is not None and kind not in SENT_KINDS:
+        raise RequestProblem(400, f"kind: must be one of {', '.join(SENT_KINDS)}", code="invalid_value", param="kind")
+    limit = _number(request, "limit", 50)
+    if not 1 <= limit <= _MOST_SENT:
+        raise RequestProblem(400, f"limit: must lie between 1 and {_MOST_SENT}", code="invalid_value", param="limit")
+    before = _number(request, "before", 0) or None
+    since = float(_number(request, "since", 0)) or None
+    return Choice(limit, before, since, kind, asked.get("answer", "").removeprefix("chatcmpl-") or None)
+
+
+def _number(request: Request, name: str, otherwise: int) -> int:
+    text = request.query_params.get(name, str(otherwise))
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise RequestProblem(400, "after: must be a whole number", code="invalid_value", param="after")
+        raise RequestProblem(400, f"{name}: must be a whole number", code="invalid_value", param=name)
     return int(text)

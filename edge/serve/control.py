@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from edge.agent.sent import Choice
 from edge.core.errors import NotFound, UsageError
 from edge.serve.ports import ScriptedAnswers
 
@@ -41,6 +42,14 @@ class AgentControl(Protocol):
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
+        ...
+
+    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+        """What left the device: `sent` (newest first), `next_before`, `dropped`, `waiting`."""
+        ...
+
+    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+        """One of these with its content. Raises NotFound."""
         ...
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
@@ -85,6 +94,7 @@ class ScriptedControl:
         self._answers = answers
         self.log: list[Mapping[str, Any]] = []
         self.versions: list[Mapping[str, Any]] = []
+        self.departed: list[Mapping[str, Any]] = []
         self.verdicts: dict[str, Mapping[str, Any]] = {}
         self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
@@ -125,6 +135,26 @@ class ScriptedControl:
             raise NotFound(f"there is no adapter version {version} here")
         self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
         return {"head": version, "serving": version}
+
+    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+        """The prepared departures below `before`, at most `limit`; newest first as they were prepared."""
+        older = [entry for entry in self.departed if choice.before is None or entry["id"] < choice.before]
+        shown = [
+            {name: value for name, value in entry.items() if not name.startswith("payload")} for entry in older[: choice.limit]
+        ]
+        return {
+            "sent": shown,
+            "next_before": shown[-1]["id"] if len(older) > len(shown) else None,
+            "dropped": {"entries": 0, "until": 0.0},
+            "waiting": [],
+        }
+
+    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+        """One of the prepared departures. Raises NotFound for another one."""
+        for entry in self.departed:
+            if entry["id"] == entry_id:
+                return entry
+        raise NotFound(f"nothing with the number {entry_id} is kept of what left")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keeps the last verdict on what was asked in `verdicts`."""

@@ -17,6 +17,7 @@ from edge.core.errors import (
     RateLimited,
     Unsupported,
     UsageError,
+    Withheld,
 )
 
 
@@ -68,6 +69,7 @@ def _status(error: EdgeError) -> int:
         (BudgetExhausted, 429),
         (RateLimited, 429),
         (CoordinatorUnavailable, 503),
+        (Withheld, 403),
     )
     return next((status for kind, status in table if isinstance(error, kind)), 500)
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.hints import MOST_DIGITS, hint_of, private_cut, with_hint
+from edge.agent.hints import hint_of, with_hint
 from edge.config.schema import AgentConfig
 from edge.core.types import Message
+from edge.privacy.cutting import MOST_DIGITS, private_cut
 
 ASKED = (Message("system", "be brief"), Message("user", "What is 2+2?"))
 

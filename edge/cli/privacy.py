@@ -1,0 +1,60 @@
+"""`edge-agent privacy check`: what would leave of a text; nothing is sent. Knows wording; knows nothing of how things are found."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from edge.cli.outbox import replaced_text
+from edge.cli.saying import print_json, print_line, visible
+from edge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge.cli.settings import Settings
+
+WITHHELD = 3
+"""Exit code of a text that would not be sent."""
+
+
+def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
+    """The text as it would leave; 3 where it would not be sent at all."""
+    from edge.bootstrap import build_registry
+
+    registry, text = build_registry(settings.config()), _text_of(text)
+    rule = registry.broken_rule([text])
+    redacted = registry.redacted([text])
+    leaks = registry.leaks(redacted.texts, "", redacted.originals)
+    found: dict[str, Any] = {
+        "sent": not (rule or leaks),
+        "text": redacted.texts[0],
+        "replaced": dict(redacted.replaced),
+        "placeholders": dict(redacted.originals),
+        "never_send_rule": rule or None,
+        "leaks": dict(leaks),
+    }
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, enabled=registry.enabled)
+    return 0 if found["sent"] else WITHHELD
+
+
+def _print(found: dict[str, Any], *, enabled: bool) -> None:
+    if found["never_send_rule"]:
+        print_line(f"it would not be sent: never-send rule {found['never_send_rule']} forbids it")
+        return
+    print(visible(found["text"]), flush=True)
+    if found["leaks"]:
+        print_line(f"it would not be sent: the leak test found {', '.join(sorted(found['leaks']))}")
+    elif not enabled:
+        print_line("sent as it is: privacy.enabled is false")
+    else:
+        print_line(f"replaced: {replaced_text(found['replaced']) or 'nothing'}")
+
+
+def _text_of(text: str | None) -> str:
+    if text in (None, "-"):
+        if sys.stdin.isatty():
+            raise UsageError("no text", hint='write edge-agent privacy check "Write to jo@example.org" or pipe one in')
+        text = sys.stdin.read()
+    return text or ""

@@ -1,0 +1,156 @@
+"""Keys, tokens and passwords in a text. Knows vendors' forms, names that announce a secret, and what randomness looks like.
+
+Stricter than edge.core.secret_forms, which cuts rather too much out of logs: here a program must stay one, so that `token = s.split()` is
+not a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from edge.core.secret_forms import SECRET_FORMS
+from edge.privacy.found import Found
+
+_VENDORS = tuple(
+    re.compile(form)
+    for form in (
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+        r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b",
+        r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|npm|pypi|dop_v1|shpat|sq0atp|hf|xai|gsk)[_-][A-Za-z0-9_-]{16,}",
+        r"\b(?:sk|pk|rk)[-_](?:[a-z]+[-_]){0,3}[A-Za-z0-9_-]{16,}",
+        r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+        r"\bxapp-[A-Za-z0-9-]{10,}",
+        r"https://hooks\.slack\.com/services/[A-Za-z0-9/_-]{10,}",
+        r"\bAIza[A-Za-z0-9_-]{30,}",
+        r"\bya29\.[A-Za-z0-9_-]{20,}",
+        r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    )
+)
+_BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?=[^\s\"']*[\d/+_=-])([A-Za-z0-9._~+/=-]{12,})")
+_PREFIX = r"(?:[\w-]*[_-])?"
+_NAME = (
+    rf"{_PREFIX}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
+    r"|client[_-]?secret|private[_-]?key)"
+)
+_CALLED_PASSWORD = rf"{_PREFIX}(?:password|passwd|passphrase|passwort|kennwort|pwd|contraseña|mot de passe)"
+_NAMED = re.compile(rf"(?i)\b{_NAME}[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?([A-Za-z0-9._~+/=!@#$%^&*-]{{8,}})")
+_PASSWORDS = re.compile(
+    rf"(?i)\b{_CALLED_PASSWORD}[\"']?\s*(?::=|[:=]|\bis\b)\s*"
+    r"(?:\"([^\"\n]{1,120})\"|'([^'\n]{1,120})'|`([^`\n]{1,120})`|([^\s\"'`,;()\[\]{}<>]{4,}))"
+)
+_CODE_WORDS = frozenset(
+    [
+        "str",
+        "string",
+        "int",
+        "none",
+        "null",
+        "true",
+        "false",
+        "input",
+        "getpass",
+        "os.environ",
+        "self",
+        "undefined",
+        "required",
+        "optional",
+        "text",
+        "varchar",
+        "bytes",
+        "wrong",
+        "correct",
+        "incorrect",
+        "secret",
+        "hidden",
+        "very",
+        "quite",
+        "strong",
+        "weak",
+        "not",
+        "too",
+        "the",
+        "case",
+        "stored",
+        "valid",
+        "invalid",
+        "hashed",
+        "encrypted",
+    ]
+)
+_LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{32,}={0,2}(?![A-Za-z0-9+/_=-])")
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{16,4096}={0,2}(?![A-Za-z0-9+/_=-])")
+_BITS_OF_A_KEY, _BITS_OF_A_NAMED_KEY = 4.2, 3.0
+
+
+def secrets_in(text: str) -> Iterator[Found]:
+    """Private keys, vendors' keys, tokens, passwords behind their name, and words that can only be random."""
+    for form in (*_VENDORS, *SECRET_FORMS):
+        yield from (_found(match, 0) for match in form.finditer(text) if not _is_plain_words(match.group()))
+    yield from (_found(match, 1) for match in _BEARER.finditer(text))
+    for match in _NAMED.finditer(text):
+        if _looks_random(match.group(1), _BITS_OF_A_NAMED_KEY):
+            yield _found(match, 1)
+    yield from _passwords(text)
+    yield from (_found(match, 0) for match in _LONG_WORD.finditer(text) if _is_random_word(match.group()))
+
+
+def encoded_texts(text: str) -> Iterator[tuple[int, int, str]]:
+    """Words that are base64 of a readable text: start, end, and that text."""
+    for match in _BASE64.finditer(text):
+        if (plain := _decoded(match.group())) is not None:
+            yield match.start(), match.end(), plain
+
+
+def _passwords(text: str) -> Iterator[Found]:
+    for match in _PASSWORDS.finditer(text):
+        group = match.lastindex or 4
+        value = match.group(group)
+        if group == 4 and (_is_code(value) or text[match.end() : match.end() + 1] in ("(", "[", "{")):
+            continue
+        if value.strip() and value.strip().lower() not in _CODE_WORDS:
+            trimmed = len(value.rstrip(".!?:")) if group == 4 else len(value)
+            if trimmed >= 3:
+                yield Found(match.start(group), match.start(group) + trimmed, "secret", value[:trimmed])
+
+
+def _is_code(value: str) -> bool:
+    """An unquoted value that a program would have there: a type, a constant, or something of an object."""
+    return re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", value) is not None or value.rstrip(".!?:").lower() in _CODE_WORDS
+
+
+def _is_plain_words(text: str) -> bool:
+    """`sk-learn-style-names` are no keys: a key has a digit, or both cases in disorder."""
+    return not any(char.isdigit() for char in text) and text.islower()
+
+
+def _is_random_word(word: str) -> bool:
+    classes = sum(any(test(char) for char in word) for test in (str.isdigit, str.isupper, str.islower))
+    wordy = max(map(len, re.split(r"[/_+-]|(?<=[a-z])(?=[A-Z])", word))) < 6
+    return classes == 3 and not wordy and _looks_random(word, _BITS_OF_A_KEY)
+
+
+def _looks_random(text: str, bits: float) -> bool:
+    """Shannon's entropy per character is at least so many bits, and it has a digit; names in a program have none."""
+    if not any(char.isdigit() for char in text) or _is_code(text):
+        return False
+    return -sum(count / len(text) * math.log2(count / len(text)) for count in Counter(text).values()) >= bits
+
+
+def _decoded(word: str) -> str | None:
+    bare = word.rstrip("=")
+    try:
+        plain = base64.b64decode(bare + "=" * (-len(bare) % 4), altchars=b"-_" if "-" in bare or "_" in bare else None).decode(
+            "utf-8"
+        )
+    except (binascii.Error, ValueError):
+        return None
+    return plain if all(char.isprintable() or char in "\r\n\t" for char in plain) else None
+
+
+def _found(match: re.Match[str], group: int) -> Found:
+    return Found(match.start(group), match.end(group), "secret", match.group(group))

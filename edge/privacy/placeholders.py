@@ -1,0 +1,112 @@
+"""Placeholders of one conversation, and the way back. Knows names such as `[EMAIL_1]`; knows nothing of how private things are found.
+
+The same thing has the same placeholder from its first appearance on, so a later turn, sent with the whole conversation, agrees with an
+earlier one. A name that the conversation itself contains is not used. On the way back a model may have changed the case inside the
+brackets, used other brackets, escaped the underscore for Markdown, or left the brackets out (then only in capitals, since `email_1` may
+be its variable).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from edge.privacy.found import KINDS, Found
+
+_NAMES = "|".join(kind.upper() for kind in KINDS)
+_SEPARATOR = r"(?:\\?_|[ -])"
+_TAKEN = re.compile(rf"(?i)\b({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
+_LABEL = re.compile(
+    rf"(?P<escaped>\\)?[\[<{{]\s?(?P<kind>(?i:{_NAMES})){_SEPARATOR}?(?P<number>\d{{1,6}})\s?(?(escaped)\\)[\]>}}](?P<link>(?=\())?"
+    rf"|(?<![A-Za-z0-9_\\])(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_])"
+)
+_UNFINISHED = re.compile(
+    rf"\\?\Z|\\?[\[<{{]\s?(?:[A-Za-z]{{0,6}}|(?i:{_NAMES})(?:\\|{_SEPARATOR})?|(?i:{_NAMES}){_SEPARATOR}?\d{{1,6}}\s?\\?[\]>}}]?)\Z"
+    rf"|(?<![A-Za-z0-9_\\])(?:[A-Z]{{1,6}}|(?:{_NAMES})\\?_?|(?:{_NAMES})\\?_\d{{1,6}})\Z"
+)
+_LONGEST = 32
+
+
+class Placeholders:
+    """The names given so far, and what they stand for."""
+
+    def __init__(self, conversation: Iterable[str]) -> None:
+        """`conversation`: all texts, whose own words that look like names are left alone."""
+        self._taken = {(match[1].upper(), int(match[2])) for text in conversation for match in _TAKEN.finditer(text)}
+        self._names: dict[tuple[str, str], str] = {}
+        self._next: Counter[str] = Counter()
+        self.originals: dict[str, str] = {}
+        self.replaced: Counter[str] = Counter()
+
+    def name(self, one: Found, original: str) -> str:
+        """The name for a thing without brackets, the old one where it has one; counts it."""
+        self.replaced[one.kind] += 1
+        key = (one.kind, one.value)
+        if key not in self._names:
+            self._names[key] = self._new(one.kind.upper())
+            self.originals[self._names[key]] = original
+        return self._names[key]
+
+    def _new(self, kind: str) -> str:
+        self._next[kind] += 1
+        while (kind, self._next[kind]) in self._taken:
+            self._next[kind] += 1
+        return f"{kind}_{self._next[kind]}"
+
+
+def spans_of_names(text: str, originals: Mapping[str, str]) -> list[tuple[int, int]]:
+    """Where known names stand in a text."""
+    return [match.span() for match in _LABEL.finditer(text) if _name_of(match) in originals]
+
+
+def restored(text: str, originals: Mapping[str, str]) -> str:
+    """The text with what its names stand for; unknown names stay."""
+    return _LABEL.sub(lambda match: _meant(match, originals), text) if originals else text
+
+
+class Restoring:
+    """Restores a text that comes in pieces. Holds back only an end that may become a name."""
+
+    def __init__(self, originals: Mapping[str, str]) -> None:
+        self._originals = originals
+        self._text = ""
+        self._done = 0
+
+    def feed(self, piece: str) -> str:
+        """Take the next piece; what can be told of all pieces so far."""
+        if not self._originals:
+            return piece
+        self._text += piece
+        return self._told(self._safe_end())
+
+    def rest(self) -> str:
+        """What was held back, at the end."""
+        return self._told(len(self._text))
+
+    def _safe_end(self) -> int:
+        for start in range(max(self._done, len(self._text) - _LONGEST), len(self._text)):
+            if _UNFINISHED.match(self._text, start):
+                return start
+        return len(self._text)
+
+    def _told(self, end: int) -> str:
+        parts: list[str] = []
+        for match in _LABEL.finditer(self._text, self._done, max(end, self._done)):
+            parts += [self._text[self._done : match.start()], _meant(match, self._originals)]
+            self._done = match.end()
+        parts.append(self._text[self._done : end])
+        self._done = max(self._done, end)
+        return "".join(parts)
+
+
+def _meant(match: re.Match[str], originals: Mapping[str, str]) -> str:
+    original = originals.get(_name_of(match))
+    if original is None:
+        return match.group()
+    return f"[{original}]" if match["link"] is not None else original
+
+
+def _name_of(match: re.Match[str]) -> str:
+    kind, number = (match["bare"], match["bare_number"]) if match["bare"] else (match["kind"], match["number"])
+    return f"{kind.upper()}_{int(number)}"

@@ -1,0 +1,169 @@
+"""The privacy registry: what may leave the device in which form. The one place that knows what is private; knows nothing of calls or wires.
+
+A conversation is redacted as a whole and restored with what its redaction remembers. The leak test looks at what is about to leave, by
+itself: nothing that was replaced may be left in it, and nothing that would have been.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge.privacy.finder import Finder, known_again
+from edge.privacy.found import KINDS, Found, Kind, resolved
+from edge.privacy.json_text import changed_json, strings_in
+from edge.privacy.never_send import NeverSend
+from edge.privacy.placeholders import Placeholders, Restoring, restored, spans_of_names
+
+_PASSES = 5
+_PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
+CUT = "[cut]"
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """A redacted conversation: `texts` as they may leave, `json` likewise ("": there was none), `originals` by placeholder name, and how
+    many things of each kind were replaced."""
+
+    texts: tuple[str, ...]
+    json: str = ""
+    originals: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, int] = field(default_factory=dict)
+
+    def restored(self, text: str) -> str:
+        """A text of the answer with what its placeholders stand for."""
+        return restored(text, self.originals)
+
+    def restored_json(self, text: str) -> str:
+        """The same for the strings of a JSON text; what is not JSON is restored as a text."""
+        if not (self.originals and text):
+            return text
+        try:
+            return changed_json(text, lambda string, is_name: restored(string, self.originals))
+        except ValueError:
+            return self.restored(text)
+
+    def restoring(self) -> Restoring:
+        """For an answer that comes in pieces."""
+        return Restoring(self.originals)
+
+
+class Registry:
+    """What one person holds to be private."""
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        kinds: Collection[Kind] = KINDS,
+        terms: Sequence[str] = (),
+        never_send: Sequence[str] = (),
+        region: str | None = None,
+    ) -> None:
+        """Not `enabled`: nothing is replaced or tested, but `never_send` holds. Raises ValueError for a bad term or rule."""
+        self.enabled = enabled
+        self._finder = Finder(kinds, terms, region)
+        self._rules = NeverSend(never_send)
+
+    def broken_rule(self, texts: Sequence[str], json: str = "") -> int:
+        """The number, from 1, of the never-send rule that forbids this conversation; 0 where none does."""
+        return self._rules.broken([*texts, *_strings(json)])
+
+    def redacted(self, texts: Sequence[str], json: str = "") -> Redacted:
+        """The conversation as it may leave. `json`: a JSON text that belongs to it. Raises ValueError where that is none."""
+        if not self.enabled:
+            return Redacted(tuple(texts), json)
+        every = [*texts, *(strings_in(json) if json else ())]
+        known: dict[tuple[str, str], tuple[Found, str]] = {}
+        for text in every:
+            known |= {(one.kind, one.value): (one, text[one.start : one.end]) for one in self._finder.find(text)}
+        if not known:
+            return Redacted(tuple(texts), json)
+        replacing = _Replacing(self._finder, known, Placeholders(every))
+        redacted, before = Redacted(tuple(texts), json), None
+        for _ in range(_PASSES):
+            if redacted == before:
+                break
+            before, redacted = redacted, replacing.whole(redacted)
+        return redacted
+
+    def leaks(self, texts: Sequence[str], json: str, originals: Mapping[str, str]) -> Counter[str]:
+        """What of each kind is still to be seen in what is about to leave; empty where nothing is. `originals`: what was replaced."""
+        found: Counter[str] = Counter()
+        if not self.enabled:
+            return found
+        values = [value for value in originals.values() if len(value) >= _WORTH_A_LOOK]
+        for text in [*texts, *_strings(json)]:
+            found.update(one.kind for one in _outside_names(self._finder.find(text), text, originals))
+            found.update("known" for value in values if _stands_in(value, text))
+        return found
+
+    def cut(self, text: str) -> str:
+        """The text with `[cut]` in place of what is private, whether redaction is enabled or not; for what needs no way back."""
+        parts, place = [], 0
+        for one in self._finder.find(text):
+            parts += [text[place : one.start], CUT]
+            place = one.end
+        return "".join([*parts, text[place:]])
+
+
+_WORTH_A_LOOK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacing:
+    """Puts names in the place of what is found, and of what was found elsewhere in the conversation."""
+
+    finder: Finder
+    known: dict[tuple[str, str], tuple[Found, str]]
+    names: Placeholders
+
+    def whole(self, conversation: Redacted) -> Redacted:
+        """The conversation after one more pass: beside a placeholder, something may stand free that did not before."""
+        texts = tuple(self.text(text) for text in conversation.texts)
+        json = changed_json(conversation.json, self.string) if conversation.json else ""
+        return Redacted(texts, json, dict(self.names.originals), dict(self.names.replaced))
+
+    def text(self, text: str) -> str:
+        found = self._found(text)
+        return self._replaced(text, found) if found else text
+
+    def string(self, text: str, is_name: bool) -> str:
+        """A string of a JSON text. One that programs use as a name is replaced as a whole, by a name they can use."""
+        if not (is_name and _PROGRAM_NAME.fullmatch(text)):
+            return self.text(text)
+        found = self._found(text)
+        return self.names.name(Found(0, len(text), found[0].kind, text), text) if found else text
+
+    def _found(self, text: str) -> list[Found]:
+        found = resolved([*self.finder.find(text), *known_again(text, self.known.values())])
+        return _outside_names(found, text, self.names.originals)
+
+    def _replaced(self, text: str, found: Sequence[Found]) -> str:
+        parts, place = [], 0
+        for one in found:
+            original = text[one.start : one.end]
+            self.known.setdefault((one.kind, one.value), (one, original))
+            parts += [text[place : one.start], f"[{self.names.name(one, original)}]"]
+            place = one.end
+        return "".join([*parts, text[place:]])
+
+
+def _outside_names(found: Sequence[Found], text: str, originals: Mapping[str, str]) -> list[Found]:
+    """What is found and not, if only in part, a placeholder's own name."""
+    names = spans_of_names(text, originals) if originals else []
+    return [one for one in found if not any(start < one.end and one.start < end for start, end in names)]
+
+
+def _stands_in(value: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _strings(json: str) -> list[str]:
+    """The strings of a JSON text; the text itself where it is none."""
+    try:
+        return strings_in(json) if json else []
+    except ValueError:
+        return [json]

@@ -1,0 +1,81 @@
+"""Words that a person listed as private. Knows how such a word may be written; knows nothing of what it means.
+
+Whole words count, in any case, with any accents and separators, in the plural and before an apostrophe; of scripts without spaces between
+words every occurrence. The work is in proportion to the text, however many terms there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from edge.core.privacy_rules import checked_term
+from edge.privacy.found import Found
+from edge.privacy.views import folded
+
+_WORD = re.compile(r"[^\W\d_]+|\d+")
+_GAP = re.compile(r"[^\w]{0,3}|_|\s{1,8}")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_SHORTEST_PLURAL = 3
+
+
+class Terms:
+    """A list of terms, ready to be looked for."""
+
+    def __init__(self, terms: Sequence[str]) -> None:
+        """Raises ValueError for a term that is too short to be told from other words, or too long."""
+        self._by_first: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)
+        self._unspaced: list[str] = []
+        for term in terms:
+            self._add(term)
+        for known in self._by_first.values():
+            known.sort(key=lambda entry: -len(entry[0]))
+
+    def found(self, text: str) -> Iterator[Found]:
+        """The terms in a text whose characters are folded already but for their case."""
+        low = text.lower()
+        if len(low) != len(text):  # a letter whose small form is two: compare what has the same length
+            low = "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
+        if self._by_first:
+            yield from self._words(low)
+        for term in self._unspaced:
+            yield from (Found(match.start(), match.end(), "term", term) for match in re.finditer(re.escape(term), low))
+
+    def _add(self, term: str) -> None:
+        form = folded(checked_term(term))
+        words = tuple(_WORD.findall(form))
+        if _UNSPACED.search(form):
+            self._unspaced.append(form)
+        else:
+            self._by_first[words[0]].append((words, form))
+
+    def _words(self, low: str) -> Iterator[Found]:
+        places = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(low)]
+        for index, (word, start, _) in enumerate(places):
+            for first in dict.fromkeys((word, *_singulars(word))):
+                for words, form in self._by_first.get(first, ()):
+                    end = _end_of(low, places, index, words)
+                    if end:
+                        yield Found(start, end, "term", form)
+                        break
+
+
+def _end_of(low: str, places: Sequence[tuple[str, int, int]], index: int, words: Sequence[str]) -> int:
+    """Where the term that begins at word `index` ends, or 0 where it is not there."""
+    if index + len(words) > len(places):
+        return 0
+    for offset, wanted in enumerate(words):
+        word, start, _ = places[index + offset]
+        last = offset == len(words) - 1
+        if word != wanted and not (last and wanted in _singulars(word)):
+            return 0
+        if offset and not _GAP.fullmatch(low, places[index + offset - 1][2], start):
+            return 0
+    return places[index + len(words) - 1][2]
+
+
+def _singulars(word: str) -> tuple[str, ...]:
+    """What a word may be the plural of."""
+    ends = [ending for ending in ("s", "es") if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_PLURAL]
+    return tuple(word[: -len(ending)] for ending in ends)

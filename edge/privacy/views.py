@@ -1,0 +1,103 @@
+"""A text as a reader sees it, with the way back to its characters. Knows Unicode and escapes; knows nothing of what is private.
+
+Invisible characters are taken out, compatibility forms (full-width letters, ligatures) and accents are folded, letters of other alphabets
+that look Latin become Latin, percent, HTML and backslash escapes of single characters are read. So one pattern finds a thing in all forms.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import unescape
+
+_LOOK_ALIKES = str.maketrans(
+    "аеорсухіјѕԁһԛԝАВЕКМНОРСТХУІЈЅαιονρτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ‐‑‒–—―−﹣－․。．﹫＠",
+    "aeopcyxijsdhqwABEKMHOPCTXYIJSaiovptuxABEZHIKMNOPTYX---------...@@",
+)
+_ESCAPE = re.compile(
+    r"(?:%[0-9A-Fa-f]{2})+|&#(?:[0-9]{1,6}|[xX][0-9A-Fa-f]{1,5});|&(?:amp|commat|period|sol|colon|quot|lt|gt);|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\/"
+)
+_MAY_ESCAPE = ("%", "&", "\\")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`text` as it is read. `starts[i]` and `ends[i]` bound the characters of the source that its character i stands for; None: it is the
+    source itself."""
+
+    text: str
+    starts: tuple[int, ...] | None = None
+    ends: tuple[int, ...] | None = None
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Where text[start:end] of this view, which is not empty, is in the source."""
+        if self.starts is None or self.ends is None:
+            return start, end
+        return self.starts[start], self.ends[end - 1]
+
+
+def views_of(text: str) -> Iterator[View]:
+    """The text as it stands, its letters folded, and where it has escapes, with these read as well."""
+    if text.isascii():
+        yield View(text)
+    else:
+        yield _view((char, place, place + 1) for place, char in enumerate(text))
+    if any(sign in text for sign in _MAY_ESCAPE) and _ESCAPE.search(text):
+        yield _view(_unescaped(text))
+
+
+def folded(text: str) -> str:
+    """The text in one form for comparing: without case, accents, invisible characters, look-alikes and runs of white space."""
+    seen = text if text.isascii() else _view((char, 0, 1) for char in text).text
+    return " ".join(seen.casefold().split())
+
+
+def _view(pieces: Iterator[tuple[str, int, int]]) -> View:
+    letters: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for char, start, end in pieces:
+        shown = _shown(char)
+        if not shown and ends:
+            ends[-1] = end
+        letters += shown
+        starts += [start] * len(shown)
+        ends += [end] * len(shown)
+    return View("".join(letters), tuple(starts), tuple(ends))
+
+
+def _shown(char: str) -> str:
+    """What is seen of one character: "" for invisible ones and combining marks."""
+    if char.isascii():
+        return char
+    parts = "ss" if char == "ß" else unicodedata.normalize("NFKD", char)
+    kept = "".join(
+        " " if part.isspace() and part not in "\r\n" else part for part in parts if unicodedata.category(part) not in _UNSEEN
+    )
+    return _ascii_digits(kept.translate(_LOOK_ALIKES))
+
+
+_UNSEEN = frozenset({"Cf", "Mn", "Me"})
+
+
+def _ascii_digits(text: str) -> str:
+    return "".join(str(unicodedata.decimal(char)) if not char.isascii() and char.isdecimal() else char for char in text)
+
+
+def _unescaped(text: str) -> Iterator[tuple[str, int, int]]:
+    place = 0
+    for escape in _ESCAPE.finditer(text):
+        yield from ((text[index], index, index + 1) for index in range(place, escape.start()))
+        yield from ((char, escape.start(), escape.end()) for char in _read(escape.group()))
+        place = escape.end()
+    yield from ((text[index], index, index + 1) for index in range(place, len(text)))
+
+
+def _read(escape: str) -> str:
+    if escape.startswith("%"):
+        return bytes.fromhex(escape.replace("%", "")).decode("utf-8", "replace")
+    if escape.startswith("&"):
+        return unescape(escape)
+    return escape[1:] if escape == "\\/" else chr(int(escape[2:], 16))

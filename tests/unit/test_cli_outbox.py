@@ -1,0 +1,128 @@
+"""`outbox`, `privacy check`, `--never-send` and `hints show` on a folder that no agent uses: what is said, and what of bad input."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.agent.departures import GuardedClient
+from edge.agent.sent import Keep, SentLog
+from edge.agent.state import Report, StateFolder, StepUnits
+from edge.bootstrap import build_registry
+from edge.cli.outbox import since_of
+from edge.cli.settings import Settings
+from edge.cli.shell import run_command
+from edge.config.agent import resolve_agent_config
+from edge.core.clock import ManualClock
+from edge.core.errors import ConfigError, UsageError
+from edge.privacy.registry import Registry
+from edge.rpc import codec
+from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from tests.service.in_process import call
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_command(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    with StateFolder(tmp_path) as state:
+        client = GuardedClient(ScriptedCoordinatorClient(), Registry(), SentLog(state.database, ManualClock(), Keep()))
+        await client.register("1.0", ["math"])
+        await client.complete(call("k1", "write to jo@x.org", prompt_id="a1"), 5.0)
+        state.put_request("a1", 0.0, {"reason": "the model asked for help"})
+        state._queue(Report("math", 4, 8, 8, 0.3, StepUnits(64, 12)))
+        state.database.commit()
+    return tmp_path
+
+
+def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(folder: Path, capsys) -> None:
+    code, out, err = run(capsys, "outbox", "--state", str(folder))
+    first, second = out.splitlines()
+    assert code == 0 and "answering" in first and "registration" in second
+    assert first.endswith("the model asked for help · replaced: 1 email") and "1 reports of steps wait" in err
+
+
+def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, capsys) -> None:
+    code, out, _ = run(capsys, "outbox", "show", "2", "--json", "--state", str(folder))
+    shown = json.loads(out)
+    sent = codec.encode_call(call("k1", "write to [EMAIL_1]", prompt_id="a1")).SerializeToString()
+    assert code == 0 and base64.b64decode(shown["payload_base64"]) == sent and shown["bytes"] == len(sent)
+    assert shown["payload"]["messages"][0]["content"] == "write to [EMAIL_1]" and "jo@x.org" not in out
+    assert "write to [EMAIL_1]" in run(capsys, "outbox", "show", "2", "--state", str(folder))[1]
+
+
+def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
+    assert len(json.loads(run(capsys, "outbox", "--kind", "answering", "--json", "--state", str(folder))[1])["sent"]) == 1
+    assert run(capsys, "outbox", "--since", "1d", "--state", str(folder))[1] == ""
+    assert len(json.loads(run(capsys, "outbox", "--limit", "1", "--json", "--state", str(folder))[1])["sent"]) == 1
+    assert run(capsys, "outbox", "--waiting", "--state", str(folder))[1] == "step 4 of math: 12 of 64 responses asked for help\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--since", "yesterday"], 2, "not a time"),
+        (["--kind", "gossip"], 2, "no such kind"),
+        (["show", "99"], 1, "nothing with the number 99"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, capsys, words: list[str], code: int, said: str) -> None:
+    got, _, err = run(capsys, "outbox", *words, "--state", str(folder))
+    assert got == code and said in err and len(err.splitlines()) == 1
+
+
+def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, capsys) -> None:
+    assert run(capsys, "outbox", "--state", str(tmp_path / "none"))[0] == 0
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "agent.sqlite").write_bytes(b"no database" * 100)
+    code, _, err = run(capsys, "outbox", "--state", str(tmp_path))
+    assert code == 1 and "cannot be read" in err
+
+
+def test_times_ago_and_dates() -> None:
+    assert since_of("90m", 10_000.0) == 10_000.0 - 5400 and since_of("1w", 604_800.0) == 0.0
+    assert since_of("2026-01-31T12:00:00+00:00", 0.0) == 1769860800.0
+    with pytest.raises(UsageError):
+        since_of("99999999999999d", 0.0)
+
+
+def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:
+    code, out, err = run(capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]")
+    assert (code, out, err) == (0, "write to [EMAIL_1] of [TERM_1]\n", "replaced: 1 email, 1 term\n")
+    code, out, err = run(capsys, "privacy", "check", "The  Vault", "--never-send", "the vault")
+    assert (code, out) == (3, "") and "never-send rule 1" in err
+
+
+@pytest.mark.parametrize("rule", ["x", "like:*a*b*c*"])
+def test_a_bad_rule_is_refused_when_it_is_given(capsys, rule: str) -> None:
+    code, _, err = run(capsys, "privacy", "check", "text", "--never-send", rule)
+    assert code == 2 and "rule" in err and "--never-send" in err
+
+
+def test_never_send_adds_to_the_configured_rules(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("privacy: {never_send: [first]}")
+    config = Settings(tmp_path / "c.yaml", never_send=["second"]).config()
+    assert config.privacy.never_send == ("first", "second")
+
+
+def test_terms_come_from_a_file_too_and_a_bad_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "terms.txt").write_text("# people\nAnneliese  # sister\n\n")
+    config = resolve_agent_config(None, [f"privacy.terms_file={tmp_path}/terms.txt"]).config
+    assert build_registry(config).redacted(["to anneliese"]).texts == ("to [TERM_1]",)
+    (tmp_path / "terms.txt").write_text("fine\nx\n")
+    with pytest.raises(ConfigError, match=r"terms.txt:2: .*too short"):
+        build_registry(config)
+    with pytest.raises(ConfigError, match="no country"):
+        build_registry(resolve_agent_config(None, ["privacy.region=QQ"]).config)
+
+
+def test_hints_that_were_not_measured_are_told(tmp_path: Path, capsys) -> None:
+    code, out, err = run(capsys, "hints", "show", "--state", str(tmp_path))
+    assert (code, out) == (0, "") and "were not measured" in err

@@ -1,0 +1,264 @@
+"""What the privacy registry finds, what it leaves alone, and that everything comes back as it was."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.dagrpo.prompts import compact_question, user_prompt
+from edge.privacy.finder import Finder
+from edge.privacy.found import KINDS, Found, resolved
+from edge.privacy.json_text import changed_json, strings_in
+from edge.privacy.placeholders import Restoring, restored
+from edge.privacy.registry import Registry
+from edge.tasks.registry import open_source
+from tools.experiments.privacy import TERMS, corpus, is_told, measure
+
+REGISTRY = Registry(terms=TERMS, never_send=["top secret", "like:PRJ-####"], region="DE")
+PRIVATE = [
+    ("mail jo.doe+x@mail.example.org now", "email"),
+    ("call +49 170 1234567 now", "phone"),
+    ("my phone is 5551234567", "phone"),
+    ("open /home/jo/My Docs/plan.pdf", "path"),
+    ("open C:\\Users\\jo\\x.txt", "path"),
+    ("see \\\\server\\share\\a.docx", "path"),
+    ("see report_2024.pdf", "path"),
+    ("4111 1111 1111 1111 it is", "card"),
+    ("DE89 3704 0044 0532 0130 00 it is", "iban"),
+    ("host 10.1.2.3:80 and fe80::1234:5678", "ip"),
+    ("AKIAIOSFODNN7EXAMPLE", "secret"),
+    ("password: hunter2", "secret"),
+    ("project  FALCON's plan", "term"),
+    ("two anneliéses came", "term"),
+    ("株式会社秘密の会議", "term"),
+]
+ORDINARY = [
+    "123456 + 98765 = 222221",
+    "2147483647 is 2^31 - 1",
+    "5551234567 * 2 - 202 + 303 - 4040 = 11102465699",
+    "1/2 + 3/4 = 5/4, and 12:30 or 2024-11-22 and/or 3.14159",
+    "token = s.split(); a[::2]; math.log(x); flag.key; std::vector<int>",
+    "def f(password: str, token: str = None) -> str: ...",
+    "@app.route('/') and x @ w",
+    "127.0.0.1 and ::1 and 255.255.255.0",
+    "#!/usr/bin/env python3 > /dev/null",
+    "https://example.org/a/b/c?d=e",
+    "4111111111111112 has a wrong check digit",
+    "node.js and Next.js",
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), PRIVATE)
+def test_what_is_private_is_replaced_and_comes_back(text: str, kind: str) -> None:
+    redacted = REGISTRY.redacted([text])
+    assert redacted.replaced[kind] >= 1 and f"[{kind.upper()}_1]" in redacted.texts[0]
+    assert redacted.restored(redacted.texts[0]) == text
+    assert not REGISTRY.leaks(redacted.texts, "", redacted.originals)
+    assert REGISTRY.leaks([text], "", {})[kind] >= 1
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_arithmetic_and_programs_stay_as_they_are(text: str) -> None:
+    assert Registry(region="US").redacted([text]).texts == (text,)
+
+
+@pytest.mark.parametrize("source", ["practice:group1", "practice:group2"])
+def test_no_practice_question_is_changed(source: str) -> None:
+    finder = Finder(region="US")
+    for item in islice(open_source(source).train(3), 2000):
+        for text in (user_prompt(item), compact_question(item), item.solution):
+            assert finder.find(text) == [], text
+
+
+def test_what_is_planted_and_in_reach_does_not_leak() -> None:
+    tallies = measure(corpus(seed=7, count=25))
+    assert len(tallies) > 25
+    leaked = {row: tally.first_leak for row, tally in tallies.items() if tally.in_reach and tally.leaked}
+    assert leaked == {}
+
+
+def test_what_is_out_of_reach_is_known_to_be() -> None:
+    tallies = measure(one for one in corpus(seed=7, count=5) if not one.in_reach)
+    assert all(tally.leaked for tally in tallies.values()), "found after all: take it off the list of what is out of reach"
+
+
+def test_the_same_thing_has_the_same_placeholder_through_a_conversation_and_later_turns_agree() -> None:
+    first = ["I am jo@x.org", "Hello jo@x.org, ask ann@x.org"]
+    one, two = REGISTRY.redacted(first), REGISTRY.redacted([*first, "JO@X.org wrote to bob@x.org"])
+    assert two.texts[: len(first)] == one.texts == ("I am [EMAIL_1]", "Hello [EMAIL_1], ask [EMAIL_2]")
+    assert two.texts[-1] == "[EMAIL_1] wrote to [EMAIL_3]"
+
+
+def test_a_number_found_once_is_replaced_wherever_it_stands_in_any_grouping() -> None:
+    redacted = REGISTRY.redacted(["phone: 030 1234567", "x 0301234567 y"])
+    assert redacted.texts == ("phone: [PHONE_1]", "x [PHONE_1] y")
+
+
+def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
+    text = "write [EMAIL_1] and EMAIL_2 literally, to jo@x.org"
+    redacted = REGISTRY.redacted([text])
+    assert redacted.texts == ("write [EMAIL_1] and EMAIL_2 literally, to [EMAIL_3]",)
+    assert redacted.restored(redacted.texts[0]) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("[email_1]", "jo@x.org"),
+        ("[Email 1]", "jo@x.org"),
+        ("EMAIL_1.", "jo@x.org."),
+        (r"\[EMAIL\_1\]", "jo@x.org"),
+        ("<EMAIL_1>", "jo@x.org"),
+        ("([EMAIL_1])", "(jo@x.org)"),
+        ("[EMAIL_1](mailto:[EMAIL_1])", "[jo@x.org](mailto:jo@x.org)"),
+        ("email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]", "email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]"),
+    ],
+)
+def test_a_model_may_write_a_placeholder_its_own_way(said: str, meant: str) -> None:
+    assert restored(said, {"EMAIL_1": "jo@x.org"}) == meant
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            "[EMAIL_1]",
+            "EMAIL_1",
+            "[EM",
+            "AIL",
+            "_1",
+            "]",
+            "[",
+            "\\",
+            "2",
+            "E",
+            "[email 1]",
+            "(",
+            " ",
+            "x",
+            "PATH_1",
+            "{",
+            "[PATH_12]",
+        ]
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=400)
+@given(PIECES, st.data())
+def test_a_streamed_answer_is_restored_as_a_whole_one_wherever_it_is_cut(pieces: list[str], data: st.DataObject) -> None:
+    text, originals = "".join(pieces), {"EMAIL_1": "jo@x.org", "PATH_1": "/a/[EMAIL_1].txt"}
+    stream, told, place = Restoring(originals), "", 0
+    while place < len(text):
+        length = data.draw(st.integers(1, 5))
+        told += stream.feed(text[place : place + length])
+        place += length
+    assert told + stream.rest() == restored(text, originals)
+
+
+def test_only_what_may_become_a_placeholder_is_held_back() -> None:
+    stream = Restoring({"EMAIL_1": "jo@x.org"})
+    assert [stream.feed(piece) for piece in ("Dear [EM", "AIL", "_1", "], hi", " you")] == [
+        "Dear ",
+        "",
+        "",
+        "jo@x.org, hi",
+        " you",
+    ]
+    assert Restoring({}).feed("[EM") == "[EM"
+
+
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=30),
+        st.sampled_from([text for text, _ in PRIVATE]),
+        st.sampled_from(["@", "/", "\\", ".pdf", "[EMAIL_1]", "1234567890123456", "+49", "=", ":", "falcon", " "]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS)
+def test_nothing_that_was_redacted_leaks_and_what_has_one_form_comes_back_exactly(parts: list[str]) -> None:
+    text = "".join(parts)
+    redacted = REGISTRY.redacted([text])
+    assert not REGISTRY.leaks(redacted.texts, "", redacted.originals)
+    if len(redacted.originals) == sum(redacted.replaced.values()):
+        assert redacted.restored(redacted.texts[0]) == text
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9), st.sampled_from(KINDS)), max_size=12))
+def test_findings_that_count_never_overlap_and_cover_all_that_was_found(spans: list[tuple[int, int, str]]) -> None:
+    found = [Found(start, start + length, kind, "v") for start, length, kind in spans]  # type: ignore[arg-type]
+    kept = resolved(found)
+    assert all(one.end <= two.start for one, two in pairwise(kept))
+    assert {place for one in kept for place in range(one.start, one.end)} == {
+        place for one in found for place in range(one.start, one.end)
+    }
+
+
+def test_the_strings_of_json_are_replaced_where_they_are_and_come_back() -> None:
+    arguments = json.dumps({"path": "C:\\Users\\jo\\x.txt", "to": ["jo@x.org"]})
+    body = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "acme_lookup", "arguments": arguments}}]}
+        ],
+        "tools": [{"type": "function", "function": {"name": "acme_lookup", "description": "for jo@x.org"}}],
+        "card": 4111111111111111,
+        "temperature": 0.5,
+    }
+    text = json.dumps(body)
+    redacted = REGISTRY.redacted(["ask jo@x.org"], text)
+    after = json.loads(redacted.json)
+    assert redacted.texts == ("ask [EMAIL_1]",)
+    assert after["tools"][0]["function"] == {"name": "TERM_1", "description": "for [EMAIL_1]"}
+    inner = json.loads(after["messages"][0]["tool_calls"][0]["function"]["arguments"])
+    assert inner == {"path": "[PATH_1]", "to": ["[EMAIL_1]"]} and after["card"] == "[CARD_1]" and after["temperature"] == 0.5
+    assert not REGISTRY.leaks(redacted.texts, redacted.json, redacted.originals)
+    back = json.loads(redacted.restored_json(redacted.json))
+    assert back["messages"] == body["messages"] and back["tools"] == body["tools"]
+
+
+def test_json_without_anything_private_keeps_its_very_bytes() -> None:
+    text = '{ "tools":[{"type" : "function","n":1.50}] }'
+    assert REGISTRY.redacted([], text).json == text == changed_json(text, lambda string, is_name: string)
+    assert strings_in('{"a": "[1, {\\"b\\": \\"c\\"}]"}') == ["a", "1", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"), [("this is TOP\n sécret", 1), ("see prj-1234", 2), ("t\u200bop secret", 1), ("topsecret PRJ-12", 0)]
+)
+def test_never_send_rules_are_plain_texts_and_patterns(text: str, rule: int) -> None:
+    assert REGISTRY.broken_rule(["fine", text]) == rule
+    assert REGISTRY.broken_rule([], json.dumps({"a": {"b": text}})) == rule
+
+
+@pytest.mark.parametrize("rule", ["x", " ", "like:**", "like:a*b*c*d", "a" * 501])
+def test_a_rule_that_forbids_everything_or_takes_too_long_is_refused(rule: str) -> None:
+    with pytest.raises(ValueError, match="rule"):
+        Registry(never_send=[rule])
+
+
+def test_a_switched_off_registry_replaces_nothing_but_keeps_its_rules() -> None:
+    off = Registry(enabled=False, never_send=["secret"])
+    assert off.redacted(["jo@x.org"]).texts == ("jo@x.org",) and off.broken_rule(["a secret"]) == 1
+    assert off.cut("jo@x.org is there") == "[cut] is there"
+
+
+@pytest.mark.parametrize("term", ["email", "path", "secret"])
+def test_a_term_that_is_part_of_a_placeholders_name_confuses_nothing(term: str) -> None:
+    registry = Registry(terms=[term])
+    redacted = registry.redacted([f"the {term} of jo@x.org"])
+    assert redacted.texts == ("the [TERM_1] of [EMAIL_1]",)
+    assert not registry.leaks(redacted.texts, "", redacted.originals)
+    assert redacted.restored(redacted.texts[0]) == f"the {term} of jo@x.org"
+
+
+def test_the_red_team_knows_a_leak_when_it_sees_one() -> None:
+    assert is_told("jo@example.org", "write to jo@example") and not is_told("jo@example.org", "write to [EMAIL_1]")
