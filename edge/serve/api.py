@@ -26,7 +26,7 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/rollback", api.rollback, methods=["POST"]),
         Route("/api/sent", api.sent),
-        Route("/api/sent/{entry_id:int}", api.sent_entry),
+        Route("/api/sent/{entry_id}", api.sent_entry),
         Route("/api/feedback", api.feedback, methods=["POST"]),
         Route("/api/learning", api.learning, methods=["POST"]),
         Route("/api/report", api.report),
@@ -66,7 +66,7 @@ class _Api:
 
     async def sent_entry(self, request: Request) -> Response:
         """One request that left, with its content."""
-        return JSONResponse(await self._control.sent_entry(request.path_params["entry_id"]))
+        return JSONResponse(await self._control.sent_entry(_entry_of(request)))
 
     async def feedback(self, request: Request) -> Response:
         """Keep {"id": ID, "verdict": "good"|"bad"|"none", "correction": TEXT|null}; what was kept."""
@@ -140,6 +140,13 @@ def _choice_of(request: Request) -> Choice:
     before = _number(request, "before", 0) or None
     since = float(_number(request, "since", 0)) or None
     return Choice(limit, before, since, kind, asked.get("answer", "").removeprefix("chatcmpl-") or None)
+
+
+def _entry_of(request: Request) -> int:
+    text = request.path_params["entry_id"]
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise RequestProblem(400, "the number of an entry: must be a whole number", code="invalid_value", param="entry_id")
+    return int(text)
 
 
 def _number(request: Request, name: str, otherwise: int) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from edge.serve.openapi import Operation
-from edge.serve.openapi_shapes import COUNT, IDS, TEXT, TOLD_HEADERS, list_of, record
+from edge.serve.openapi_shapes import COUNT, FLAG, IDS, TEXT, TOLD_HEADERS, list_of, record
 
 _TASK_TEXT = {"type": "string"}
 """White space around it and an empty one are no mistakes of a header's, so the label's form is not told here."""
 _TASK = {"name": "x-edge-task", "in": "header", "required": False, "schema": _TASK_TEXT, "description": "The task's label."}
 _AFTER = {"name": "after", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 0, "maximum": 10**12 - 1}}
 _TEXT = {"type": "string", "minLength": 1}
+_CHOICE = (
+    {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1, "maximum": 500}},
+    {"name": "before", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 0, "maximum": 10**12 - 1}},
+)
 
 OPENAI = (
     Operation(
@@ -55,6 +59,17 @@ CONTROL = (
     ),
     Operation("GET", "/api/adapters", "The adapter versions on disk.", list_of("adapters", "Adapter")),
     Operation("POST", "/api/adapters/rollback", "Go back to a version.", "Line", "Rollback", failures=(404,)),
+    Operation("POST", "/api/feedback", "Keep what a person thinks of an answer.", "Feedback", "Feedback", failures=(404,)),
+    Operation("POST", "/api/learning", "Pause or resume learning.", record({"paused": FLAG, "waiting": TEXT}), record({"paused": FLAG})),
+    Operation(
+        "GET", "/api/report", "What was learned, gained, forgotten and spent.", "Report",
+        parameters=({"name": "since", "in": "query", "required": False, "schema": {"type": "number", "minimum": 0, "maximum": 10**12}},),
+    ),
+    Operation("GET", "/api/sent", "What left the device, newest first.", "Sent", parameters=_CHOICE),
+    Operation(
+        "GET", "/api/sent/{entry_id}", "One of these with its content.", "Departure",
+        parameters=({"name": "entry_id", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},), failures=(404,),
+    ),
 )  # fmt: skip
 
 OPERATIONS = (*OPENAI, *HEALTH, *CONTROL)

@@ -246,4 +246,14 @@ SHAPES: Mapping[str, Shape] = {
     "Adapter": record({"version": COUNT}),
     "Line": record({"head": COUNT, "serving": COUNT}),
     "Rollback": record({"version": whole(0, 10**12 - 1)}),
+    "Feedback": record(
+        {"id": {"type": "string", "minLength": 1}, "verdict": {"enum": ["good", "bad", "none"]}}, {"correction": or_null(TEXT)}
+    ),
+    "Report": record(
+        {"since": NUMBER, "now": NUMBER, "tasks": {"type": "array"}, "answers": {"type": "array"}, "cloud": {"type": "object"}}
+    ),
+    "Departure": record({"id": COUNT}, {"at": NUMBER, "kind": TEXT, "why": TEXT, "bytes": COUNT}),
+    "Sent": record(
+        {"sent": {"type": "array", "items": ref("Departure")}, "next_before": or_null(COUNT), "waiting": {"type": "array"}}
+    ),
 }
