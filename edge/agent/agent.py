@@ -15,25 +15,29 @@ from pathlib import Path
 from typing import Literal, Protocol, Self
 
 from edge import __version__
-from edge.agent.answer import Answerer, AnswerSettings
+from edge.agent.answer import Answerer, AnswerSettings, CloudAccess
 from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
 from edge.agent.completing import ServedTexts
 from edge.agent.curriculum import Curriculum, HeldOut
-from edge.agent.dial import HelpDial
+from edge.agent.dial import DialReading
+from edge.agent.dials import DialBook
+from edge.agent.doubts import CallsInDoubt
 from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
 from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished
 from edge.agent.gate import ServingGate
 from edge.agent.line import Line
-from edge.agent.link import WatchedClient, why_away
+from edge.agent.link import KnownBudget, WatchedClient, why_away
 from edge.agent.promotion import PromotionGate
+from edge.agent.quota import Quota, Quotas
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
-from edge.agent.state import StateFolder, Terms
+from edge.agent.state import StateFolder, StateReader, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
+from edge.agent.switch import CloudSwitch
 from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
@@ -44,7 +48,7 @@ from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import BudgetSnapshot, CoordinatorClient, TaskTerms
+from edge.rpc.client import BudgetSnapshot, CloudCompletion, CoordinatorClient, TaskTerms
 from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.learner import Learner
@@ -55,7 +59,7 @@ BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
 steps done, and the version of the adapter that is trained."""
 _HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
-_DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
+_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,10 @@ class AgentStatus:
     uptime_s: float
     trained_version: int = 0
     """The newest adapter on the line of training; `adapter_version` is the one that serves."""
+    quota: Quota | None = None
+    """What people may still ask of the cloud, for the task that serving uses."""
+    unsettled_calls: int = 0
+    """Cloud calls for people whose end is not known yet."""
 
 
 class CoordinatorProcess(Protocol):
@@ -172,6 +180,11 @@ class Agent:
         jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
         self._budget_watch = BudgetWatch(parts.client, jitter)
         self._gate = ServingGate()
+        self._served_task = ""
+        self._switch = CloudSwitch(parts.state, settings.answers.switched_off)
+        self._dials = DialBook(parts.state, settings.dial_rate, parts.clock)
+        self._quotas = Quotas(parts.state, self._known_budget, self._why_away, self._dials, self._switch)
+        self._doubts = CallsInDoubt(parts.state, self._client, parts.sink, parts.clock)
         self._stop = asyncio.Event()
         self._learning = "idle"
         self._phase_told: int | None = None
@@ -203,7 +216,7 @@ class Agent:
                 await self._budget_watch.follow(self._current_task())
             self.answerer = self._make_answerer()
             self.texts = ServedTexts(self._backend, self._gate)
-            stack.callback(self._keep_dial)
+            stack.push_async_callback(_cancelled, self._begin_settling())
             self._stack = stack.pop_all()
         return self
 
@@ -275,6 +288,8 @@ class Agent:
             total_spend_uusd=last.total_spend_uusd if last else 0,
             uptime_s=self._parts.clock.monotonic() - self._began,
             trained_version=state.line().head,
+            quota=self.quota(),
+            unsettled_calls=len(self._doubts.waiting()),
         )
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
@@ -334,12 +349,61 @@ class Agent:
         self._parts.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 
-    def set_dial(self, rate: float | None) -> None:
-        """The share of served questions that may ask, from the next question on (None: the model decides alone). Kept over restarts."""
-        if rate is not None and not 0.0 <= rate <= 1.0:
-            raise UsageError(f"the dial must lie in [0, 1], not {rate}")
-        self._dial.target_rate = rate
-        self._parts.state.set_meta(_DIAL_RATE, "" if rate is None else repr(rate))
+    def set_dial(self, rate: float | None, task: str | None = None) -> None:
+        """The share of served questions that may ask, from the next one on (None: the model decides alone), of one task or of every one.
+
+        Kept over restarts. Raises UsageError outside [0, 1].
+        """
+        self._dials.set(rate, task)
+
+    def dial(self, task: str | None = None) -> DialReading:
+        """The dial of a task (None: the one that serving uses)."""
+        return self._dials.of(task or self.serving_task).reading(self._backend.adapter_version)
+
+    def pause_cloud(self, paused: bool) -> None:
+        """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
+        self._switch.pause(paused, self._parts.clock.now())
+
+    @property
+    def switch(self) -> CloudSwitch:
+        """Whether the cloud may be asked."""
+        return self._switch
+
+    def quota(self, task: str | None = None) -> Quota:
+        """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""
+        return self._quotas.now(task or self.serving_task, self._backend.adapter_version)
+
+    @property
+    def serving_task(self) -> str:
+        """The label whose budget people's questions use."""
+        return self._served_task or self._settings.answers.task or self._current_task()
+
+    @property
+    def default_dial_rate(self) -> float | None:
+        """The dial's τ of tasks without one of their own."""
+        return self._dials.default_rate
+
+    def follows(self, task: str) -> bool:
+        """Whether the coordinator tells of this task's budget by itself."""
+        return self._budget_watch.newest(task) is not None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that have a budget here: the one that serving uses, those of the phases, and those with a dial."""
+        return tuple(dict.fromkeys([self.serving_task, *self._parts.curriculum.tasks, *self._dials.tasks]))
+
+    async def call(self, call_key: str) -> CloudCompletion:
+        """The coordinator's entry of a call. Raises CoordinatorError."""
+        return await self._client.get_call(call_key)
+
+    async def settle_calls(self) -> int:
+        """Ask now for the ends of calls that are not known; how many are known thereby."""
+        return await self._doubts.settle()
+
+    @property
+    def state(self) -> StateReader:
+        """The state folder, to look into."""
+        return self._parts.state
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
@@ -473,7 +537,7 @@ class Agent:
         return self._rollouts
 
     def _made_step(self, rollouts: InferenceBackend) -> LearningStep:
-        desk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
+        desk = CloudDesk(self._client, self._settings.call_deadline_s, lambda: self._switch.reason)
         rollout = Rollout(rollouts, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout)
         group_size, scale = self._settings.rollout.group_size, self._settings.advantage_scale
         measure = self._parts.step_measure()
@@ -507,6 +571,7 @@ class Agent:
             await self._budget_watch.follow(plan.task)
             await self._unless_stopped(step.run(plan, self._trained), may_cancel=lambda: step.interruptible)
             self._trained = self._parts.state.position().steps_done
+            self._keep_budget(plan.task)
             made += 1
         return "stopped"
 
@@ -577,23 +642,37 @@ class Agent:
         return Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
 
     def _make_answerer(self) -> Answerer:
-        state = self._parts.state
-        kept = state.meta(_DIAL_RATE)
-        rate = self._settings.dial_rate if kept is None else (float(kept) if kept else None)
-        self._dial = HelpDial(rate, float(state.meta(_DIAL_BIAS) or 0.0))
+        self._served_task = self.serving_task
         return Answerer(
             self._backend,
             self._client,
-            state,
+            self._parts.state,
             self._gate,
-            self._dial,
+            CloudAccess(self._switch, self._dials, self._quotas, self._doubts),
             self._parts.sink,
             self._parts.clock,
-            replace(self._settings.answers, task=self._settings.answers.task or self._current_task()),
+            replace(self._settings.answers, task=self._served_task),
         )
 
-    def _keep_dial(self) -> None:
-        self._parts.state.set_meta(_DIAL_BIAS, repr(self._dial.bias))
+    def _begin_settling(self) -> asyncio.Task[None]:
+        """Calls that an earlier process left, and those that this one will lose."""
+        if self._doubts.waiting():
+            self._doubts.wake.set()
+        return asyncio.create_task(self._doubts.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
+
+    def _known_budget(self, task: str) -> KnownBudget | None:
+        """What the coordinator said last of a task's budget, by itself or with an answer."""
+        told, followed = self._client.budget_of(task), self._budget_watch.newest(task)
+        if followed is None or (told is not None and told.budget.version > followed.version):
+            return told
+        return KnownBudget(followed, self._parts.clock.now())
+
+    def _keep_budget(self, task: str) -> None:
+        with self._parts.state.database:
+            self._quotas.save(task)
+
+    def _why_away(self) -> str:
+        return "" if self._client.online else self._client.offline_reason or "the coordinator is away"
 
     def _current_task(self) -> str:
         return self._parts.curriculum.phase_task(self._parts.state.position().phase)
@@ -639,3 +718,9 @@ class Agent:
 
     def _notice(self, text: str) -> None:
         self._parts.sink.emit(Notice(text=text, at=self._parts.clock.now()))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task of the agent's own."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

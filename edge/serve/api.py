@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,6 +12,7 @@ from starlette.routing import Route
 
 from edge.serve.control import AgentControl
 from edge.serve.failures import RequestProblem
+from edge.serve.fields import parse_json
 
 
 def control_routes(control: AgentControl) -> list[Route]:
@@ -21,6 +24,10 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/why/{answer_id}", api.why),
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/rollback", api.rollback, methods=["POST"]),
+        Route("/api/budget", api.budget),
+        Route("/api/budget", api.set_dial, methods=["POST"]),
+        Route("/api/budget/pause", api.pause, methods=["POST"]),
+        Route("/api/whatif", api.whatif, methods=["POST"]),
     ]
 
 
@@ -50,6 +57,58 @@ class _Api:
     async def rollback(self, request: Request) -> Response:
         """Go back to {"version": N}; what serves and what is trained on afterwards."""
         return JSONResponse(await self._control.rollback(_version_of(await request.body())))
+
+    async def budget(self, request: Request) -> Response:
+        """The budgets of all tasks with their dials."""
+        return JSONResponse(await self._control.budget())
+
+    async def set_dial(self, request: Request) -> Response:
+        """Turn the dial: {"task": label or null for every task, "target_rate": share or null for none}; the budgets afterwards."""
+        body = parse_json(await request.body())
+        if "target_rate" not in body:
+            raise _invalid("target_rate", 'is missing, as in {"target_rate": 0.15}')
+        rate = None if body["target_rate"] is None else _share(body, "target_rate")
+        return JSONResponse(await self._control.set_dial(_text(body, "task") or None, rate))
+
+    async def pause(self, request: Request) -> Response:
+        """Pause or resume the cloud: {"paused": true}; the budgets afterwards."""
+        paused = parse_json(await request.body()).get("paused")
+        if not isinstance(paused, bool):
+            raise _invalid("paused", "must be true or false")
+        return JSONResponse(await self._control.pause(paused))
+
+    async def whatif(self, request: Request) -> Response:
+        """What other rates would have meant: {"target_rate": share, or a list of them; "task": label; "last": how many answers}."""
+        body = parse_json(await request.body())
+        given = body.get("target_rate")
+        rates = [_share({"target_rate": rate}, "target_rate") for rate in (given if isinstance(given, list) else [given])]
+        if len(rates) > _MOST_RATES:
+            raise _invalid("target_rate", f"at most {_MOST_RATES} rates")
+        last = body.get("last", _LAST)
+        if isinstance(last, bool) or not isinstance(last, int) or not 1 <= last <= _MOST_ANSWERS:
+            raise _invalid("last", f"must be a whole number from 1 to {_MOST_ANSWERS}")
+        return JSONResponse(await self._control.whatif(rates, _text(body, "task"), last))
+
+
+_LAST, _MOST_ANSWERS, _MOST_RATES, _MOST_CHARS = 1000, 100_000, 64, 200
+
+
+def _invalid(param: str, message: str) -> RequestProblem:
+    return RequestProblem(400, f"{param}: {message}", code="invalid_value", param=param)
+
+
+def _share(body: Mapping[str, Any], name: str) -> float:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise _invalid(name, "must be a number from 0 to 1")
+    return float(value)
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if value is not None and (not isinstance(value, str) or len(value) > _MOST_CHARS or not value.isprintable()):
+        raise _invalid(name, f"must be a text of at most {_MOST_CHARS} characters")
+    return value or ""
 
 
 def _version_of(body: bytes) -> int:
