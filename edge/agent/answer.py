@@ -356,10 +356,12 @@ class Answerer:
             access.quotas.answered(draft.task)
         except BudgetExhausted as error:
             draft.call_state = "refused"
+            access.doubts.forget(draft.call_key)
             access.quotas.refused(draft.task, str(error))
             raise
         except _NOT_CHARGED:
             draft.call_state = CallProgress.FAILED.value
+            access.doubts.forget(draft.call_key)
             raise
         finally:
             draft.cloud_s = self._clock.monotonic() - began

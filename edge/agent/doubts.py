@@ -112,6 +112,12 @@ class CallsInDoubt:
             raise CallInProgress(f"call {key!r} is running")
         return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}
 
+    def forget(self, key: str) -> bool:
+        """Nothing came of the call: it was refused, or never arrived."""
+        with self._state.database:
+            self.cross_out(key)
+        return True
+
     def _write(self, key: str, end: dict[str, Any]) -> bool:
         """Into the record, or into the one that was begun where the answer never came to its end. False where it was settled meanwhile."""
         rows = self._state.rows("SELECT request_id, at, record FROM calls_in_doubt WHERE call_key = ?", (key,))
@@ -121,6 +127,8 @@ class CallsInDoubt:
         try:
             record = self._state.request(request_id)
         except NotFound:
+            if end["call_state"] == NEVER_ARRIVED:
+                return self.forget(key)
             record = json.loads(begun)
         self._state.put_request(request_id, at, {**record, **end}, beside=lambda: self.cross_out(key))
         if end["charged_uusd"]:

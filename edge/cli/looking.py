@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.core.errors import CoordinatorError
@@ -24,7 +24,7 @@ async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncI
     from edge.bootstrap import build_client, coordinator_address
 
     address = coordinator_address(config, state.folder)
-    if config.coordinator.address is None and not os.path.exists(address.removeprefix("unix:")):  # noqa: ASYNC240 - one look
+    if config.coordinator.address is None and not _is_there(address):
         yield None
         return
     client = build_client(config, address, state.meta("run_id") or "")
@@ -32,6 +32,10 @@ async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncI
         yield client
     finally:
         await client.aclose()
+
+
+def _is_there(address: str) -> bool:
+    return Path(address.removeprefix("unix:")).exists()
 
 
 async def told_budgets(config: AgentConfig, state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:

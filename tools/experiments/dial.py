@@ -21,6 +21,7 @@ from edge.agent.rollout import judge
 from edge.bootstrap import build_agent, build_verifier
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, Mode
+from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
 from edge.core.types import Message, TaskItem
 from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
@@ -48,15 +49,13 @@ class DialRun:
     """One run: where the dial began and how it ended.
 
     `kind` is cold, warm, "mix shifts half way" or "set moves half way"; `rates_by_question` the realised rate after each question since τ
-    was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight. `cloud_share`: answers that
-    came from the cloud.
+    was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight.
     """
 
     kind: str
     target_rate: float
     questions: int
     realised_rate: float
-    cloud_share: float
     joint_accuracy: float
     joint_interval: tuple[float, float]
     forced_local_accuracy: float
@@ -105,7 +104,7 @@ class Experiment:
 
     async def run(self, kind: str, rate: float, known: Sequence[KnownItem], label: str = "", *, again: bool = False) -> DialRun:
         """Set τ and answer all. `again`: the label's dial has seen answers before."""
-        task = label or f"{kind}-{rate}"
+        task = label or f"{kind.replace(' ', '-')}-{rate}"
         self._agent.set_dial(rate, task)
         if not again:
             assert self._agent.dial(task).known_log_odds == 0
@@ -113,6 +112,9 @@ class Experiment:
         for one in known:
             records.append(await self._ask(one.item, task))
             rates.append(self._agent.dial(task).realised_since_set or 0.0)
+        failed = next((record for record in records if record.asked and record.source != "cloud"), None)
+        if failed is not None:
+            raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")
         right = [await judge(self._verifier, one.item, record.text) for one, record in zip(known, records, strict=True)]
         run = _run_of(kind, rate, known, records, right, rates)
         self._tell(row(run))
@@ -138,7 +140,6 @@ def _run_of(
         target_rate=rate,
         questions=count,
         realised_rate=asked / count,
-        cloud_share=sum(record.source == "cloud" for record in records) / count,
         joint_accuracy=sum(right) / count,
         joint_interval=wilson_interval(sum(right), count),
         forced_local_accuracy=local,
