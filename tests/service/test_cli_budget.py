@@ -52,7 +52,9 @@ async def running(world: World, used: Path) -> AsyncIterator[str]:
                 yield url
 
 
-@pytest.mark.parametrize(("text", "rate"), [("15%", 0.15), ("0.15", 0.15), (" 15 % ", 0.15), ("off", None), ("0", 0.0), ("100%", 1.0)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("15%", 0.15), ("0.15", 0.15), (" 15 % ", 0.15), ("off", None), ("0", 0.0), ("100%", 1.0)]
+)
 def test_a_rate_is_read_as_people_write_it(text: str, rate: float | None) -> None:
     assert rate_of(text) == rate
 
@@ -64,8 +66,6 @@ def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
 
 
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["budget", "show", "--state", str(used), "--model", "no-such-model"]) == 2
-    capsys.readouterr()
     assert run_command(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:4] == ["task     math", "calls    12 of 20", "tokens   0 of no limit", "spend    $0.00084 of no limit"]

@@ -74,7 +74,9 @@ def test_answers_without_a_decision_cannot_ask_at_any_rate() -> None:
 
 
 @given(st.lists(ODDS, min_size=20, max_size=60), st.floats(0, 1), st.floats(0, 1))
-def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(odds: list[float | None], one: float, other: float) -> None:
+def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(
+    odds: list[float | None], one: float, other: float
+) -> None:
     answers = [past(value, cloud=number % 3 == 0) for number, value in enumerate(odds)]
     low, high = (replayed(answers, rate) for rate in sorted((one, other)))
     assert low.calls <= high.calls <= round(max(one, other) * len(odds))
@@ -127,7 +129,10 @@ RECORD: dict[str, Any] = {
         ({"target_rate": None, "help_bias": 0.0}, "were -2.00, no dial was set; it asked"),
         ({"source": "local", "reason": "answered on this device"}, "it did not ask"),
         ({"source": "local-fallback", "reason": "the model asked for help, but the budget"}, "the budget"),
-        ({"help_log_odds": None, "source": "local", "reason": "answered on this device"}, "came to no place where it could have asked"),
+        (
+            {"help_log_odds": None, "source": "local", "reason": "answered on this device"},
+            "came to no place where it could have asked",
+        ),
         ({"mode": "cloud-only", "reason": "mode cloud-only"}, "mode cloud-only"),
     ],
 )
