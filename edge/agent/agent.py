@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -41,7 +41,7 @@ from edge.agent.switch import CloudSwitch
 from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
-from edge.core.errors import AdapterError, CoordinatorUnavailable, PermissionDenied, StateError, UsageError
+from edge.core.errors import AdapterError, CoordinatorError, CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.core.events import EventSink
 from edge.core.rng import stream
 from edge.core.types import AdapterRef
@@ -214,6 +214,7 @@ class Agent:
             await self._resume()
             if self._reached:
                 await self._budget_watch.follow(self._current_task())
+                await self._ask_for_budget_of_serving()
             self.answerer = self._make_answerer()
             self.texts = ServedTexts(self._backend, self._gate)
             stack.push_async_callback(_cancelled, self._begin_settling())
@@ -363,6 +364,7 @@ class Agent:
     def pause_cloud(self, paused: bool) -> None:
         """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
         self._switch.pause(paused, self._parts.clock.now())
+        self._notice("the cloud is paused; answers come from this device" if paused else "the cloud may be asked again")
 
     @property
     def switch(self) -> CloudSwitch:
@@ -421,6 +423,12 @@ class Agent:
             await self._register()
         except CoordinatorUnavailable as error:
             self._client.lost(why_away(error))
+
+    async def _ask_for_budget_of_serving(self) -> None:
+        """Once, where people's questions use another budget than the one that is followed."""
+        if self._client.online and self.serving_task != self._budget_watch.task:
+            with suppress(CoordinatorError):
+                await self._client.get_budget(self.serving_task)
 
     async def _register(self) -> None:
         for terms in await self._terms_of(self._parts.curriculum.tasks):

@@ -7,7 +7,6 @@ exactly where its records end. A rate set for every task replaces those that wer
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from edge.agent.dial import WINDOW, HelpDial, check_rate
 from edge.agent.state import StateFolder, StateReader
 from edge.core.clock import Clock
 
-_EVERY_TASK = "*"
+_DEFAULT = "dial_default"
 _RATE_OF_OLDER_VERSIONS = "dial_rate"
 
 
@@ -55,13 +54,14 @@ class DialBook:
         with self._state.database as database:
             if task is None:
                 self._default = _Default(rate, now)
-                _put(database, _EVERY_TASK, json.dumps({"target_rate": rate, "set_at": now}))
+                default = json.dumps({"target_rate": rate, "set_at": now})
+                database.execute("REPLACE INTO meta VALUES (?, ?)", (_DEFAULT, default))
             for dial in changed:
                 self.save(dial)
 
     def save(self, dial: HelpDial) -> None:
         """Write a dial as it is now, in the transaction under way."""
-        _put(self._state.database, dial.task, dial.to_json())
+        self._state.database.execute("REPLACE INTO dials VALUES (?, ?)", (dial.task, dial.to_json()))
 
     @property
     def default_rate(self) -> float | None:
@@ -77,7 +77,8 @@ class DialBook:
 def stored_dials(state: StateReader, configured: float | None) -> list[HelpDial]:
     """The dials of a state folder, also while an agent uses it."""
     default = _default_of(state, configured)
-    dials = [HelpDial.from_json(task, text) for task, text in _rows(state) if task != _EVERY_TASK]
+    rows = state.rows("SELECT task, dial FROM dials ORDER BY task")
+    dials = [HelpDial.from_json(str(task), text) for task, text in rows]
     for dial in dials:
         if not dial.own and dial.target_rate != default.target_rate:
             dial.set(default.target_rate, own=False, at=default.set_at)
@@ -90,19 +91,11 @@ def default_rate(state: StateReader, configured: float | None) -> float | None:
 
 
 def _default_of(state: StateReader, configured: float | None) -> _Default:
-    kept = dict(_rows(state)).get(_EVERY_TASK)
+    kept = state.meta(_DEFAULT)
     if kept is not None:
         return _Default(**json.loads(kept))
     older = state.meta(_RATE_OF_OLDER_VERSIONS)
     return _Default(configured if older is None else (float(older) if older else None), None)
-
-
-def _rows(state: StateReader) -> list[tuple[str, str]]:
-    return [(str(task), str(dial)) for task, dial in state.rows("SELECT task, dial FROM dials ORDER BY task")]
-
-
-def _put(database: sqlite3.Connection, task: str, dial: str) -> None:
-    database.execute("REPLACE INTO dials VALUES (?, ?)", (task, dial))
 
 
 def _recorded(state: StateFolder, task: str) -> Iterator[tuple[int, float | None]]:

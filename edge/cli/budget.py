@@ -117,7 +117,7 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
         if "paused" in change:
             set_paused(state, change["paused"], clock.now())
         else:
-            DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"])
+            DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
 
 
 def _settings(config: AgentConfig) -> StoredSettings:

@@ -1,4 +1,4 @@
-"""`budget`, `why` and `whatif` on a state folder without an agent, beside one that cannot be spoken to, and through a running one's HTTP."""
+"""`budget`, `why` and `whatif` on a state folder without an agent, beside one that cannot be spoken to, and through one's HTTP."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from edge.serve.agent_answers import AgentAnswers
 from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
 from edge.serve.server import serving
+from tests.service.in_process import ProgrammedProvider, running_coordinator
 from tests.service.test_cli_with_running_agent import edge_agent
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
@@ -141,6 +142,16 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
     assert run_command(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
+
+
+async def test_a_coordinator_that_is_there_tells_the_budget_though_no_agent_runs(used: Path, tmp_path: Path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider(), budgets={"device": {"calls_limit": 50}}):
+        code, out, _ = await edge_agent(
+            "budget", "show", "--json", "--state", str(used), "--coordinator", f"unix:{tmp_path}/c.sock"
+        )
+    budgets = json.loads(out)
+    assert (code, budgets["origin"]) == (0, "coordinator")
+    assert (budgets["tasks"][0]["calls"], budgets["tasks"][0]["calls_limit"]) == (0, 50)
 
 
 async def test_a_running_agent_is_steered_through_its_endpoint(used: Path, running: str) -> None:

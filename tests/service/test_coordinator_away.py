@@ -1,5 +1,5 @@
-"""A real coordinator process is killed while people are served and while the agent learns. Afterwards nothing is lost and nothing is counted
-twice: every question has its answer, the ledger's calls are the ones of the agent's records, and every step is reported once."""
+"""A real coordinator process is killed while people are served and while the agent learns. Afterwards nothing is lost and nothing is
+counted twice: every question has its answer, the ledger's calls are the ones of the agent's records, and every step is reported once."""
 
 from __future__ import annotations
 

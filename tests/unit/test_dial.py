@@ -117,6 +117,22 @@ def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
     assert abs(ask(dial, rng, MODELS["far below"], 200) - 0.7) <= TOLERANCE
 
 
+@pytest.mark.parametrize("rate", RATES)
+def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> None:
+    """Eight are always under way, so that the dial hears of each answer seven questions late."""
+    for seed in range(12):
+        rng, dial, asks, under_way = random.Random(seed), HelpDial(rate), 0, []
+        for _ in range(200):
+            under_way.append((dial.setting(), rng.gauss(-8.0, 2.0)))
+            if len(under_way) == 8:
+                setting, log_odds = under_way.pop(0)
+                dial.answered(setting, log_odds + setting.bias > 0, log_odds)
+        for setting, log_odds in under_way:
+            dial.answered(setting, log_odds + setting.bias > 0, log_odds)
+        asks = dial.reading().asked
+        assert abs(asks / 200 - rate) <= 0.05
+
+
 def test_answers_for_which_asking_was_impossible_are_seen_and_not_counted() -> None:
     dial = HelpDial(0.3)
     for number in range(50):
