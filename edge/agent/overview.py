@@ -4,6 +4,7 @@ commands or HTTP."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,9 +64,11 @@ class Overview:
 
 async def overview(agent: Agent) -> Overview:
     """Of a running agent; asks the coordinator for what it has not told by itself."""
-    for task in agent.tasks:
-        await _asked_for(agent, task)
     status, switch = agent.status(), agent.switch
+    for task in agent.tasks if status.online else ():
+        if not agent.follows(task):
+            with suppress(CoordinatorError):  # what cannot be had stays as it was known
+                await agent.budget(task)
     return Overview(
         origin="agent",
         serving_task=agent.serving_task,
@@ -76,16 +79,6 @@ async def overview(agent: Agent) -> Overview:
         unsettled_calls=status.unsettled_calls,
         tasks=tuple(TaskBudget(agent.quota(task), agent.dial(task)) for task in agent.tasks),
     )
-
-
-async def _asked_for(agent: Agent, task: str) -> None:
-    """Learn a task's budget where it is not followed; one that cannot be had stays as it was known."""
-    if not agent.status().online or agent.follows(task):
-        return
-    try:
-        await agent.budget(task)
-    except CoordinatorError:
-        return
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from edge.agent.state import StateReader
-from edge.core.errors import EdgeError
+from edge.core.errors import TooFewAnswers
 from edge.dagrpo.metrics import wilson_interval
 
 LEAST_ANSWERS = 20
@@ -86,9 +86,9 @@ def past_answers(state: StateReader, task: str = "", last: int = 1000) -> list[P
 
 
 def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "") -> WhatIf:
-    """Replay at other rates. Raises EdgeError when there are too few answers to say anything."""
+    """Replay at other rates. Raises TooFewAnswers when there are too few answers to say anything."""
     if len(answers) < LEAST_ANSWERS:
-        raise EdgeError(
+        raise TooFewAnswers(
             f"{len(answers)} recorded answers are too few to tell what another rate would mean; {LEAST_ANSWERS} are needed",
             hint="use the agent a while, or measure it with edge-agent eval --cloud-all --plot FILE.png",
         )

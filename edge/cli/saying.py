@@ -75,8 +75,9 @@ def source_line(note: AnswerNote) -> str:
         parts.append(dollars(note.spend_uusd))
     if note.calls_left is not None:
         parts.append(f"{note.calls_left} calls left")
-    if note.quota and note.quota.get("state") in _WORTH_SAYING:
-        parts.append(_WORTH_SAYING[note.quota["state"]])
+    worth_saying = _WORTH_SAYING.get(note.quota["state"], "") if note.quota else ""
+    if worth_saying and worth_saying not in note.reason:
+        parts.append(worth_saying)
     return " · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"])
 
 

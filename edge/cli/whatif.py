@@ -32,7 +32,7 @@ class WhatIfOptions:
 
 
 def whatif(settings: Settings, options: WhatIfOptions) -> int:
-    """Replay. Raises UsageError without a rate, EdgeError when there are too few answers."""
+    """Replay. Raises UsageError without a rate, TooFewAnswers."""
     rates = _rates(options)
     result = asyncio.run(_result(settings.config(), rates, options.task or "", options.last))
     if options.json:

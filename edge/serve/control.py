@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from edge.core.errors import EdgeError, NotFound, UsageError
+from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.serve.ports import ScriptedAnswers
 
 _LIMITS: Mapping[str, Any] = {
@@ -101,7 +101,7 @@ class AgentControl(Protocol):
         ...
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-        """What these rates would have meant for the last answers to a task ("": to any). Raises EdgeError when there are too few."""
+        """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
         ...
 
 
@@ -175,7 +175,7 @@ class ScriptedControl:
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """The prepared outlook; without one, there are too few answers."""
         if not self.outlook:
-            raise EdgeError("0 recorded answers are too few to tell what another rate would mean")
+            raise TooFewAnswers("0 recorded answers are too few to tell what another rate would mean")
         wanted = [known for known in self.outlook["outlooks"] if known["target_rate"] in rates]
         return {**self.outlook, "task": task, "outlooks": wanted}
 

@@ -189,6 +189,8 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
         for path, body, param in BAD:
             async with session.post(running + path, json=body) as reply:
                 assert (reply.status, (await reply.json())["error"]["param"]) == (400, param)
+        async with session.post(f"{running}/api/whatif", json={"target_rate": 0.1, "last": 5}) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (409, "too_few_answers")
         async with session.post(f"{running}/api/budget", json={"target_rate": None}) as reply:
             assert (reply.status, (await reply.json())["target_rate"]) == (200, None)
         async with session.get(f"{running}/api/status") as reply:

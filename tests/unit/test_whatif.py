@@ -12,7 +12,7 @@ from edge.agent.explain import decision, explained
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder, reading
 from edge.agent.whatif import PastAnswer, past_answers, percentile, replayed, what_if
-from edge.core.errors import CallInProgress, CoordinatorUnavailable, EdgeError, NotFound, OutcomeUnknown
+from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
 from edge.rpc.scripted_client import ScriptedTerms
 from tests.unit.agent_world import HELP, World, local_answer, number_in
@@ -62,7 +62,7 @@ def test_how_good_is_told_only_where_enough_of_both_kinds_were_judged() -> None:
 
 
 def test_too_few_answers_are_refused_with_what_to_do() -> None:
-    with pytest.raises(EdgeError, match="19 recorded answers are too few") as caught:
+    with pytest.raises(TooFewAnswers, match="19 recorded answers are too few") as caught:
         what_if([past(0.0)] * 19, [0.1])
     assert "edge-agent eval" in caught.value.hint
 
