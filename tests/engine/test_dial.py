@@ -13,10 +13,10 @@ async def test_on_a_frozen_bundled_model_the_dial_realises_its_rate_from_a_cold_
     config = config_for(tmp_path / "state")
     async with build_agent(config, MemorySink()) as agent:
         experiment = Experiment(agent, build_verifier(config), lambda line: None)
-        known = await experiment.known(mixed_items(80, seed=3))
+        known = await experiment.known(mixed_items(60, seed=3))
         for rate in (0.1, 0.5):
             run = await experiment.run("cold", rate, known)
-            assert abs(run.realised_rate - rate) <= 0.04
+            assert abs(run.realised_rate - rate) <= 0.05
             assert run.forced_local_accuracy < run.joint_accuracy <= run.oracle + 0.05
             assert run.joint_accuracy >= run.random_routing - 0.02
-            assert len(run.rates_by_question) == 80
+            assert len(run.rates_by_question) == 60
