@@ -24,8 +24,7 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/why/{answer_id}", api.why),
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/rollback", api.rollback, methods=["POST"]),
-        Route("/api/budget", api.budget),
-        Route("/api/budget", api.set_dial, methods=["POST"]),
+        Route("/api/budget", api.budget, methods=["GET", "POST"]),
         Route("/api/budget/pause", api.pause, methods=["POST"]),
         Route("/api/whatif", api.whatif, methods=["POST"]),
     ]
@@ -59,11 +58,10 @@ class _Api:
         return JSONResponse(await self._control.rollback(_version_of(await request.body())))
 
     async def budget(self, request: Request) -> Response:
-        """The budgets of all tasks with their dials."""
-        return JSONResponse(await self._control.budget())
-
-    async def set_dial(self, request: Request) -> Response:
-        """Turn the dial: {"task": label or null for every task, "target_rate": share or null for none}; the budgets afterwards."""
+        """The budgets of all tasks. POST turns a dial before: {"task": label, or null for every task, "target_rate": share,
+        or null for none}."""
+        if request.method != "POST":
+            return JSONResponse(await self._control.budget())
         body = parse_json(await request.body())
         if "target_rate" not in body:
             raise _invalid("target_rate", 'is missing, as in {"target_rate": 0.15}')
@@ -82,8 +80,8 @@ class _Api:
         body = parse_json(await request.body())
         given = body.get("target_rate")
         rates = [_share({"target_rate": rate}, "target_rate") for rate in (given if isinstance(given, list) else [given])]
-        if len(rates) > _MOST_RATES:
-            raise _invalid("target_rate", f"at most {_MOST_RATES} rates")
+        if not 1 <= len(rates) <= _MOST_RATES:
+            raise _invalid("target_rate", f"must be one rate, or from 1 to {_MOST_RATES} of them")
         last = body.get("last", _LAST)
         if isinstance(last, bool) or not isinstance(last, int) or not 1 <= last <= _MOST_ANSWERS:
             raise _invalid("last", f"must be a whole number from 1 to {_MOST_ANSWERS}")
@@ -106,8 +104,10 @@ def _share(body: Mapping[str, Any], name: str) -> float:
 
 def _text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > _MOST_CHARS or not value.isprintable()):
-        raise _invalid(name, f"must be a text of at most {_MOST_CHARS} characters")
+    if value is not None and (
+        not isinstance(value, str) or len(value) > _MOST_CHARS or not (value.isascii() and value.isprintable())
+    ):
+        raise _invalid(name, f"must be at most {_MOST_CHARS} characters of ASCII")
     return value or ""
 
 

@@ -55,6 +55,12 @@ CONTROL = (
     ),
     Operation("GET", "/api/adapters", "The adapter versions on disk.", list_of("adapters", "Adapter")),
     Operation("POST", "/api/adapters/rollback", "Go back to a version.", "Line", "Rollback", failures=(404,)),
+    Operation("GET", "/api/budget", "The budgets of all tasks, and how often each may ask.", "Budgets"),
+    Operation("POST", "/api/budget", "Turn the dial of a task, or of every one.", "Budgets", "Dial"),
+    Operation("POST", "/api/budget/pause", "Ask no cloud until resumed, or again.", "Budgets", record({"paused": {"type": "boolean"}})),
+    Operation(
+        "POST", "/api/whatif", "What other rates would have meant for recorded answers.", "WhatIf", "WhatIfRequest", failures=(409,)
+    ),
 )  # fmt: skip
 
 OPERATIONS = (*OPENAI, *HEALTH, *CONTROL)
