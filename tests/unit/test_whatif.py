@@ -104,7 +104,7 @@ async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> 
             await agent.answerer.answer(AnswerRequest((message,), id=f"a{number}", task=task))
         await agent.answerer.answer(AnswerRequest((Message("user", "What is 4 + 1?"),), mode="cloud-only"))
     with StateFolder(tmp_path / "state") as state, state.database as database:
-        database.execute("INSERT INTO feedback VALUES ('a0', 1.0, 'good', '', NULL)")
+        database.execute("INSERT INTO feedback (request_id, at, verdict, correction) VALUES ('a0', 1.0, 'good', '')")
     with reading(tmp_path / "state") as state:
         assert state is not None
         assert len(past_answers(state)) == 24
