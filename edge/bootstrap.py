@@ -398,7 +398,7 @@ async def _eval_desk(
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)
-    return CloudDesk(client, config.coordinator.call_deadline_s, switched_off(config)), state.run_id
+    return CloudDesk(client, config.coordinator.call_deadline_s, lambda: switched_off(config)), state.run_id
 
 
 def adapter_version(folder: Path) -> int | None:

@@ -32,6 +32,7 @@ from edge.agent.events import (
 )
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink, JsonLinesSink
+from edge.core.money import dollars as dollars
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -415,11 +416,6 @@ def timing(view: ProgressView) -> str:
 def percent(share: float | None) -> str:
     """`31.2 %`, or `-` for None."""
     return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def dollars(uusd: int) -> str:
-    """Micro-USD as dollars, with as many digits as small sums need."""
-    return f"${uusd / 1e6:.2f}" if uusd >= 1_000_000 else f"${uusd / 1e6:.6f}".rstrip("0").ljust(5, "0")
 
 
 def duration(seconds: float) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from edge import __version__
-from edge.agent.answer import Answerer, AnswerSettings
+from edge.agent.answer import Answerer, AnswerSettings, CloudAccess
 from edge.agent.budget_watch import BudgetWatch
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
@@ -23,7 +23,9 @@ from edge.agent.completing import ServedTexts
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum, HeldOut
 from edge.agent.daybook import daybook
-from edge.agent.dial import HelpDial
+from edge.agent.dial import DialReading
+from edge.agent.dials import DialBook
+from edge.agent.doubts import CallsInDoubt
 from edge.agent.evaluate import Candidate, EvalRoles, Evaluation
 from edge.agent.evaluation.scores import Scores, score
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, WentBack
@@ -31,23 +33,26 @@ from edge.agent.feedback import Feedback, FeedbackBook
 from edge.agent.gate import ServingGate
 from edge.agent.guard import Guard
 from edge.agent.line import Line
-from edge.agent.link import WatchedClient, why_away
+from edge.agent.link import KnownBudget, WatchedClient, why_away
 from edge.agent.own_use import OwnUse, is_about_the_device
 from edge.agent.promotion import Exam, PromotionGate
 from edge.agent.purse import NO_LIMITS, DailyLimits, LearningPurse, PurseDesk
+from edge.agent.quota import Quota, Quotas
 from edge.agent.readiness import Readiness, is_paused
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Rollout, RolloutSettings
 from edge.agent.sent import SentReader
-from edge.agent.state import StateFolder, Terms
+from edge.agent.state import StateFolder, StateReader, Terms
 from edge.agent.step import LearningStep, StepCloser, StepPlan, StepRoles, version_name
 from edge.agent.stepbook import StepBook
+from edge.agent.switch import CloudSwitch
 from edge.agent.usage import UsedToday, used_today
 from edge.agent.versions import Versions
 from edge.core.clock import Clock
 from edge.core.errors import (
     AdapterError,
     ContextOverflow,
+    CoordinatorError,
     CoordinatorUnavailable,
     InvalidRequest,
     NotFound,
@@ -61,7 +66,7 @@ from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import BudgetSnapshot, CoordinatorClient, TaskTerms
+from edge.rpc.client import BudgetSnapshot, CloudCompletion, CoordinatorClient, TaskTerms
 from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
 from edge.training.learner import Learner
@@ -72,7 +77,7 @@ BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
 steps done, and the version of the adapter that is trained."""
 _HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
-_DIAL_BIAS, _DIAL_RATE = "dial_bias", "dial_rate"
+_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,10 @@ class AgentStatus:
     """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
     paused: bool = False
     """A person has paused learning."""
+    quota: Quota | None = None
+    """What people may still ask of the cloud, for the task that serving uses."""
+    unsettled_calls: int = 0
+    """Cloud calls for people whose end is not known yet."""
 
 
 class CoordinatorProcess(Protocol):
@@ -203,6 +212,11 @@ class Agent:
         self._readiness = Readiness(self._gate, parts.conditions, parts.state, parts.sink, parts.clock)
         self._purse = LearningPurse(parts.state, parts.clock, settings.daily_limits)
         self.feedback = FeedbackBook(parts.state)
+        self._served_task = ""
+        self._switch = CloudSwitch(parts.state, settings.answers.switched_off)
+        self._dials = DialBook(parts.state, settings.dial_rate, parts.clock)
+        self._quotas = Quotas(parts.state, self._known_budget, self._why_away, self._dials, self._switch)
+        self._doubts = CallsInDoubt(parts.state, self._client, parts.sink, parts.clock)
         self._stop = asyncio.Event()
         self._learning = "idle"
         self._phase_told: int | None = None
@@ -232,9 +246,10 @@ class Agent:
             await self._resume()
             if self._reached:
                 await self._budget_watch.follow(self._current_task())
+                await self._ask_for_budget_of_serving()
             self.answerer = self._make_answerer()
             self.texts = ServedTexts(self._backend, self._gate)
-            stack.callback(self._keep_dial)
+            stack.push_async_callback(_cancelled, self._begin_settling())
             self._stack = stack.pop_all()
         return self
 
@@ -308,6 +323,8 @@ class Agent:
             trained_version=state.line().head,
             waiting=self._readiness.told(),
             paused=is_paused(state),
+            quota=self.quota(),
+            unsettled_calls=len(self._doubts.waiting()),
         )
 
     def _learning_word(self) -> str:
@@ -394,12 +411,62 @@ class Agent:
         self._parts.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 
-    def set_dial(self, rate: float | None) -> None:
-        """The share of served questions that may ask, from the next question on (None: the model decides alone). Kept over restarts."""
-        if rate is not None and not 0.0 <= rate <= 1.0:
-            raise UsageError(f"the dial must lie in [0, 1], not {rate}")
-        self._dial.target_rate = rate
-        self._parts.state.set_meta(_DIAL_RATE, "" if rate is None else repr(rate))
+    def set_dial(self, rate: float | None, task: str | None = None) -> None:
+        """The share of served questions that may ask, from the next one on (None: the model decides alone), of one task or of every one.
+
+        Kept over restarts. Raises UsageError outside [0, 1].
+        """
+        self._dials.set(rate, task)
+
+    def dial(self, task: str | None = None) -> DialReading:
+        """The dial of a task (None: the one that serving uses)."""
+        return self._dials.of(task or self.serving_task).reading(self._backend.adapter_version)
+
+    def pause_cloud(self, paused: bool) -> None:
+        """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
+        self._switch.pause(paused, self._parts.clock.now())
+        self._notice("the cloud is paused; answers come from this device" if paused else "the cloud may be asked again")
+
+    @property
+    def switch(self) -> CloudSwitch:
+        """Whether the cloud may be asked."""
+        return self._switch
+
+    def quota(self, task: str | None = None) -> Quota:
+        """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""
+        return self._quotas.now(task or self.serving_task, self._backend.adapter_version)
+
+    @property
+    def serving_task(self) -> str:
+        """The label whose budget people's questions use."""
+        return self._served_task or self._settings.answers.task or self._current_task()
+
+    @property
+    def default_dial_rate(self) -> float | None:
+        """The dial's τ of tasks without one of their own."""
+        return self._dials.default_rate
+
+    def follows(self, task: str) -> bool:
+        """Whether the coordinator tells of this task's budget by itself."""
+        return self._budget_watch.newest(task) is not None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that have a budget here: the one that serving uses, those of the phases, and those with a dial."""
+        return tuple(dict.fromkeys([self.serving_task, *self._parts.curriculum.tasks, *self._dials.tasks]))
+
+    async def call(self, call_key: str) -> CloudCompletion:
+        """The coordinator's entry of a call. Raises CoordinatorError."""
+        return await self._client.get_call(call_key)
+
+    async def settle_calls(self) -> int:
+        """Ask now for the ends of calls that are not known; how many are known thereby."""
+        return await self._doubts.settle()
+
+    @property
+    def state(self) -> StateReader:
+        """The state folder, to look into."""
+        return self._parts.state
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
@@ -417,6 +484,12 @@ class Agent:
             await self._register()
         except CoordinatorUnavailable as error:
             self._client.lost(why_away(error))
+
+    async def _ask_for_budget_of_serving(self) -> None:
+        """Once, where people's questions use another budget than the one that is followed."""
+        if self._client.online and self.serving_task != self._budget_watch.task:
+            with suppress(CoordinatorError):
+                await self._client.get_budget(self.serving_task)
 
     async def _register(self) -> None:
         for terms in await self._terms_of(self._parts.curriculum.tasks):
@@ -533,7 +606,7 @@ class Agent:
         return self._rollouts
 
     def _made_step(self, rollouts: InferenceBackend) -> LearningStep:
-        desk: CloudDesk = CloudDesk(self._client, self._settings.call_deadline_s, self._settings.answers.switched_off)
+        desk: CloudDesk = CloudDesk(self._client, self._settings.call_deadline_s, lambda: self._switch.reason)
         desk = PurseDesk(desk, self._purse)
         rollout = Rollout(rollouts, desk, self._parts.verifier, self._parts.policy, self._parts.clock, self._settings.rollout)
         group_size, scale = self._settings.rollout.group_size, self._settings.advantage_scale
@@ -573,6 +646,7 @@ class Agent:
             await self._budget_watch.follow(plan.task)
             if await self._made_or_left_out(step, plan):
                 self._trained = self._parts.state.position().steps_done
+                self._keep_budget(plan.task)
                 made += 1
         return "stopped"
 
@@ -696,23 +770,37 @@ class Agent:
         return Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
 
     def _make_answerer(self) -> Answerer:
-        state = self._parts.state
-        kept = state.meta(_DIAL_RATE)
-        rate = self._settings.dial_rate if kept is None else (float(kept) if kept else None)
-        self._dial = HelpDial(rate, float(state.meta(_DIAL_BIAS) or 0.0))
+        self._served_task = self.serving_task
         return Answerer(
             self._backend,
             self._client,
-            state,
+            self._parts.state,
             self._gate,
-            self._dial,
+            CloudAccess(self._switch, self._dials, self._quotas, self._doubts),
             self._parts.sink,
             self._parts.clock,
-            replace(self._settings.answers, task=self._settings.answers.task or self._current_task()),
+            replace(self._settings.answers, task=self._served_task),
         )
 
-    def _keep_dial(self) -> None:
-        self._parts.state.set_meta(_DIAL_BIAS, repr(self._dial.bias))
+    def _begin_settling(self) -> asyncio.Task[None]:
+        """Calls that an earlier process left, and those that this one will lose."""
+        if self._doubts.waiting():
+            self._doubts.wake.set()
+        return asyncio.create_task(self._doubts.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
+
+    def _known_budget(self, task: str) -> KnownBudget | None:
+        """What the coordinator said last of a task's budget, by itself or with an answer."""
+        told, followed = self._client.budget_of(task), self._budget_watch.newest(task)
+        if followed is None or (told is not None and told.budget.version > followed.version):
+            return told
+        return KnownBudget(followed, self._parts.clock.now())
+
+    def _keep_budget(self, task: str) -> None:
+        with self._parts.state.database:
+            self._quotas.save(task)
+
+    def _why_away(self) -> str:
+        return "" if self._client.online else self._client.offline_reason or "the coordinator is away"
 
     def _current_task(self) -> str:
         return self._parts.curriculum.phase_task(self._parts.state.position().phase)
@@ -760,3 +848,9 @@ class Agent:
 
     def _notice(self, text: str) -> None:
         self._parts.sink.emit(Notice(text=text, at=self._parts.clock.now()))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task of the agent's own."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -9,23 +9,38 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from edge.agent.beyond_text import UNFOLLOWED, finish_of, refusal_of
-from edge.agent.dial import HelpDial
+from edge.agent.dial import HelpDial, Setting
+from edge.agent.dials import DialBook
+from edge.agent.doubts import UNSETTLED, CallsInDoubt
 from edge.agent.events import AnswerFinished, Source
 from edge.agent.gate import ServingGate
 from edge.agent.hints import Cut, with_hint
 from edge.agent.hold_back import HelpHoldBack
 from edge.agent.link import WatchedClient
+from edge.agent.quota import Quotas
 from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 from edge.agent.state import StateFolder
 from edge.agent.streams import closing
+from edge.agent.switch import CloudSwitch
 from edge.agent.token_line import TokenLine
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, UsageError, Withheld
+from edge.core.errors import (
+    BudgetExhausted,
+    CoordinatorError,
+    InvalidRequest,
+    PermissionDenied,
+    RateLimited,
+    Unauthenticated,
+    Unpriced,
+    UsageError,
+    Withheld,
+)
 from edge.core.events import EventSink
 from edge.core.types import FinishReason, LocalResponse, Message, Sampling
 from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
@@ -34,18 +49,20 @@ from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.inference.backend import InferenceBackend
 from edge.privacy.cutting import private_cut
-from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion
+from edge.rpc.client import CallProgress, CloudCall, CloudCompletion
 
 OFFLINE_DEADLINE_S = 2.0
 """How long a person waits for a coordinator that was away at the last attempt."""
 UNLIMITED_STEPS = 64
 """Step limit when none is configured; free conversation has none of its own."""
+_NOT_CHARGED = (RateLimited, Unpriced, InvalidRequest, PermissionDenied, Unauthenticated, Withheld)
+"""Refusals of the call itself; after any other failure the coordinator is asked what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How people are answered. `switched_off`: why the cloud may not be asked ("" when it may). `hint_chars`: how much of the local
-    response goes along when it is."""
+    """How people are answered. `switched_off`: why the cloud may not be asked as long as this process runs ("" when it may). `hint_chars`:
+    how much of the local response goes along when it is."""
 
     mode: Mode
     task: str
@@ -82,6 +99,22 @@ class _Draft:
     prompt_tokens: int = 0
     completion: CloudCompletion | None = None
     line: TokenLine = field(default_factory=TokenLine)
+    asked: bool = False
+    call_key: str = ""
+    call_state: str = ""
+    local_s: float = 0.0
+    cloud_s: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloudAccess:
+    """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, calls whose end is not known."""
+
+    switch: CloudSwitch
+    dials: DialBook
+    quotas: Quotas
+    doubts: CallsInDoubt
 
 
 Pieces = AsyncGenerator[AnswerDelta, None]
@@ -101,7 +134,7 @@ class Answerer:
         client: WatchedClient,
         state: StateFolder,
         gate: ServingGate,
-        dial: HelpDial,
+        access: CloudAccess,
         sink: EventSink,
         clock: Clock,
         settings: AnswerSettings,
@@ -111,7 +144,7 @@ class Answerer:
         self._client = client
         self._state = state
         self._gate = gate
-        self._dial = dial
+        self._access = access
         self._sink = sink
         self._clock = clock
         self._settings = settings
@@ -123,9 +156,11 @@ class Answerer:
         if not request.messages or request.messages[-1].role != "user" or not request.messages[-1].content.strip():
             raise UsageError("the last message must be the user's and not empty")
         draft = self._draft(request)
-        with self._gate.serving():
+        with self._gate.serving(), self._access.doubts.waited_for(lambda: draft.call_key):
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
+                    if piece.text and draft.first_token_s is None:
+                        draft.first_token_s = self._clock.monotonic() - draft.began
                     draft.text += piece.text
                     tokens = draft.line.until(len(draft.text))
                     yield replace(piece, tokens=tokens) if tokens else piece
@@ -143,15 +178,15 @@ class Answerer:
     def standing(self, task: str | None = None) -> Standing:
         """What holds before the next answer of a task (None: the one people's questions use)."""
         label = task or self._settings.task
-        budget, terms = self._client.newest_budget, self._state.terms(label)
+        quota = self._access.quotas.now(label, self._backend.adapter_version)
         return Standing(
             task=label,
             adapter_version=self._backend.adapter_version,
-            dual=budget.dual if budget else (terms.dual if terms else None),
-            target_rate=self._dial.target_rate,
-            calls_left=_left(budget, "calls", "calls_limit"),
-            tokens_left=_left(budget, "tokens", "tokens_limit"),
-            spend_left_uusd=_left(budget, "spend_uusd", "spend_limit_uusd"),
+            dual=quota.dual,
+            target_rate=quota.target_rate,
+            calls_left=quota.calls_left,
+            tokens_left=quota.tokens_left,
+            spend_left_uusd=quota.spend_left_uusd,
         )
 
     def _draft(self, request: AnswerRequest) -> _Draft:
@@ -161,7 +196,6 @@ class Answerer:
             temperature=settings.temperature if request.temperature is None else request.temperature,
             max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
-            help_bias=self._dial.bias,
         )
         return _Draft(
             request=request,
@@ -178,26 +212,28 @@ class Answerer:
             return self._beyond_the_slm(draft)
         if draft.mode == "cloud-only":
             return self._from_the_cloud(draft)
-        if draft.mode == "auto" and not self._settings.switched_off:
+        if draft.mode == "auto" and not self._access.switch.reason:
             return self._as_the_model_decides(draft)
         return self._without_asking(draft)
 
     async def _from_the_cloud(self, draft: _Draft) -> Pieces:
-        if self._settings.switched_off:
-            raise UsageError(f"mode cloud-only is not possible: {self._settings.switched_off}")
+        if off := self._access.switch.reason:
+            raise UsageError(f"mode cloud-only is not possible: {off}")
         draft.reason = "mode cloud-only"
         async with closing(self._cloud_pieces(draft)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def _as_the_model_decides(self, draft: _Draft) -> Pieces:
-        hold = HelpHoldBack()
+        hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
+        setting = dial.setting(self._backend.adapter_version)
+        draft.sampling = replace(draft.sampling, help_bias=setting.bias)
         async with closing(self._local_pieces(draft, draft.sampling)) as texts:
             async for text in texts:
                 yield AnswerDelta(hold.feed(text))
-        asked = self._asks(draft)
-        self._dial.answered(asked)
-        if not asked:
+        draft.asked = self._asks(draft)
+        _tell(dial, draft, setting)
+        if not draft.asked:
             yield AnswerDelta(hold.rest())
             return
         start, end = help_trigger_span(draft.local_text) or (hold.sent, hold.sent)
@@ -230,7 +266,7 @@ class Answerer:
         local answer. Raises Unsupported where the cloud is not asked here, and CoordinatorError where it fails."""
         beyond = draft.request.beyond
         wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
-        why = self._settings.switched_off or ("mode local-only" if draft.mode == "local-only" else "")
+        why = self._access.switch.reason or ("mode local-only" if draft.mode == "local-only" else "")
         if why and demanded:
             raise refusal_of(beyond, why)
         if not why:
@@ -251,12 +287,15 @@ class Answerer:
 
     async def _without_asking(self, draft: _Draft) -> Pieces:
         """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
-        draft.reason = self._settings.switched_off or f"mode {draft.mode}"
+        off = self._access.switch.reason
+        draft.reason = off or f"mode {draft.mode}"
         async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
             async for text in texts:
                 yield AnswerDelta(text)
-        if draft.mode != "prefer-local" or self._settings.switched_off or self._usable(draft):
+        _tell(self._access.dials.of(draft.task), draft, None)
+        if draft.mode != "prefer-local" or off or self._usable(draft):
             return
+        draft.asked = True
         try:
             yield AnswerDelta("\n")
             async with closing(self._cloud_pieces(draft)) as pieces:
@@ -267,12 +306,13 @@ class Answerer:
             draft.source, draft.reason = "local-fallback", f"the local answer is unusable, but {_why_not(error)}"
 
     async def _local_pieces(self, draft: _Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
-        messages = local_messages(draft.request.messages, self._settings.prompt_form)
+        messages, began = local_messages(draft.request.messages, self._settings.prompt_form), self._clock.monotonic()
         draft.line.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
             async for delta in deltas:
                 draft.line.add(delta.tokens)
                 if delta.response is not None:
+                    draft.local_s += self._clock.monotonic() - began
                     draft.responses.append(delta.response)
                     draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
                 if delta.text:
@@ -282,8 +322,9 @@ class Answerer:
     async def _cloud_pieces(self, draft: _Draft) -> Pieces:
         settings = self._settings
         draft.line.begin()
+        draft.call_key, draft.call_state = f"{self._state.run_id}-{draft.id}", UNSETTLED
         call = CloudCall(
-            call_key=self._call_key(draft),
+            call_key=draft.call_key,
             task=draft.task,
             step=-1,
             prompt_id=draft.id,
@@ -299,13 +340,35 @@ class Answerer:
             openai_json=draft.request.beyond.openai_json,
         )
         deadline_s = settings.cloud_deadline_s if self._client.online else min(OFFLINE_DEADLINE_S, settings.cloud_deadline_s)
-        async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
-            async for delta in deltas:
-                if delta.completion is not None:
-                    draft.completion, draft.source = delta.completion, "cloud"
-                if delta.text:
-                    draft.cloud_text += delta.text
-                    yield AnswerDelta(delta.text, "cloud")
+        with self._settling(draft):
+            async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
+                async for delta in deltas:
+                    if delta.completion is not None:
+                        draft.completion, draft.source = delta.completion, "cloud"
+                        draft.call_state = CallProgress.COMPLETED.value
+                    if delta.text:
+                        draft.cloud_text += delta.text
+                        yield AnswerDelta(delta.text, "cloud")
+
+    @contextmanager
+    def _settling(self, draft: _Draft) -> Iterator[None]:
+        """Around a call: noted on disk before it is sent, and what is known of its end afterwards."""
+        access, began = self._access, self._clock.monotonic()
+        access.doubts.begin(replace(self._record(draft), reason="cut off while the cloud was asked"))
+        try:
+            yield
+            access.quotas.answered(draft.task)
+        except BudgetExhausted as error:
+            draft.call_state = "refused"
+            access.doubts.forget(draft.call_key)
+            access.quotas.refused(draft.task, str(error))
+            raise
+        except _NOT_CHARGED:
+            draft.call_state = CallProgress.FAILED.value
+            access.doubts.forget(draft.call_key)
+            raise
+        finally:
+            draft.cloud_s = self._clock.monotonic() - began
 
     def _asks(self, draft: _Draft) -> bool:
         last = draft.responses[-1] if draft.responses else None
@@ -320,7 +383,7 @@ class Answerer:
 
     def _recorded(self, draft: _Draft) -> AnswerRecord:
         record = self._record(draft)
-        self._state.put_request(record.id, record.created_at, record.to_json())
+        self._state.put_request(record.id, record.created_at, record.to_json(), beside=lambda: self._settled(draft))
         self.answers += 1
         self._sink.emit(
             AnswerFinished(
@@ -337,8 +400,16 @@ class Answerer:
         )
         return record
 
+    def _settled(self, draft: _Draft) -> None:
+        """What is written together with a record: the dial that learned from it, the budget, and the end of its call."""
+        access = self._access
+        access.dials.save(access.dials.of(draft.task))
+        access.quotas.save(draft.task)
+        if draft.call_key and draft.call_state != UNSETTLED:
+            access.doubts.cross_out(draft.call_key)
+
     def _record(self, draft: _Draft) -> AnswerRecord:
-        standing = self.standing(draft.task)
+        quota = self._access.quotas.now(draft.task, self._backend.adapter_version)
         first = draft.responses[0] if draft.responses else None
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
@@ -351,11 +422,11 @@ class Answerer:
             text=draft.text,
             final=cut_answer(shown) if cut else shown_answer(shown),
             help_log_odds=first.help_log_odds if first else None,
-            dual=standing.dual,
-            calls_left=standing.calls_left,
-            tokens_left=standing.tokens_left,
-            spend_left_uusd=standing.spend_left_uusd,
-            adapter_version=last.adapter_version if last else standing.adapter_version,
+            dual=quota.dual,
+            calls_left=quota.calls_left,
+            tokens_left=quota.tokens_left,
+            spend_left_uusd=quota.spend_left_uusd,
+            adapter_version=last.adapter_version if last else self._backend.adapter_version,
             reason=draft.reason,
             latency_s=self._clock.monotonic() - draft.began,
             local_text=draft.local_text,
@@ -371,15 +442,29 @@ class Answerer:
             mode=draft.mode,
             help_bias=draft.sampling.help_bias,
             task=draft.task,
-            target_rate=standing.target_rate,
+            target_rate=quota.target_rate,
             prompt=draft.request.messages[-1].content,
-            call_key=self._call_key(draft) if draft.completion else "",
             turns=sum(message.role != "system" for message in draft.request.messages),
+            call_key=draft.call_key,
+            asked=draft.asked,
+            call_state=draft.call_state,
+            local_latency_s=draft.local_s,
+            cloud_latency_s=draft.cloud_s,
+            first_token_s=draft.first_token_s,
+            quota=quota.to_json(),
             openai_json=told,
         )
 
-    def _call_key(self, draft: _Draft) -> str:
-        return f"{self._state.run_id}-{draft.id}"
+
+def _tell(dial: HelpDial, draft: _Draft, setting: Setting | None) -> None:
+    """Tell the dial of a local answer; without a setting asking was impossible."""
+    response = draft.responses[-1] if draft.responses else None
+    if response is None:
+        return
+    if setting is None:
+        dial.seen(response.help_log_odds, response.adapter_version)
+    else:
+        dial.answered(setting, draft.asked, response.help_log_odds, response.adapter_version)
 
 
 def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
@@ -418,9 +503,3 @@ def _why_not(error: CoordinatorError) -> str:
     if isinstance(error, Withheld):
         return f"nothing was sent ({error}); answered on this device"
     return f"the cloud cannot be reached ({error}); answered on this device"
-
-
-def _left(budget: BudgetSnapshot | None, used: str, limit: str) -> int | None:
-    if budget is None or getattr(budget, limit) is None:
-        return None
-    return max(0, int(getattr(budget, limit)) - int(getattr(budget, used)))

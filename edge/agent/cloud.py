@@ -39,10 +39,10 @@ class CloudDesk:
         self,
         client: CoordinatorClient,
         deadline_s: float,
-        switched_off: str = "",
+        switched_off: Callable[[], str] = lambda: "",
         complete: Callable[[CloudCall, float], Awaitable[CloudCompletion]] | None = None,
     ) -> None:
-        """`switched_off`: why nothing may be asked ("" when it may). `complete` asks once, by default each call by itself."""
+        """`switched_off` tells why nothing may be asked now ("" when it may). `complete` asks once, by default each call by itself."""
         self._client = client
         self._deadline_s = deadline_s
         self._complete = complete or client.complete
@@ -51,19 +51,19 @@ class CloudDesk:
     @asynccontextmanager
     async def together(self, calls: int) -> AsyncIterator[CloudDesk]:
         """A desk whose calls share one batch, where more than one may come."""
-        if calls < 2 or self.switched_off:
+        if calls < 2 or self.switched_off():
             yield self
             return
         batch = SharedBatch(self._client, self._deadline_s)
         try:
-            yield CloudDesk(self._client, self._deadline_s, complete=batch.complete)
+            yield CloudDesk(self._client, self._deadline_s, self.switched_off, batch.complete)
         finally:
             await batch.aclose()
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """Ask once; the same call key never pays twice. Never raises CoordinatorError."""
-        if self.switched_off:
-            return CloudOutcome(None, reason=self.switched_off)
+        if off := self.switched_off():
+            return CloudOutcome(None, reason=off)
         try:
             async with asyncio.timeout(self._deadline_s + 5.0):
                 return CloudOutcome(await self._waiting_out(call))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from edge.agent.events import Offline, Online
 from edge.agent.streams import closing
@@ -35,6 +36,14 @@ def why_away(error: CoordinatorUnavailable) -> str:
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownBudget:
+    """What the coordinator said of a task's budget, and when (seconds since the epoch)."""
+
+    budget: BudgetSnapshot
+    as_of: float
+
+
 class WatchedClient:
     """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget."""
 
@@ -45,6 +54,11 @@ class WatchedClient:
         self.online = True
         self.offline_reason = ""
         self.newest_budget: BudgetSnapshot | None = None
+        self._budgets: dict[str, KnownBudget] = {}
+
+    def budget_of(self, task: str) -> KnownBudget | None:
+        """What was said last of a task's budget, None before that."""
+        return self._budgets.get(task)
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device."""
@@ -59,7 +73,7 @@ class WatchedClient:
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
         with self._watching():
-            return self._noted(await self._client.complete(call, deadline_s))
+            return self._noted(await self._client.complete(call, deadline_s), call.task)
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
@@ -67,7 +81,7 @@ class WatchedClient:
             async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
                 async for delta in deltas:
                     if delta.completion is not None:
-                        self._noted(delta.completion)
+                        self._noted(delta.completion, call.task)
                     yield delta
 
     async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
@@ -99,6 +113,7 @@ class WatchedClient:
         """The current budget of this device for one task."""
         with self._watching():
             self.newest_budget = await self._client.get_budget(task)
+            self._budgets[task] = KnownBudget(self.newest_budget, self._clock.now())
             return self.newest_budget
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
@@ -141,6 +156,8 @@ class WatchedClient:
             self.online, self.offline_reason = False, reason
             self._sink.emit(Offline(reason=reason, at=self._clock.now()))
 
-    def _noted(self, completion: CloudCompletion) -> CloudCompletion:
+    def _noted(self, completion: CloudCompletion, task: str = "") -> CloudCompletion:
         self.newest_budget = completion.budget or self.newest_budget
+        if task and completion.budget is not None:
+            self._budgets[task] = KnownBudget(completion.budget, self._clock.now())
         return completion

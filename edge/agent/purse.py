@@ -124,7 +124,8 @@ class LearningPurse:
 class PurseDesk(CloudDesk):
     """A desk whose calls are learning's: each is counted in the purse before it leaves, and refused when the day's budget is gone.
 
-    To learning such a refusal is one of the hard cap's: r = 0, c = 1.
+    To learning such a refusal is a failure: the responses that asked are left out. The day's budget binds learning alone, so what it
+    refuses must not teach the model to ask less of what serving may still ask.
     """
 
     def __init__(self, desk: CloudDesk, purse: LearningPurse) -> None:
@@ -140,12 +141,12 @@ class PurseDesk(CloudDesk):
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """Ask once where the day's budget allows it. Never raises CoordinatorError."""
-        if self.switched_off:
+        if self.switched_off():
             return await self._desk.ask(call)
         try:
             await self._purse.admit(call)
         except BudgetExhausted as error:
-            return CloudOutcome(None, refused=True, reason=f"{error}; learning goes on without the cloud", unsent=True)
+            return CloudOutcome(None, reason=f"{error}; learning goes on without the cloud", unsent=True)
         outcome = CloudOutcome(None)
         try:
             outcome = await self._desk.ask(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +42,10 @@ class AnswerRecord:
     prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
     the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
     turns: messages of the conversation, the last one included; a question among others may not be one by itself.
+    asked: the model asked for help, or in prefer-local its answer was unusable. call_state: "" no call, completed, refused, failed,
+    unsettled (its end is not known yet), or what it turned out to be later: refunded, in_doubt, never_arrived. local_latency_s: seconds of
+    local generation; cloud_latency_s: seconds of the cloud call, None without one; first_token_s: until the first text was shown. quota:
+    what might still be asked when the answer was finished, see edge/agent/quota.py.
     """
 
     id: str
@@ -73,6 +78,12 @@ class AnswerRecord:
     call_key: str = ""
     turns: int = 1
     openai_json: str = ""
+    asked: bool = False
+    call_state: str = ""
+    local_latency_s: float = 0.0
+    cloud_latency_s: float | None = None
+    first_token_s: float | None = None
+    quota: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

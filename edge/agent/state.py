@@ -12,8 +12,8 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,10 @@ CREATE TABLE went_back (
 _WAITS = """
 CREATE TABLE waits (id INTEGER PRIMARY KEY AUTOINCREMENT, began_at REAL NOT NULL, ended_at REAL NOT NULL, reason TEXT NOT NULL) STRICT;
 """
-_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS
+_DOUBTS = """
+CREATE TABLE calls_in_doubt (call_key TEXT PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL) STRICT;
+"""
+_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS + _DOUBTS
 """Tables that came with version 3; each belongs to the module that reads and writes it."""
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -171,6 +174,7 @@ class Commit:
 class StateReader:
     """What is asked of a state folder without changing it."""
 
+    folder: Path
     _db: sqlite3.Connection
 
     def position(self) -> Position:
@@ -216,6 +220,46 @@ class StateReader:
         row = self._db.execute(query, (phase, source)).fetchone()
         return None if row is None else step_from_json(json.loads(row[0]))
 
+    def terms(self, task: str) -> Terms | None:
+        """What the task was last held to, or None before its first step."""
+        row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
+        return None if row is None else Terms(*row)
+
+    def steps(self, last: int | None = None) -> list[StepFinished]:
+        """The last committed steps (None: all), oldest first."""
+        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
+        return [step_from_json(json.loads(row[0])) for row in reversed(rows)]
+
+    def outbox(self) -> list[tuple[int, Report]]:
+        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
+        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        return [
+            (place, Report(task, step, planned, size, rate, StepUnits(*units)))
+            for place, task, step, planned, size, rate, *units in rows
+        ]
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"no answer with id {request_id} in {self.folder}")
+        record: dict[str, Any] = json.loads(row[0])
+        return record
+
+    def requests(self, last: int) -> list[dict[str, Any]]:
+        """The records of the last answers, newest first."""
+        rows = self._db.execute("SELECT record FROM requests ORDER BY created_at DESC, id LIMIT ?", (last,)).fetchall()
+        return [json.loads(row[0]) for row in rows]
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """What a query finds, for the modules that keep a table of their own; nothing in a folder of a version without that table."""
+        try:
+            return self._db.execute(query, tuple(values)).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
+
 
 class StateFolder(StateReader):
     """An open state folder. Close it, or use it as a context manager."""
@@ -258,11 +302,6 @@ class StateFolder(StateReader):
     def set_position(self, position: Position) -> None:
         """Move to another place in the phases (a changed plan)."""
         self.set_meta("position", json.dumps(asdict(position)))
-
-    def terms(self, task: str) -> Terms | None:
-        """What the task was last held to, or None before its first step."""
-        row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
-        return None if row is None else Terms(*row)
 
     def note_terms(self, terms: Terms) -> None:
         """Keep what the coordinator said of a task."""
@@ -310,19 +349,6 @@ class StateFolder(StateReader):
                     "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
                 )
 
-    def steps(self, last: int | None = None) -> list[StepFinished]:
-        """The last committed steps (None: all), oldest first."""
-        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
-        return [step_from_json(json.loads(row[0])) for row in reversed(rows)]
-
-    def outbox(self) -> list[tuple[int, Report]]:
-        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
-        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
-        return [
-            (place, Report(task, step, planned, size, rate, StepUnits(*units)))
-            for place, task, step, planned, size, rate, *units in rows
-        ]
-
     def delivered(self, outbox_id: int, terms: Terms | None) -> None:
         """Remove a delivered report and keep the terms it brought, in one transaction."""
         with self._db:
@@ -330,23 +356,13 @@ class StateFolder(StateReader):
             if terms is not None:
                 self._put_terms(terms)
 
-    def put_request(self, request_id: str, created_at: float, record: dict[str, Any]) -> None:
-        """Keep an answer's record."""
+    def put_request(
+        self, request_id: str, created_at: float, record: dict[str, Any], beside: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep an answer's record; what `beside` writes is kept with it or not at all."""
         with self._db:
+            beside()
             self._db.execute("REPLACE INTO requests VALUES (?, ?, ?)", (request_id, created_at, json.dumps(record)))
-
-    def request(self, request_id: str) -> dict[str, Any]:
-        """The record of an answer. Raises NotFound."""
-        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
-        if row is None:
-            raise NotFound(f"no answer with id {request_id} in {self.folder}")
-        record: dict[str, Any] = json.loads(row[0])
-        return record
-
-    def requests(self, last: int) -> list[dict[str, Any]]:
-        """The records of the last answers, newest first."""
-        rows = self._db.execute("SELECT record FROM requests ORDER BY created_at DESC, id LIMIT ?", (last,)).fetchall()
-        return [json.loads(row[0]) for row in rows]
 
     def _run_id(self) -> str:
         known = self.meta("run_id")
@@ -387,28 +403,33 @@ def serving_versions(folder: Path) -> tuple[int, ...]:
 
     () where the bare model serves and where nothing was learned. Raises StateError for a folder that cannot be read.
     """
+    try:
+        with reading(folder) as state:
+            return () if state is None else tuple(state.line_of(state.line().serving))
+    except StateError as error:
+        raise StateError(str(error), hint="name an adapter folder with --adapter") from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[StateReader | None]:
+    """A state folder to look into, also while an agent uses it; None where there is none. Raises StateError for one that cannot be read."""
     path = folder / "agent.sqlite"
     if not path.is_file():
-        return ()
+        yield None
+        return
     reader = StateReader()
+    reader.folder = folder
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
-            return tuple(reader.line_of(reader.line().serving))
+            yield reader
     except (sqlite3.Error, ValueError) as error:
-        raise StateError(f"{path}: cannot be read: {error}", hint="name an adapter folder with --adapter") from error
+        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
 
 def kept_meta(folder: Path, key: str) -> str | None:
     """A small named value of a folder, also while an agent uses it; None where there is none. Raises StateError."""
-    path = folder / "agent.sqlite"
-    if not path.is_file():
-        return None
-    reader = StateReader()
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
-            return reader.meta(key)
-    except sqlite3.Error as error:
-        raise StateError(f"{path}: cannot be read: {error}", hint="name another folder with --state") from error
+    with reading(folder) as state:
+        return None if state is None else state.meta(key)
 
 
 def step_from_json(data: dict[str, Any]) -> StepFinished:

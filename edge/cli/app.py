@@ -525,10 +525,70 @@ def config_path(state: State = None, config: Config = None, sets: Sets = None, j
 def budget_show(
     coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
 ) -> int:
-    """Calls, tokens and money: used, and allowed."""
+    """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the price of asking."""
     from edge.cli import budget as command
 
     return command.show(Settings(config, sets, None, coordinator, state), as_json=json)
+
+
+@budget_app.command("set")
+def budget_set(
+    rate: Annotated[
+        str, typer.Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
+    ],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")
+    ] = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
+    from edge.cli import budget as command
+
+    return command.set_dial(Settings(config, sets, None, coordinator, state), rate, task, as_json=json)
+
+
+@budget_app.command("pause")
+def budget_pause(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Ask no cloud, for answers or for learning, until `budget resume`."""
+    from edge.cli import budget as command
+
+    return command.pause(Settings(config, sets, None, coordinator, state), paused=True, as_json=json)
+
+
+@budget_app.command("resume")
+def budget_resume(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Let the cloud be asked again."""
+    from edge.cli import budget as command
+
+    return command.pause(Settings(config, sets, None, coordinator, state), paused=False, as_json=json)
+
+
+@app.command()
+def whatif(
+    rate: Annotated[
+        str | None, typer.Option("--target-rate", help="The share to look at, as 10% or 0.1.", metavar="RATE")
+    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="A table over several rates.")] = False,
+    task: Annotated[str | None, typer.Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
+    last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Replay recorded answers at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
+    from edge.cli import whatif as command
+
+    options = command.WhatIfOptions(rate, sweep, task, last, json)
+    return command.whatif(Settings(config, sets, state=state), options)
 
 
 Source = Annotated[

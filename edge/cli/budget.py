@@ -1,63 +1,167 @@
-"""`edge-agent budget show`: what may be spent and what was. Knows the budget's words; knows nothing of ledgers."""
+"""`edge-agent budget`: what may be spent and what was, how often the model may ask, and no cloud for a while.
+
+An agent that runs is spoken to; otherwise its state folder is, without loading a model or starting a coordinator. Looking also works beside
+an agent that cannot be spoken to, such as `edge-agent learn`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json
 from edge.config.schema import AgentConfig
 from edge.console import dollars, percent
-from edge.core.errors import EdgeError
+from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from edge.agent.overview import StoredSettings
     from edge.cli.settings import Settings
+
+_ORIGINS = {
+    "agent": "",
+    "coordinator": "told by the coordinator; no agent was asked",
+    "stored": "as last known in the state folder; no agent and no coordinator could be asked",
+}
 
 
 def show(settings: Settings, *, as_json: bool) -> int:
-    """The budget at the coordinator. Raises CoordinatorError when it cannot be asked."""
-    budget = asyncio.run(_budget(settings.config()))
+    """The budgets of all tasks."""
+    return _say(asyncio.run(_budgets(settings.config())), as_json=as_json)
+
+
+def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) -> int:
+    """Turn the dial. Raises UsageError for a rate that cannot be read, StateError beside an agent that cannot be spoken to."""
+    target = rate_of(rate)
+    budgets = asyncio.run(_changed(settings.config(), "/api/budget", {"task": task, "target_rate": target}))
     if as_json:
-        print_json(budget)
+        print_json(budgets)
     else:
-        print("\n".join(budget_lines(budget)))
+        print(f"{f'task {task}' if task else 'every task'}: {_dial_words(target)}, from the next question on")
     return 0
 
 
-async def _budget(config: AgentConfig) -> Mapping[str, Any]:
+def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
+    """No cloud until resumed, or again."""
+    budgets = asyncio.run(_changed(settings.config(), "/api/budget/pause", {"paused": paused}))
+    if as_json:
+        print_json(budgets)
+    elif paused:
+        print("paused: no cloud is asked until edge-agent budget resume")
+    else:
+        off = budgets["switched_off"]
+        print(f"resumed, but {off}" if off else "resumed: the cloud may be asked again")
+    return 0
+
+
+def rate_of(text: str) -> float | None:
+    """`15%` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
+    word = text.strip().lower()
+    if word == "off":
+        return None
+    try:
+        value = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise UsageError(f"{text!r} is no rate", hint="write a share such as 15% or 0.15, or off")
+    return value
+
+
+async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
     from edge.bootstrap import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is not None:
-            budget = (await remote.get("/api/status")).get("budget")
-            if budget is None:
-                raise EdgeError("the running agent cannot reach its coordinator", hint="see edge-agent doctor")
-            return dict(budget)
-    return await _own_budget(config)
+            return await remote.get("/api/budget")
+    return await _stored(config)
 
 
-async def _own_budget(config: AgentConfig) -> Mapping[str, Any]:
-    import sys
+async def _stored(config: AgentConfig) -> Mapping[str, Any]:
+    from edge.agent.overview import nothing_stored, stored_overview, stored_tasks
+    from edge.agent.state import reading
+    from edge.bootstrap import state_folder
+    from edge.cli.looking import told_budgets
 
-    from edge.bootstrap import build_agent
-    from edge.console import ProblemLines
+    settings = _settings(config)
+    with reading(state_folder(config)) as state:
+        if state is None:
+            return nothing_stored(settings).to_json()
+        told = await told_budgets(config, state, stored_tasks(state, settings))
+        return stored_overview(state, settings, told).to_json()
 
-    async with build_agent(config, ProblemLines(sys.stderr)) as agent:
-        return asdict(await agent.budget())
+
+async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Change it in the running agent, or in the state folder."""
+    from edge.bootstrap import state_folder
+
+    async with running_agent(state_folder(config)) as remote:
+        if remote is not None:
+            return await remote.post(path, change)
+    _change_folder(config, change)
+    return await _stored(config)
 
 
-def budget_lines(budget: Mapping[str, Any]) -> list[str]:
-    """The budget for a person."""
-    spend, limit = budget["spend_uusd"], budget["spend_limit_uusd"]
+def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
+    from edge.agent.dials import DialBook
+    from edge.agent.state import StateFolder
+    from edge.agent.switch import set_paused
+    from edge.bootstrap import state_folder
+    from edge.core.clock import SystemClock
+
+    clock = SystemClock()
+    with StateFolder(state_folder(config)) as state:
+        if "paused" in change:
+            set_paused(state, change["paused"], clock.now())
+        else:
+            DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
+
+
+def _settings(config: AgentConfig) -> StoredSettings:
+    from edge.agent.overview import StoredSettings
+    from edge.bootstrap import switched_off
+
+    return StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
+
+
+def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        print_json(budgets)
+    else:
+        print("\n".join(budget_lines(budgets)))
+    return 0
+
+
+def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
+    """All budgets for a person."""
+    lines = [line for task in budgets["tasks"] for line in [*_task_lines(task), ""]]
+    if not budgets["tasks"]:
+        lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets['target_rate'])}"]
+    if budgets["switched_off"]:
+        lines.append(f"cloud    off: {budgets['switched_off']}")
+    if budgets["outbox"] or budgets["unsettled_calls"]:
+        lines.append(
+            f"waiting  {budgets['outbox']} step reports, {budgets['unsettled_calls']} cloud calls whose end is not known"
+        )
+    if _ORIGINS[budgets["origin"]]:
+        lines.append(f"({_ORIGINS[budgets['origin']]})")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _task_lines(task: Mapping[str, Any]) -> list[str]:
+    spend, limit = task["spend_uusd"], task["spend_limit_uusd"]
+    of_limit = "no limit" if limit is None else dollars(limit)
     return [
-        f"calls    {_used(budget['calls'], budget['calls_limit'])}",
-        f"tokens   {_used(budget['tokens'], budget['tokens_limit'])}",
-        f"spend    {dollars(spend)} of {'no limit' if limit is None else dollars(limit)}",
-        f"target   {percent(budget['target_rate'])} of responses may ask for help",
-        f"price λ  {budget['dual']:.4f}",
+        f"task     {task['task']}",
+        f"calls    {_used(task['calls'], task['calls_limit'])}",
+        f"tokens   {_used(task['tokens'], task['tokens_limit'])}",
+        f"spend    {'not known yet' if spend is None else f'{dollars(spend)} of {of_limit}'}",
+        f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
+        f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
+        f"state    {task['state'].replace('_', ' ')}: {task['line']}",
     ]
 
 
@@ -76,5 +180,23 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
     return " · ".join(parts)
 
 
-def _used(used: int, limit: int | None) -> str:
+def _used(used: int | None, limit: int | None) -> str:
+    if used is None:
+        return "not known yet"
     return f"{used} of {'no limit' if limit is None else limit}"
+
+
+def _dial_words(rate: float | None) -> str:
+    return "off, the model decides alone" if rate is None else f"{100 * rate:g} % of questions may ask"
+
+
+def _realised(dial: Mapping[str, Any]) -> str:
+    if not dial["questions"]:
+        return "; none was asked since it was set" if dial["set_at"] else ""
+    last = min(200, dial["questions"])
+    since = (
+        ""
+        if last == dial["questions"]
+        else f", {percent(dial['realised_since_set'])} of all {dial['questions']} since it was set"
+    )
+    return f"; {percent(dial['realised_rate'])} of the last {last} asked{since}"

@@ -17,6 +17,13 @@ _SOURCES = {
     "local-fallback": "answered locally without the help it asked for",
 }
 
+_WORTH_SAYING = {
+    "low": "little of the budget is left",
+    "used_up": "the budget is used up",
+    "paused": "the cloud is paused",
+    "offline": "offline",
+}
+
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal or the direction of text, and what no terminal can be sent; line ends and tabs are not among them."""
 
@@ -68,6 +75,9 @@ def source_line(note: AnswerNote) -> str:
         parts.append(dollars(note.spend_uusd))
     if note.calls_left is not None:
         parts.append(f"{note.calls_left} calls left")
+    worth_saying = _WORTH_SAYING.get(note.quota["state"], "") if note.quota else ""
+    if worth_saying and worth_saying not in note.reason:
+        parts.append(worth_saying)
     return " · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"])
 
 
@@ -77,9 +87,12 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "answer": record.get("final") or record.get("text"),
         "source": _SOURCES.get(str(record.get("source")), record.get("source")),
         "reason": record.get("reason"),
+        "decision": record.get("decision"),
         "help log-odds": _number(record.get("help_log_odds"), "no decision was reached"),
         "price λ": _number(record.get("dual"), "not known"),
         "calls left": _number(record.get("calls_left"), "no limit known"),
+        "ledger": _ledger(record.get("ledger")),
+        "quota then": (record.get("quota") or {}).get("line"),
         "charged": dollars(int(record.get("charged_uusd") or 0)),
         "model": record.get("model"),
         "cloud model": record.get("cloud_model"),
@@ -88,6 +101,17 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "cloud said": record.get("cloud_text"),
     }
     return [f"{name + ':':<15} {_indented(value)}" for name, value in shown.items() if value not in (None, "")]
+
+
+def _ledger(entry: Mapping[str, Any] | None) -> str | None:
+    """The call as the coordinator has it, or as the record does where nobody could be asked."""
+    if entry is None:
+        return None
+    told = "" if entry["told_by"] == "coordinator" else " (from the record)"
+    model = f", {entry['model']}" if entry["model"] else ""
+    said = f"{entry['state'].replace('_', ' ')}, {entry['tokens']} tokens, {dollars(entry['charged_uusd'])}{model}{told}"
+    note = f"; {entry['note']}" if entry["note"] else ""
+    return f"{said}{note}; key {entry['call_key']}"
 
 
 def _number(value: Any, otherwise: str) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, why_lines
+from edge.core.errors import NotFound
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
 
 
 def why(settings: Settings, answer_id: str, *, as_json: bool) -> int:
     """Explain a stored answer. Raises NotFound."""
-    from edge.bootstrap import state_folder
-
-    record = asyncio.run(_record(state_folder(settings.config()), answer_id.removeprefix("chatcmpl-")))
+    record = asyncio.run(_record(settings.config(), answer_id.removeprefix("chatcmpl-")))
     if as_json:
         print_json(record)
     else:
@@ -26,15 +25,25 @@ def why(settings: Settings, answer_id: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _record(state: Path, answer_id: str) -> Mapping[str, Any]:
-    async with running_agent(state) as remote:
+async def _record(config: AgentConfig, answer_id: str) -> Mapping[str, Any]:
+    from edge.bootstrap import state_folder
+
+    async with running_agent(state_folder(config)) as remote:
         if remote is not None:
             return await remote.why(answer_id)
-    return _stored(state, answer_id)
+    return await _stored(config, answer_id)
 
 
-def _stored(state: Path, answer_id: str) -> Mapping[str, Any]:
-    from edge.agent.state import StateFolder
+async def _stored(config: AgentConfig, answer_id: str) -> Mapping[str, Any]:
+    from edge.agent.explain import explained
+    from edge.agent.state import reading
+    from edge.bootstrap import state_folder
+    from edge.cli.looking import NOBODY, present_coordinator
 
-    with StateFolder(state) as folder:
-        return folder.request(answer_id)
+    folder = state_folder(config)
+    with reading(folder) as state:
+        if state is None:
+            raise NotFound(f"no answer with id {answer_id}: nothing was asked in {folder} yet")
+        record = state.request(answer_id)
+        async with present_coordinator(config, state) as client:
+            return await explained(record, client.get_call if client else None, NOBODY)

@@ -9,6 +9,7 @@ EdgeError                       one line for a person, `hint` says what to do ne
 ├── AdapterError                an adapter that cannot be loaded or does not fit
 ├── TaskFileError               a task file with a bad line
 ├── StateError                  state folder locked, damaged or from another version
+├── TooFewAnswers               a question about the past that too few answers can tell of
 └── CoordinatorError            a coordinator's refusal or failure; `retry_after_s` where known
     ├── BudgetExhausted         which budget is gone (answer locally)
     ├── RateLimited             too many requests now
@@ -80,6 +81,10 @@ class TaskFileError(EdgeError):
 
 class StateError(EdgeError):
     """A state folder that is locked by another process, damaged, or from another version."""
+
+
+class TooFewAnswers(EdgeError):
+    """What is asked about recorded answers cannot be told from so few."""
 
 
 class CoordinatorError(EdgeError):

@@ -68,6 +68,8 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         target_rate=record.target_rate,
         tokens_left=record.tokens_left,
         tool_calls=_tool_calls(record.openai_json),
+        asked=record.asked,
+        quota=record.quota,
     )
 
 

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from edge.agent.agent import Agent
+from edge.agent.explain import explained
 from edge.agent.feedback import Feedback, Verdict
+from edge.agent.overview import overview
 from edge.agent.payloads import entry_json
 from edge.agent.sent import Choice
 from edge.agent.usage import Used
+from edge.agent.whatif import past_answers, what_if
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
@@ -25,8 +28,8 @@ class RunningAgent:
         self._agent = agent
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The stored record of an answer. Raises NotFound."""
-        return self._agent.why(answer_id).to_json()
+        """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
+        return await explained(self._agent.why(answer_id).to_json(), self._agent.call)
 
     async def status(self) -> Mapping[str, Any]:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
@@ -93,6 +96,24 @@ class RunningAgent:
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content. Raises NotFound."""
         return entry_json(*self._agent.sent().entry(entry_id))
+
+    async def budget(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return (await overview(self._agent)).to_json()
+
+    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+        """Turn the dial of a task, or of every one (None)."""
+        self._agent.set_dial(target_rate, task)
+        return await self.budget()
+
+    async def pause(self, paused: bool) -> Mapping[str, Any]:
+        """Ask no cloud until resumed, or again."""
+        self._agent.pause_cloud(paused)
+        return await self.budget()
+
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """What other rates would have meant for the recorded answers."""
+        return what_if(past_answers(self._agent.state, task, last), rates, task).to_json()
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:

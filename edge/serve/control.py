@@ -9,8 +9,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from edge.agent.sent import Choice
-from edge.core.errors import NotFound, UsageError
+from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.serve.ports import ScriptedAnswers
+
+_LIMITS: Mapping[str, Any] = {
+    "calls": 7,
+    "calls_limit": 20,
+    "calls_left": 13,
+    "tokens": 90,
+    "tokens_limit": None,
+    "tokens_left": None,
+    "spend_uusd": 1500,
+    "spend_limit_uusd": 2_000_000,
+    "spend_left_uusd": 1_998_500,
+}
+_RATES: Mapping[str, Any] = {"target_rate": 0.3, "realised_rate": 0.31}
+_DIAL: Mapping[str, Any] = {
+    **_RATES,
+    "task": "math",
+    "own": False,
+    "bias": -1.2,
+    "realised_since_set": 0.29,
+    "questions": 240,
+    "asked": 70,
+    "without_decision": 0.0,
+    "known_log_odds": 100,
+    "set_at": None,
+}
+_TASK: Mapping[str, Any] = {
+    "task": "math",
+    "state": "ok",
+    "line": "7 of 20 calls",
+    **_LIMITS,
+    **_RATES,
+    "dual": 0.5,
+    "as_of": 0.0,
+}
+SCRIPTED_BUDGETS: Mapping[str, Any] = {
+    "origin": "agent",
+    "serving_task": "math",
+    "target_rate": 0.3,
+    "paused": False,
+    "switched_off": "",
+    "outbox": 0,
+    "unsettled_calls": 0,
+    "tasks": [{**_TASK, "dial": _DIAL}],
+}
+"""What a scripted agent says of its budgets, in the shape of `Overview.to_json`."""
 
 
 class AgentControl(Protocol):
@@ -42,6 +87,22 @@ class AgentControl(Protocol):
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
+        ...
+
+    async def budget(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/agent/overview.py."""
+        ...
+
+    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+        """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
+        ...
+
+    async def pause(self, paused: bool) -> Mapping[str, Any]:
+        """Ask no cloud until resumed, or again. Gives the budgets."""
+        ...
+
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
         ...
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
@@ -98,6 +159,8 @@ class ScriptedControl:
         self.verdicts: dict[str, Mapping[str, Any]] = {}
         self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
+        self.budgets: dict[str, Any] = dict(SCRIPTED_BUDGETS)
+        self.outlook: dict[str, Any] = {}
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The note under any id that was asked."""
@@ -136,6 +199,31 @@ class ScriptedControl:
         self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
         return {"head": version, "serving": version}
 
+    async def budget(self) -> Mapping[str, Any]:
+        """The prepared budgets."""
+        return self.budgets
+
+    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+        """Writes the rate into the prepared budgets. Raises UsageError outside [0, 1]."""
+        if target_rate is not None and not 0.0 <= target_rate <= 1.0:
+            raise UsageError(f"the dial must lie in [0, 1], not {target_rate}")
+        changed = [_with_rate(known, target_rate, task) for known in self.budgets["tasks"]]
+        default = self.budgets["target_rate"] if task else target_rate
+        self.budgets = {**self.budgets, "target_rate": default, "tasks": changed}
+        return self.budgets
+
+    async def pause(self, paused: bool) -> Mapping[str, Any]:
+        """Writes it into the prepared budgets."""
+        self.budgets = {**self.budgets, "paused": paused, "switched_off": "the cloud is paused" if paused else ""}
+        return self.budgets
+
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """The prepared outlook; without one, there are too few answers."""
+        if not self.outlook:
+            raise TooFewAnswers("0 recorded answers are too few to tell what another rate would mean")
+        wanted = [known for known in self.outlook["outlooks"] if known["target_rate"] in rates]
+        return {**self.outlook, "task": task, "outlooks": wanted}
+
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """The prepared departures below `before`, at most `limit`; newest first as they were prepared."""
         older = [entry for entry in self.departed if choice.before is None or entry["id"] < choice.before]
@@ -172,3 +260,9 @@ class ScriptedControl:
         """Marks the prepared state."""
         self.state |= {"paused": paused, "waiting": "paused by you" if paused else ""}
         return {"paused": paused, "waiting": self.state["waiting"]}
+
+
+def _with_rate(known: Mapping[str, Any], rate: float | None, task: str | None) -> Mapping[str, Any]:
+    if task not in (None, known["task"]):
+        return known
+    return {**known, "target_rate": rate, "dial": {**known["dial"], "target_rate": rate, "own": task is not None}}

@@ -15,6 +15,7 @@ from edge.core.errors import (
     InvalidRequest,
     NotFound,
     RateLimited,
+    TooFewAnswers,
     Unsupported,
     UsageError,
     Withheld,
@@ -66,6 +67,7 @@ def _status(error: EdgeError) -> int:
         (ContextOverflow, 400),
         (InvalidRequest, 400),
         (NotFound, 404),
+        (TooFewAnswers, 409),
         (BudgetExhausted, 429),
         (RateLimited, 429),
         (CoordinatorUnavailable, 503),
@@ -90,6 +92,8 @@ def _code(error: EdgeError) -> str:
         return "context_length_exceeded"
     if isinstance(error, Unsupported):
         return "unsupported_parameter"
+    if isinstance(error, TooFewAnswers):
+        return "too_few_answers"
     return "invalid_value" if isinstance(error, UsageError) else "internal"
 
 

@@ -70,6 +70,12 @@ CONTROL = (
         "GET", "/api/sent/{entry_id}", "One of these with its content.", "Departure",
         parameters=({"name": "entry_id", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},), failures=(404,),
     ),
+    Operation("GET", "/api/budget", "The budgets of all tasks, and how often each may ask.", "Budgets"),
+    Operation("POST", "/api/budget", "Turn the dial of a task, or of every one.", "Budgets", "Dial"),
+    Operation("POST", "/api/budget/pause", "Ask no cloud until resumed, or again.", "Budgets", record({"paused": FLAG})),
+    Operation(
+        "POST", "/api/whatif", "What other rates would have meant for recorded answers.", "WhatIf", "WhatIfRequest", failures=(409,)
+    ),
 )  # fmt: skip
 
 OPERATIONS = (*OPENAI, *HEALTH, *CONTROL)

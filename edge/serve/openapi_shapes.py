@@ -101,6 +101,10 @@ _METADATA = {
 }
 
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+_LABEL = {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"}
+_RATES = {"anyOf": [_SHARE, {"type": "array", "minItems": 1, "maxItems": 64, "items": _SHARE}]}
+_TASK_BUDGET = record({"task": TEXT, "state": TEXT, "line": TEXT, "dial": record({"task": TEXT, "questions": COUNT})})
+_OUTLOOK = record({"rate": _SHARE, "calls": COUNT, "notes": {"type": "array", "items": TEXT}})
 _PENALTY = {"type": "number", "minimum": -2, "maximum": 2}
 _STOPS = or_null({"anyOf": [_STOP, {"type": "array", "maxItems": 16, "items": _STOP}]})
 _SOME_TEXT: Shape = {"type": "string", "minLength": 1}
@@ -256,4 +260,8 @@ SHAPES: Mapping[str, Shape] = {
     "Sent": record(
         {"sent": {"type": "array", "items": ref("Departure")}, "next_before": or_null(COUNT), "waiting": {"type": "array"}}
     ),
+    "Budgets": record({"origin": TEXT, "paused": {"type": "boolean"}, "tasks": {"type": "array", "items": _TASK_BUDGET}}),
+    "Dial": record({"target_rate": or_null(_SHARE)}, {"task": or_null(_LABEL)}),
+    "WhatIf": record({"answers": COUNT, "present": _OUTLOOK, "outlooks": {"type": "array", "items": _OUTLOOK}}),
+    "WhatIfRequest": record({"target_rate": _RATES}, {"task": or_null(_LABEL), "last": whole(1, 100_000)}),
 }

@@ -38,7 +38,7 @@ class AnswerNote:
     `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
     Token counts are this machine's; `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
-    OpenAI's form.
+    OpenAI's form. `asked`: the model asked for help. `quota` is what may still be asked, see edge/agent/quota.py.
     """
 
     id: str
@@ -61,6 +61,8 @@ class AnswerNote:
     target_rate: float | None = None
     tokens_left: int | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    asked: bool = False
+    quota: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the wire says elsewhere."""

@@ -16,7 +16,7 @@ from edge.core.errors import CoordinatorUnavailable, NotImplementedThere, Permis
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.scripted_client import ScriptedCoordinatorClient
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
-from edge.serve.agent_answers import AgentAnswers
+from edge.serve.agent_control import RunningAgent
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
 from tests.service.test_batches import raw_channel
 from tests.unit.agent_world import World
@@ -100,9 +100,9 @@ async def test_a_running_agent_shows_the_budget_it_follows_and_asks_only_while_i
             while agent.followed_budget() is None:
                 await asyncio.sleep(0.005)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
-        assert (await AgentAnswers(agent).status())["budget"]["dual"] == world.terms.dual_init
+        assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
         await agent._budget_watch.aclose()
-        assert (await AgentAnswers(agent).status())["budget"] is None
+        assert (await RunningAgent(agent).status())["budget"] is None
 
 
 async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) -> None:

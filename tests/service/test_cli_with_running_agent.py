@@ -24,7 +24,6 @@ SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
     "", "local", "answered on this device", help_log_odds=-1.5, dual=0.5, adapter_version=6, latency_s=0.4, final="4"
 )
-BUDGET = {"version": 1, "dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": 20, "tokens": 90, "tokens_limit": None}
 
 
 @pytest.fixture
@@ -34,9 +33,7 @@ def answers() -> ScriptedAnswers:
 
 @pytest.fixture
 def control(answers: ScriptedAnswers) -> ScriptedControl:
-    scripted = ScriptedControl(answers)
-    scripted.state = {"budget": {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}}
-    return scripted
+    return ScriptedControl(answers)
 
 
 @pytest.fixture
@@ -159,7 +156,7 @@ async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path
 async def test_budget_show_tells_used_and_allowed(state: Path) -> None:
     code, out, _ = await edge_agent("budget", "show", "--state", str(state))
     assert code == 0
-    assert out.splitlines()[:3] == ["calls    7 of 20", "tokens   90 of no limit", "spend    $0.0015 of $2.00"]
+    assert out.splitlines()[1:4] == ["calls    7 of 20", "tokens   90 of no limit", "spend    $0.0015 of $2.00"]
 
 
 async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: op
         "stop",
         answer.usage.prompt_tokens + answer.usage.completion_tokens,
     )
-    assert (answer.edge["source"], answer.edge["task"], answer.edge["calls_left"]) == ("local", "math", None)
+    assert (answer.edge["source"], answer.edge["task"], answer.edge["calls_left"]) == ("local", "math", 3)
     assert (raw.headers["x-edge-source"], raw.headers["x-edge-task"], raw.headers["x-edge-dual"]) == ("local", "math", "0.5000")
     assert answer.id == f"chatcmpl-{raw.headers['x-edge-answer-id']}"
 

@@ -14,13 +14,11 @@ from edge.agent.answer import (
     cut_answer,
     local_messages,
 )
-from edge.agent.dial import HelpDial, dial_step
 from edge.agent.events import AnswerFinished
 from edge.agent.hints import LEAD
 from edge.agent.hold_back import HelpHoldBack, may_become_request
 from edge.agent.record import AnswerRequest
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
-from edge.core.rng import stream
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.rpc.client import CloudDelta
@@ -245,35 +243,6 @@ def test_compact_models_read_the_last_question_and_others_the_conversation() -> 
     assert [message.content for message in full[1:]] == ["a", "b", "c"]
     assert conversation_for_the_cloud(talk, "full") == tuple(talk)
     assert conversation_for_the_cloud(talk, "compact") == (Message("user", "c"),)
-
-
-@pytest.mark.parametrize("target", [0.05, 0.15, 0.4, 0.7])
-def test_the_dial_steers_a_frozen_model_to_its_rate(target: float) -> None:
-    """The model asks with log-odds -3 + b + N(0, 2); over 400 questions after 200 the rate is within 0.06 of the dial."""
-    dial, random, asked = HelpDial(target), stream(3, "dial", str(target)), []
-    for _ in range(600):
-        asked.append(-3.0 + dial.bias + random.gauss(0, 2) > 0)
-        dial.answered(asked[-1])
-    assert abs(sum(asked[200:]) / 400 - target) < 0.06
-
-
-def test_the_dial_off_adds_nothing_and_its_step_is_bounded() -> None:
-    dial = HelpDial(None, bias=3.0)
-    dial.answered(True)
-    assert dial.bias == 0.0
-    assert dial_step(-30.0, True, 0.0) == -30.0
-
-
-async def test_the_dial_is_kept_over_restarts_and_out_of_range_refused(world: World) -> None:
-    async with world.agent() as agent:
-        agent.set_dial(0.2)
-        await agent.answerer.answer(AnswerRequest(QUESTION))
-        record = await agent.answerer.answer(AnswerRequest(QUESTION))
-        assert record.help_bias == pytest.approx(-0.3 * 0.8)
-        with pytest.raises(UsageError, match=r"\[0, 1\]"):
-            agent.set_dial(1.2)
-    async with world.agent() as agent:
-        assert (await agent.answerer.answer(AnswerRequest(QUESTION))).help_bias == pytest.approx(-0.6 * 0.8)
 
 
 def test_questions_are_read_as_the_world_writes_them() -> None:

@@ -62,7 +62,7 @@ async def test_a_single_call_and_a_step_without_calls_need_no_batch() -> None:
 
 async def test_nothing_is_asked_where_the_cloud_is_switched_off() -> None:
     client = CountingClient()
-    async with CloudDesk(client, 5.0, "off").together(8) as desk:
+    async with CloudDesk(client, 5.0, lambda: "off").together(8) as desk:
         assert (await desk.ask(call())).reason == "off"
     assert client.batches == 0 and not client.calls
 

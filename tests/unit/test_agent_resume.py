@@ -366,7 +366,17 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
 def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
-        for table in ("sent", "dials", "feedback", "learning_spend", "exams", "item_uses", "went_back", "waits"):
+        for table in (
+            "sent",
+            "dials",
+            "feedback",
+            "learning_spend",
+            "exams",
+            "item_uses",
+            "went_back",
+            "waits",
+            "calls_in_doubt",
+        ):
             state._db.execute(f"DROP TABLE {table}")
         state._db.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
         state._db.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")

@@ -1,0 +1,137 @@
+"""Cloud calls for people whose end this device does not know. Knows call keys and records; knows nothing of why a call was made.
+
+A call is noted on disk before it is sent, with the answer's record as far as it goes, and crossed out in the transaction that keeps the
+finished record. What is left over after a lost reply, a stream that was left, or kill -9 is asked for again by its key (GetCall starts no
+work), and what it cost goes into the record, exactly once: the note and the record change together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from edge.agent.events import Notice
+from edge.agent.link import LOST_REASONS
+from edge.agent.record import AnswerRecord
+from edge.agent.state import StateFolder
+from edge.core.clock import Clock
+from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound
+from edge.core.events import EventSink
+from edge.core.money import dollars
+from edge.rpc.client import CallProgress, CoordinatorClient
+
+UNSETTLED = "unsettled"
+NEVER_ARRIVED = "never_arrived"
+_AWAY = LOST_REASONS | {"DEADLINE_EXCEEDED"}
+
+
+class CallsInDoubt:
+    """The notes, and what settles them."""
+
+    def __init__(self, state: StateFolder, client: CoordinatorClient, sink: EventSink, clock: Clock) -> None:
+        self._state = state
+        self._client = client
+        self._sink = sink
+        self._clock = clock
+        self._under_way: set[str] = set()
+        self.wake = asyncio.Event()
+
+    def begin(self, record: AnswerRecord) -> None:
+        """Note a call before it is sent; `record` is the answer's as it would be left by a crash now."""
+        self._under_way.add(record.call_key)
+        with self._state.database as database:
+            row = (record.call_key, record.id, record.created_at, json.dumps(record.to_json()))
+            database.execute("REPLACE INTO calls_in_doubt VALUES (?, ?, ?, ?)", row)
+
+    @contextmanager
+    def waited_for(self, call_key: Callable[[], str]) -> Iterator[None]:
+        """Around an answer, so that its call is not settled under it; the key ("": none was made) is asked for at the end."""
+        try:
+            yield
+        finally:
+            self._under_way.discard(call_key())
+            if self.waiting():
+                self.wake.set()
+
+    def cross_out(self, call_key: str) -> None:
+        """The call's end is in the record that the transaction under way keeps."""
+        self._state.database.execute("DELETE FROM calls_in_doubt WHERE call_key = ?", (call_key,))
+
+    def waiting(self) -> list[str]:
+        """Keys of the calls that nobody waits for and whose end is not known, oldest first."""
+        rows = self._state.rows("SELECT call_key FROM calls_in_doubt ORDER BY at, call_key")
+        return [str(key) for (key,) in rows if key not in self._under_way]
+
+    async def keep_settling(self, first_pause_s: float, longest_pause_s: float) -> None:
+        """Until cancelled: whenever there is something to settle, try, more slowly each time in a row."""
+        while True:
+            await self.wake.wait()
+            pause_s = first_pause_s
+            while self.waiting():
+                if not await self.settle():
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(longest_pause_s, 2.0 * pause_s)
+            self.wake.clear()
+
+    async def settle(self) -> int:
+        """Ask for the end of each; how many are known now. Stops where the coordinator is away; never raises CoordinatorError."""
+        settled = 0
+        for key in self.waiting():
+            try:
+                end = await self._end_of(key)
+            except CallInProgress:
+                continue
+            except CoordinatorError:
+                break
+            settled += self._write(key, end)
+        return settled
+
+    async def _end_of(self, key: str) -> dict[str, Any]:
+        """What the record has to say of a call. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
+        try:
+            found = await self._client.get_call(key)
+        except NotFound:
+            return {"call_state": NEVER_ARRIVED, "charged_uusd": 0}
+        except CallInProgress:
+            raise
+        except CoordinatorError as error:
+            if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
+                raise
+            return await self._failed_end(key)
+        tokens = found.usage.input_tokens + found.usage.output_tokens
+        state = CallProgress.COMPLETED.value
+        return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
+
+    async def _failed_end(self, key: str) -> dict[str, Any]:
+        """Of a call that ended without an answer: how, and what it cost all the same."""
+        ended = await self._client.cancel_call(key)
+        if ended.progress is CallProgress.RUNNING:
+            raise CallInProgress(f"call {key!r} is running")
+        return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}
+
+    def forget(self, key: str) -> bool:
+        """Nothing came of the call: it was refused, or never arrived."""
+        with self._state.database:
+            self.cross_out(key)
+        return True
+
+    def _write(self, key: str, end: dict[str, Any]) -> bool:
+        """Into the record, or into the one that was begun where the answer never came to its end. False where it was settled meanwhile."""
+        rows = self._state.rows("SELECT request_id, at, record FROM calls_in_doubt WHERE call_key = ?", (key,))
+        if not rows:
+            return False
+        request_id, at, begun = rows[0]
+        try:
+            record = self._state.request(request_id)
+        except NotFound:
+            if end["call_state"] == NEVER_ARRIVED:
+                return self.forget(key)
+            record = json.loads(begun)
+        self._state.put_request(request_id, at, {**record, **end}, beside=lambda: self.cross_out(key))
+        if end["charged_uusd"]:
+            text = f"the cloud call of answer {request_id}, whose reply was lost, cost {dollars(end['charged_uusd'])}"
+            self._sink.emit(Notice(text, self._clock.now()))
+        return True

@@ -1,0 +1,127 @@
+"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds. Knows quotas and dials; knows nothing of
+commands or HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge.agent.agent import Agent
+from edge.agent.dial import DialReading, HelpDial
+from edge.agent.dials import default_rate, stored_dials
+from edge.agent.link import KnownBudget
+from edge.agent.quota import Circumstances, Quota, quota_of, stored_budget
+from edge.agent.state import StateReader
+from edge.agent.switch import PAUSED, is_paused
+from edge.core.errors import CoordinatorError
+
+Origin = Literal["agent", "coordinator", "stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBudget:
+    """One task's quota and its dial."""
+
+    quota: Quota
+    dial: DialReading
+
+    def to_json(self) -> dict[str, Any]:
+        """The quota's fields with the dial as `dial`."""
+        return {**self.quota.to_json(), "dial": self.dial.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All budgets. `origin`: a running agent told, the coordinator did, or it is what the state folder knew last.
+
+    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "".
+    """
+
+    origin: Origin
+    serving_task: str
+    target_rate: float | None
+    paused: bool
+    switched_off: str
+    outbox: int
+    unsettled_calls: int
+    tasks: tuple[TaskBudget, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "origin": self.origin,
+            "serving_task": self.serving_task,
+            "target_rate": self.target_rate,
+            "paused": self.paused,
+            "switched_off": self.switched_off,
+            "outbox": self.outbox,
+            "unsettled_calls": self.unsettled_calls,
+            "tasks": [task.to_json() for task in self.tasks],
+        }
+
+
+async def overview(agent: Agent) -> Overview:
+    """Of a running agent; asks the coordinator for what it has not told by itself."""
+    status, switch = agent.status(), agent.switch
+    for task in agent.tasks if status.online else ():
+        if not agent.follows(task):
+            with suppress(CoordinatorError):  # what cannot be had stays as it was known
+                await agent.budget(task)
+    return Overview(
+        origin="agent",
+        serving_task=agent.serving_task,
+        target_rate=agent.default_dial_rate,
+        paused=switch.paused,
+        switched_off=switch.reason,
+        outbox=status.outbox,
+        unsettled_calls=status.unsettled_calls,
+        tasks=tuple(TaskBudget(agent.quota(task), agent.dial(task)) for task in agent.tasks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSettings:
+    """What the configuration says: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
+
+    dial_rate: float | None
+    serving_task: str
+    switched_off: str
+
+
+def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...]:
+    """The tasks of which a state folder knows something."""
+    known = [str(task) for (task,) in state.rows("SELECT task FROM terms ORDER BY task")]
+    dials = [dial.task for dial in stored_dials(state, settings.dial_rate)]
+    named = [settings.serving_task] if settings.serving_task else []
+    return tuple(dict.fromkeys([*named, *known, *dials]))
+
+
+def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[str, KnownBudget]) -> Overview:
+    """Of a state folder without an agent, or beside one that cannot be spoken to; `told` is what the coordinator says now, by task."""
+    dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
+    default, paused = default_rate(state, settings.dial_rate), is_paused(state)
+    off = settings.switched_off or (PAUSED if paused else "")
+    now = Circumstances(off, paused and not settings.switched_off)
+    tasks = stored_tasks(state, settings)
+    return Overview(
+        origin="coordinator" if told else "stored",
+        serving_task=settings.serving_task,
+        target_rate=default,
+        paused=paused,
+        switched_off=off,
+        outbox=len(state.outbox()),
+        unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
+        tasks=tuple(_stored(state, task, dials.get(task) or HelpDial(default, task), now, told) for task in tasks),
+    )
+
+
+def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, told: Mapping[str, KnownBudget]) -> TaskBudget:
+    known, terms, reading = told.get(task) or stored_budget(state, task), state.terms(task), dial.reading()
+    return TaskBudget(quota_of(task, known, reading, now, terms.dual if terms else None), reading)
+
+
+def nothing_stored(settings: StoredSettings) -> Overview:
+    """Of a folder in which nothing has happened yet."""
+    return Overview("stored", settings.serving_task, settings.dial_rate, False, settings.switched_off, 0, 0, ())

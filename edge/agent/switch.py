@@ -1,0 +1,37 @@
+"""Whether the cloud may be asked at all. Knows the kill switch and the pause, which outlives the process; knows nothing of budgets."""
+
+from __future__ import annotations
+
+from edge.agent.state import StateFolder, StateReader
+
+PAUSED = "the cloud is paused (edge-agent budget resume ends it)"
+_PAUSED_SINCE = "cloud_paused_since"
+
+
+def is_paused(state: StateReader) -> bool:
+    """Whether the cloud was paused and not resumed."""
+    return bool(state.meta(_PAUSED_SINCE))
+
+
+def set_paused(state: StateFolder, paused: bool, at: float) -> None:
+    """Pause or resume; `at` in seconds since the epoch."""
+    state.set_meta(_PAUSED_SINCE, repr(at) if paused else "")
+
+
+class CloudSwitch:
+    """Why the cloud may not be asked now, if so. `always_off`: a reason that holds as long as the process, or ""."""
+
+    def __init__(self, state: StateFolder, always_off: str = "") -> None:
+        self._state = state
+        self.always_off = always_off
+        self.paused = is_paused(state)
+
+    @property
+    def reason(self) -> str:
+        """One line, or "" when it may be asked."""
+        return self.always_off or (PAUSED if self.paused else "")
+
+    def pause(self, paused: bool, at: float) -> None:
+        """Pause or resume, on disk before it holds."""
+        set_paused(self._state, paused, at)
+        self.paused = paused

@@ -1,0 +1,55 @@
+"""A look at a state folder and its coordinator without an agent: nothing is loaded, started or locked. Knows files and sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.core.errors import CoordinatorError
+
+if TYPE_CHECKING:
+    from edge.agent.link import KnownBudget
+    from edge.agent.state import StateReader
+    from edge.config.schema import AgentConfig
+    from edge.rpc.client import CoordinatorClient
+
+NOBODY = "the embedded coordinator is not running"
+
+
+@asynccontextmanager
+async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncIterator[CoordinatorClient | None]:
+    """The coordinator, if there is one to be reached: the configured one, or an embedded one that runs now."""
+    from edge.bootstrap import build_client, coordinator_address
+
+    address = coordinator_address(config, state.folder)
+    if config.coordinator.address is None and not _is_there(address):
+        yield None
+        return
+    client = build_client(config, address, state.meta("run_id") or "")
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def _is_there(address: str) -> bool:
+    return Path(address.removeprefix("unix:")).exists()
+
+
+async def told_budgets(config: AgentConfig, state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
+    """What the coordinator says of these tasks now, {} where nobody is there."""
+    from edge.agent.link import KnownBudget
+    from edge.core.clock import SystemClock
+
+    told: dict[str, KnownBudget] = {}
+    async with present_coordinator(config, state) as client:
+        if client is None:
+            return told
+        for task in tasks:
+            try:
+                told[task] = KnownBudget(await client.get_budget(task), SystemClock().now())
+            except CoordinatorError:
+                break
+    return told

@@ -1,0 +1,197 @@
+"""`budget`, `why` and `whatif` on a state folder without an agent, beside one that cannot be spoken to, and through one's HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from edge.agent.record import AnswerRequest
+from edge.agent.state import StateFolder
+from edge.cli.budget import rate_of
+from edge.cli.running import announced
+from edge.cli.shell import run_command
+from edge.core.clock import ManualClock
+from edge.core.errors import UsageError
+from edge.core.types import Message
+from edge.rpc.scripted_client import ScriptedTerms
+from edge.serve.agent_answers import AgentAnswers
+from edge.serve.agent_control import RunningAgent
+from edge.serve.endpoint import build_app
+from edge.serve.server import serving
+from tests.service.in_process import ProgrammedProvider, running_coordinator
+from tests.service.test_cli_with_running_agent import edge_agent
+from tests.unit.agent_world import World
+from tests.unit.test_whatif import asks_about_even_numbers
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state", script=asks_about_even_numbers, terms=ScriptedTerms(calls_limit=20, price_uusd_per_call=70))
+
+
+@pytest.fixture
+async def used(world: World) -> Path:
+    """A folder in which 24 questions were answered, half of them by the cloud."""
+    async with world.agent() as agent:
+        for number in range(24):
+            await agent.answerer.answer(AnswerRequest((Message("user", f"What is {number} + 1?"),), id=f"a{number}"))
+    return world.folder
+
+
+@pytest.fixture
+async def running(world: World, used: Path) -> AsyncIterator[str]:
+    """The URL of an agent on that folder."""
+    async with world.agent() as agent:
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            with announced(used, url):
+                yield url
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("15%", 0.15), ("0.15", 0.15), (" 15 % ", 0.15), ("off", None), ("0", 0.0), ("100%", 1.0)]
+)
+def test_a_rate_is_read_as_people_write_it(text: str, rate: float | None) -> None:
+    assert rate_of(text) == rate
+
+
+@pytest.mark.parametrize("text", ["15", "-1%", "nan", "inf%", "", "half", "101%"])
+def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError, match="is no rate"):
+        rate_of(text)
+
+
+def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["budget", "show", "--state", str(used)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[:4] == ["task     math", "calls    12 of 20", "tokens   0 of no limit", "spend    $0.00084 of no limit"]
+    assert out[4] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    assert out[-1].startswith("(as last known in the state folder")
+    assert not (used / "coordinator").exists()
+
+
+def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_agent(
+    used: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--state", str(used)]
+    assert run_command(["budget", "set", "15%", *place]) == 0
+    assert run_command(["budget", "set", "0.4", "--task", "code", *place]) == 0
+    assert run_command(["budget", "pause", *place]) == 0
+    assert "until edge-agent budget resume" in capsys.readouterr().out
+    assert run_command(["budget", "show", "--json", *place]) == 0
+    budgets = json.loads(capsys.readouterr().out)
+    assert {task["task"]: (task["target_rate"], task["state"]) for task in budgets["tasks"]} == {
+        "math": (0.15, "paused"), "code": (0.4, "paused"),
+    }  # fmt: skip
+    assert (budgets["paused"], budgets["origin"]) == (True, "stored")
+    assert run_command(["budget", "resume", "--json", *place]) == 0
+    assert json.loads(capsys.readouterr().out)["switched_off"] == ""
+    assert run_command(["budget", "set", "off", *place]) == 0
+    assert run_command(["budget", "set", "15", *place]) == 2
+
+
+async def test_what_was_set_in_an_idle_folder_steers_the_next_agent(world: World, used: Path) -> None:
+    assert (await edge_agent("budget", "set", "15%", "--state", str(used)))[0] == 0
+    assert (await edge_agent("budget", "pause", "--state", str(used)))[0] == 0
+    async with world.agent() as agent:
+        assert (agent.dial().target_rate, agent.dial().known_log_odds, agent.quota().state) == (0.15, 24, "paused")
+
+
+def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(used)]
+    with StateFolder(used):
+        assert run_command(["budget", "show", *place]) == 0
+        assert run_command(["why", "a4", *place]) == 0
+        assert run_command(["whatif", "--target-rate", "10%", *place]) == 0
+        assert "calls    12 of 20" in capsys.readouterr().out
+        assert run_command(["budget", "set", "15%", *place]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {used}: another agent is using this state folder; stop it first")
+
+
+def test_a_folder_in_which_nothing_happened_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(tmp_path / "none")]
+    assert run_command(["budget", "show", *place]) == 0
+    assert capsys.readouterr().out.startswith("nothing was asked or learned here yet\ndial     off")
+    assert run_command(["whatif", "--sweep", *place]) == 1
+    assert "0 recorded answers are too few" in capsys.readouterr().err
+    assert run_command(["whatif", *place]) == 2
+    assert run_command(["why", "x", *place]) == 1
+    assert "nothing was asked" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(used)]
+    assert run_command(["why", "a4", *place]) == 0
+    out = capsys.readouterr().out
+    assert "it asked, and the cloud answered" in out
+    assert "completed, " in out and "(from the record); the embedded coordinator is not running; key " in out
+    assert "quota then:" in out
+    assert run_command(["whatif", "--sweep", "--target-rate", "25%", *place]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split("  ")[0] == "rate asked"
+    assert [line.split("  ")[0] for line in table[1:11]] == [
+        "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
+    ]  # fmt: skip
+    assert "over 24 recorded answers" in table[11]
+    assert run_command(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
+
+
+async def test_a_coordinator_that_is_there_tells_the_budget_though_no_agent_runs(used: Path, tmp_path: Path) -> None:
+    async with running_coordinator(tmp_path, ProgrammedProvider(), budgets={"device": {"calls_limit": 50}}):
+        code, out, _ = await edge_agent(
+            "budget", "show", "--json", "--state", str(used), "--coordinator", f"unix:{tmp_path}/c.sock"
+        )
+    budgets = json.loads(out)
+    assert (code, budgets["origin"]) == (0, "coordinator")
+    assert (budgets["tasks"][0]["calls"], budgets["tasks"][0]["calls_limit"]) == (0, 50)
+
+
+async def test_a_running_agent_is_steered_through_its_endpoint(used: Path, running: str) -> None:
+    place = ("--state", str(used))
+    code, out, _ = await edge_agent("budget", "set", "20%", *place)
+    assert (code, out) == (0, "every task: 20 % of questions may ask, from the next question on\n")
+    code, out, _ = await edge_agent("budget", "pause", "--json", *place)
+    budgets = json.loads(out)
+    assert (budgets["origin"], budgets["paused"], budgets["tasks"][0]["state"]) == ("agent", True, "paused")
+    code, out, _ = await edge_agent("ask", "What is 4 + 1?", "--json", *place)
+    assert (json.loads(out)["source"], json.loads(out)["quota"]["state"]) == ("local", "paused")
+    assert (await edge_agent("budget", "resume", *place))[1] == "resumed: the cloud may be asked again\n"
+    code, out, _ = await edge_agent("budget", "show", *place)
+    assert "dial     20 % of questions may ask" in out
+    code, out, _ = await edge_agent("whatif", "--target-rate", "10%", *place)
+    assert code == 0 and "over 25 recorded answers" in out
+    code, out, _ = await edge_agent("why", "a4", *place)
+    assert code == 0 and "completed, " in out and "from the record" not in out
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("/api/budget", {"target_rate": 1.5}, "target_rate"),
+    ("/api/budget", {"task": "math"}, "target_rate"),
+    ("/api/budget", {"target_rate": True}, "target_rate"),
+    ("/api/budget", {"target_rate": 0.1, "task": 7}, "task"),
+    ("/api/budget/pause", {"paused": 1}, "paused"),
+    ("/api/whatif", {}, "target_rate"),
+    ("/api/whatif", {"target_rate": [0.1, "x"]}, "target_rate"),
+    ("/api/whatif", {"target_rate": 0.1, "last": 0}, "last"),
+]
+
+
+async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path, body, param in BAD:
+            async with session.post(running + path, json=body) as reply:
+                assert (reply.status, (await reply.json())["error"]["param"]) == (400, param)
+        async with session.post(f"{running}/api/whatif", json={"target_rate": 0.1, "last": 5}) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (409, "too_few_answers")
+        async with session.post(f"{running}/api/budget", json={"target_rate": None}) as reply:
+            assert (reply.status, (await reply.json())["target_rate"]) == (200, None)
+        async with session.get(f"{running}/api/status") as reply:
+            assert (await reply.json())["quota"]["task"] == "math"

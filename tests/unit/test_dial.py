@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.agent.dial import BIAS_BOUND, HelpDial, dial_step, threshold, wanted_rate
+from edge.agent.dials import DialBook, stored_dials
+from edge.agent.record import AnswerRequest
+from edge.agent.state import StateFolder, reading
+from edge.core.clock import ManualClock
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
+from edge.core.types import Message
+from tests.unit.agent_world import HELP, World, local_answer
+
+RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]
+TOLERANCE = 0.03 + 1e-9
+LogOdds = Callable[[random.Random, int], float | None]
+
+
+def bimodal(rng: random.Random, number: int) -> float:
+    return rng.gauss(15.0, 0.5) if rng.random() < 0.3 else rng.gauss(-15.0, 0.5)
+
+
+def some_without_decision(rng: random.Random, number: int) -> float | None:
+    return None if rng.random() < 0.15 else rng.gauss(-6.0, 3.0)
+
+
+MODELS: dict[str, LogOdds] = {
+    "far below": lambda rng, number: rng.gauss(-8.0, 2.0),
+    "far above": lambda rng, number: rng.gauss(9.0, 1.0),
+    "wide": lambda rng, number: rng.gauss(0.0, 8.0),
+    "narrow": lambda rng, number: rng.gauss(-18.0, 0.05),
+    "all equal": lambda rng, number: -5.0,
+    "two values": lambda rng, number: rng.choice([-6.0, -6.0, 4.0]),
+    "bimodal": bimodal,
+    "bimodal and nearly always sure": lambda rng, number: rng.gauss(22.0 if rng.random() < 0.1 else -22.0, 0.01),
+    "no decision in a share of answers": some_without_decision,
+    "drifting": lambda rng, number: rng.gauss(-9.0 + 0.08 * number, 1.0),
+    "two kinds of questions by turns": lambda rng, number: rng.gauss(6.0 if number // 10 % 2 else -9.0, 1.0),
+}
+
+
+def ask(dial: HelpDial, rng: random.Random, model: LogOdds, questions: int, start: int = 0, greedy_at: float = 0.7) -> float:
+    """The share that asked. The model asks where log-odds and bias exceed a margin that the dial does not know of."""
+    asks = 0
+    for number in range(start, start + questions):
+        setting, log_odds = dial.setting(), model(rng, number)
+        asked = log_odds is not None and log_odds + setting.bias > greedy_at
+        dial.answered(setting, asked, log_odds)
+        asks += asked
+    return asks / questions
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("model", MODELS)
+def test_from_a_cold_start_200_questions_realise_the_rate(model: str, rate: float) -> None:
+    worst = max(abs(ask(HelpDial(rate), random.Random(seed), MODELS[model], 200) - rate) for seed in range(12))
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_a_model_that_draws_its_decision_is_steered_as_well(rate: float) -> None:
+    for seed in range(12):
+        rng, dial, asks = random.Random(seed), HelpDial(rate), 0
+        for _ in range(200):
+            setting, log_odds = dial.setting(), rng.gauss(-6.0, 2.0)
+            logistic = rng.random()
+            asked = log_odds + setting.bias > -2.0 + 4.0 * logistic
+            dial.answered(setting, asked, log_odds)
+            asks += asked
+        assert abs(asks / 200 - rate) <= TOLERANCE
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_a_warm_dial_asks_at_its_rate_from_the_first_questions(rate: float) -> None:
+    shares = []
+    for seed in range(60):
+        rng, dial = random.Random(seed), HelpDial(rate)
+        dial.warm((0, rng.gauss(-8.0, 2.0)) for _ in range(100))
+        shares.append(ask(dial, rng, MODELS["far below"], 20, greedy_at=0.0))
+        assert abs((20 * shares[-1] + 180 * ask(dial, rng, MODELS["far below"], 180, greedy_at=0.0)) / 200 - rate) <= TOLERANCE
+    assert abs(sum(shares) / len(shares) - rate) < 0.03
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("jump", [-15.0, 15.0])
+def test_200_questions_realise_the_rate_though_the_mix_shifts_among_them(rate: float, jump: float) -> None:
+    for seed in range(12):
+        realised = ask(
+            HelpDial(rate), random.Random(seed), lambda rng, n: rng.gauss(-jump / 2 if n < 100 else jump / 2, 1.0), 200
+        )
+        assert abs(realised - rate) <= TOLERANCE
+
+
+@pytest.mark.parametrize("first", RATES)
+@pytest.mark.parametrize("then", RATES)
+def test_a_rate_set_in_mid_stream_is_realised_over_the_200_questions_after_it(first: float, then: float) -> None:
+    for seed in range(4):
+        rng, dial = random.Random(seed), HelpDial(first)
+        ask(dial, rng, bimodal, 77)
+        dial.set(then, own=True, at=1.0)
+        assert abs(ask(dial, rng, bimodal, 200) - then) <= TOLERANCE
+        assert (dial.reading().questions, dial.reading().realised_rate) == (200, dial.reading().realised_since_set)
+
+
+def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
+    """Six in ten reach no decision, so 0.7 is out of reach; when all do, the rate is not overshot to make up for it."""
+    rng, dial = random.Random(1), HelpDial(0.7)
+    assert ask(dial, rng, lambda r, n: None if r.random() < 0.6 else r.gauss(0.0, 2.0), 500) == pytest.approx(0.4, abs=0.06)
+    assert dial.setting().bias <= BIAS_BOUND
+    ask(dial, rng, MODELS["far below"], 100)
+    assert abs(ask(dial, rng, MODELS["far below"], 200) - 0.7) <= TOLERANCE
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> None:
+    """Eight are always under way, so that the dial hears of each answer seven questions late."""
+    for seed in range(12):
+        rng, dial, asks, under_way = random.Random(seed), HelpDial(rate), 0, []
+        for _ in range(200):
+            under_way.append((dial.setting(), rng.gauss(-8.0, 2.0)))
+            if len(under_way) == 8:
+                setting, log_odds = under_way.pop(0)
+                dial.answered(setting, log_odds + setting.bias > 0, log_odds)
+        for setting, log_odds in under_way:
+            dial.answered(setting, log_odds + setting.bias > 0, log_odds)
+        asks = dial.reading().asked
+        assert abs(asks / 200 - rate) <= 0.05
+
+
+def test_answers_for_which_asking_was_impossible_are_seen_and_not_counted() -> None:
+    dial = HelpDial(0.3)
+    for number in range(50):
+        dial.seen(float(number % 10))
+    reading = dial.reading()
+    assert (reading.questions, reading.realised_rate, reading.known_log_odds) == (0, None, 50)
+    assert -7.5 < dial.setting().bias < -5.5
+
+
+def test_log_odds_of_another_adapter_serve_only_until_there_are_enough_of_the_one_in_use() -> None:
+    dial = HelpDial(0.5)
+    dial.warm((1, -10.0 + number / 100) for number in range(60))
+    assert dial.setting(2).bias == pytest.approx(9.7, abs=0.1)
+    for number in range(20):
+        dial.seen(4.0 + number / 100, 2)
+    assert dial.setting(2).bias == pytest.approx(-4.1, abs=0.1)
+
+
+def test_a_dial_that_is_off_adds_nothing_and_goes_on_watching() -> None:
+    dial, rng = HelpDial(None), random.Random(1)
+    assert ask(dial, rng, MODELS["far below"], 50) == 0.0
+    assert (dial.setting().bias, dial.reading().known_log_odds, dial.reading().questions) == (0.0, 50, 50)
+    dial.set(0.3, own=False, at=0.0)
+    assert 5.0 < dial.setting().bias < 9.0
+
+
+def test_zero_never_asks_and_one_always_does() -> None:
+    for rate in (0.0, 1.0):
+        assert ask(HelpDial(rate), random.Random(1), MODELS["wide"], 200) == rate
+
+
+def test_the_formulas_step_is_bounded() -> None:
+    assert dial_step(0.0, True, 0.2) == pytest.approx(-0.24)
+    assert dial_step(-30.0, True, 0.0) == -30.0
+
+
+@given(st.lists(st.floats(-40, 40), min_size=1, max_size=60), st.floats(0.001, 0.999), st.floats(0.001, 0.999))
+def test_the_threshold_falls_as_the_rate_rises(log_odds: list[float], one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert threshold(log_odds, high) <= threshold(log_odds, low) + 1e-9
+
+
+@given(st.floats(0.0, 1.0), st.floats(-500, 500))
+def test_the_wanted_rate_is_a_rate_and_the_target_where_nothing_is_owed(rate: float, owed: float) -> None:
+    assert 0.0 <= wanted_rate(rate, owed) <= 1.0
+    assert wanted_rate(rate, 0.0) == rate
+
+
+ANSWERS = st.lists(st.tuples(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), st.booleans()), max_size=60)
+
+
+@settings(deadline=None)
+@given(ANSWERS, st.one_of(st.none(), st.floats(0, 1)), st.integers(0, 60))
+def test_whatever_a_model_does_the_bias_is_finite_and_a_dial_read_back_goes_on_the_same(
+    answers: list[tuple[float | None, bool]], rate: float | None, cut: int
+) -> None:
+    dial = HelpDial(rate, "math")
+    for number, (log_odds, asked) in enumerate(answers):
+        if number == cut:
+            dial = HelpDial.from_json("math", dial.to_json())
+        setting = dial.setting()
+        assert -BIAS_BOUND <= setting.bias <= BIAS_BOUND and 0.0 <= setting.rate <= 1.0
+        dial.answered(setting, asked, log_odds)
+    again = HelpDial.from_json("math", dial.to_json())
+    assert (again.reading(), again.to_json()) == (dial.reading(), dial.to_json())
+    assert dial.reading().asked == sum(asked for _, asked in answers)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(RATES), st.integers(0, 10_000), st.floats(-12, 12), st.floats(0.2, 6))
+def test_any_steady_model_is_held_to_its_rate(rate: float, seed: int, mean: float, spread: float) -> None:
+    realised = ask(HelpDial(rate), random.Random(seed), lambda rng, number: rng.gauss(mean, spread), 200)
+    assert abs(realised - rate) <= 0.05
+
+
+QUESTION = (Message("user", "What is 4 + 1?"),)
+
+
+def asks_at(log_odds: float):  # type: ignore[no-untyped-def]
+    """A model whose decision follows the bias; the scripted engine makes up ±2 as its log-odds."""
+    return lambda messages, sampling, seed: (
+        local_answer(5) if sampling.suppress_help or log_odds + sampling.help_bias <= 0 else HELP
+    )
+
+
+async def test_every_task_has_its_own_dial_and_a_rate_for_all_replaces_them(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_at(-1.0))
+    async with world.agent() as agent:
+        agent.set_dial(0.4, "code")
+        assert (agent.dial("code").target_rate, agent.dial("math").target_rate) == (0.4, None)
+        for _ in range(50):
+            await agent.answerer.answer(AnswerRequest(QUESTION, task="code"))
+        assert abs((agent.dial("code").realised_rate or 0) - 0.4) < 0.1
+        assert agent.dial("math").questions == 0
+        agent.set_dial(0.2)
+        assert (agent.dial("code").target_rate, agent.dial("math").target_rate, agent.dial("code").own) == (0.2, 0.2, False)
+        for rate in (1.2, -0.1, float("nan")):
+            with pytest.raises(UsageError, match=r"\[0, 1\]"):
+                agent.set_dial(rate)
+
+
+async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_end(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_at(-1.0))
+    async with world.agent() as agent:
+        agent.set_dial(0.4)
+        for _ in range(9):
+            await agent.answerer.answer(AnswerRequest(QUESTION))
+        with reading(tmp_path / "state") as state:  # what a kill would leave, while the agent is still open
+            assert state is not None
+            [kept] = stored_dials(state, None)
+            assert len(state.requests(100)) == kept.reading().questions == 9
+        before = agent.dial()
+    assert kept.reading() == before
+    async with world.agent() as agent:
+        assert agent.dial() == before
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
+        assert (record.help_bias, record.target_rate) == (before.bias, 0.4)
+
+
+async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_at(-1.0))
+    async with world.agent() as agent:
+        for _ in range(5):
+            await agent.answerer.answer(AnswerRequest(QUESTION, task="code"))
+    with StateFolder(tmp_path / "state") as state:
+        with state.database as database:
+            database.execute("DELETE FROM dials")
+        book = DialBook(state, 0.3, ManualClock())
+        assert (book.of("code").reading().known_log_odds, book.of("math").reading().known_log_odds) == (5, 0)
+
+
+async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_path: Path) -> None:
+    for number, error in enumerate([BudgetExhausted("used up"), CoordinatorUnavailable("nobody there")]):
+        world = World(tmp_path / str(number), script=asks_at(-1.0), dial=0.3)
+        world.client.fail_next("stream_complete", error, times=1000)
+        async with world.agent() as agent:
+            for _ in range(60):
+                await agent.answerer.answer(AnswerRequest(QUESTION))
+            assert abs((agent.dial().realised_rate or 0.0) - 0.3) < 0.08
+        assert world.client.calls == []
+
+
+async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_at(-1.0), dial=0.3)
+    async with world.agent() as agent:
+        for _ in range(30):
+            await agent.answerer.answer(AnswerRequest(QUESTION))
+        before = agent.dial()
+        agent.pause_cloud(True)
+        for _ in range(30):
+            await agent.answerer.answer(AnswerRequest(QUESTION))
+        after = agent.dial()
+        assert (after.questions, after.asked) == (before.questions, before.asked)
+        assert after.known_log_odds == before.known_log_odds + 30
+
+
+def test_the_rate_of_an_older_state_folder_still_holds(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        state.set_meta("dial_rate", "0.25")
+        assert DialBook(state, None, ManualClock()).of("math").target_rate == 0.25
+        state.set_meta("dial_rate", "")
+        assert DialBook(state, 0.9, ManualClock()).of("math").target_rate is None

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.agent import Agent
+from edge.agent.record import AnswerRequest
+from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
+from edge.core.types import Message
+from edge.rpc.client import CallProgress, CancelledCall, CloudDelta
+from tests.unit.agent_world import HELP, World, local_answer
+
+QUESTION = (Message("user", "What is 4 + 1?"),)
+
+
+def always_asks(messages: Any, sampling: Any, seed: int) -> str:
+    return local_answer(3) if sampling.suppress_help else HELP
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state", script=always_asks)
+
+
+async def settled(agent: Agent) -> None:
+    """Wait until the agent has found out by itself."""
+    async with asyncio.timeout(20):
+        while agent.status().unsettled_calls:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(world: World) -> None:
+    async with world.agent() as agent:
+        world.client.fail_next("get_call", CoordinatorUnavailable("nobody there", reason="UNREACHABLE"))
+        world.client.lose_next_reply()
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
+        assert (record.source, record.call_state, record.charged_uusd, record.final) == ("local-fallback", "unsettled", 0, "3")
+        await settled(agent)
+        found = agent.why(record.id)
+        assert (found.call_state, found.charged_uusd, found.cloud_model, found.text) == (
+            "completed",
+            100,
+            "scripted",
+            record.text,
+        )
+        assert await agent.settle_calls() == 0
+    assert len(world.client.calls) == 1
+
+
+async def test_a_call_that_never_arrived_costs_nothing(world: World) -> None:
+    async with world.agent() as agent:
+        world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
+        await settled(agent)
+        assert (agent.why(record.id).call_state, agent.why(record.id).charged_uusd) == ("never_arrived", 0)
+
+
+async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(key: str) -> CancelledCall:
+        return CancelledCall(key, CallProgress.IN_DOUBT, 211)
+
+    monkeypatch.setattr(world.client, "cancel_call", cancelled)
+    world.client.fail_next("stream_complete", OutcomeUnknown("cut after dispatch"))
+    world.client.fail_next("get_call", CallInProgress("still running"))
+    world.client.fail_next("get_call", OutcomeUnknown("cut after dispatch"))
+    async with world.agent() as agent:
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
+        await settled(agent)
+        assert (agent.why(record.id).call_state, agent.why(record.id).charged_uusd) == ("in_doubt", 211)
+
+
+async def test_an_answer_left_while_the_cloud_was_speaking_keeps_a_record_of_what_it_cost(world: World) -> None:
+    honest = world.client.stream_complete
+
+    async def slow(call: Any, deadline_s: float) -> Any:
+        async for delta in honest(call, deadline_s):
+            yield delta
+            if isinstance(delta, CloudDelta) and delta.completion is None:
+                await asyncio.sleep(0)
+
+    world.client.stream_complete = slow  # type: ignore[method-assign]
+    async with world.agent() as agent:
+        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, id="left"))) as pieces:
+            async for piece in pieces:
+                if piece.source == "cloud":
+                    break
+        await settled(agent)
+        record = agent.why("left")
+        assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
+
+
+async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_find_its_cost(world: World) -> None:
+    async with world.agent() as agent:
+        record = await agent.answerer.answer(AnswerRequest(QUESTION, id="one"))
+        draft = agent.why("one")
+        with agent._parts.state.database as database:  # as kill -9 between the reply and the record would leave it
+            database.execute("DELETE FROM requests")
+        agent._doubts.begin(draft)
+    async with world.agent() as agent:
+        await settled(agent)
+        assert agent.why("one").charged_uusd == record.charged_uusd == 100
+    assert len(world.client.calls) == 1

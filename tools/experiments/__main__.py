@@ -1,0 +1,47 @@
+"""`python -m tools.experiments`: measurements of the running system that are not part of a test."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.experiments import dial
+
+
+def main() -> int:
+    """Parse the command line and run one experiment; 1 when what it measures does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments", description=__doc__)
+    experiments = parser.add_subparsers(dest="experiment", required=True)
+    rates = experiments.add_parser(
+        "dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?"
+    )
+    rates.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json and dial.png")
+    rates.add_argument(
+        "--rate", type=float, action="append", help=f"may be repeated (default: {', '.join(map(str, dial.RATES))})"
+    )
+    rates.add_argument("--questions", type=int, default=200)
+    rates.add_argument("--seed", type=int, default=0)
+    rates.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
+    arguments = parser.parse_args()
+    return run_dial(arguments)
+
+
+def run_dial(arguments: argparse.Namespace) -> int:
+    """The dial on a real model, in a state folder that is thrown away."""
+    chosen = tuple(arguments.rate or dial.RATES)
+    with tempfile.TemporaryDirectory() as state:
+        runs = asyncio.run(dial.measure(Path(state), chosen, arguments.questions, arguments.seed, arguments.set, _tell))
+    dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
+    _tell(f"wrote {arguments.out / 'dial.json'} and {arguments.out / 'dial.png'}")
+    return 0 if all(run.held for run in runs) else 1
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth.
+
+Knows the running agent, practice questions and the comparison with oracle and random routing; knows nothing of how the dial steers. One
+agent with its embedded coordinator answers everything; each run is a task label of its own, so that its dial begins with nothing, except
+where a run is to begin warm. Every answer is greedy, so a question is the same question in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edge.agent.agent import Agent
+from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.agent.rollout import judge
+from edge.bootstrap import build_agent, build_verifier
+from edge.config.agent import resolve_agent_config
+from edge.config.schema import AgentConfig, Mode
+from edge.core.errors import EdgeError
+from edge.core.events import MemorySink
+from edge.core.types import Message, TaskItem
+from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
+from edge.dagrpo.prompts import compact_question
+from edge.tasks.practice import FAMILIES, practice_stream
+from edge.verifiers.verifier import Verifier
+
+RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+TOLERANCE = 0.03
+_EASY_FIRST = "mix shifts half way"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownItem:
+    """A question with what the model and the cloud make of it, and the help log-odds (nats) of the free answer's decision."""
+
+    item: TaskItem
+    local_right: bool
+    cloud_right: bool
+    log_odds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DialRun:
+    """One run: where the dial began and how it ended.
+
+    `kind` is cold, warm, "mix shifts half way" or "set moves half way"; `rates_by_question` the realised rate after each question since τ
+    was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight.
+    """
+
+    kind: str
+    target_rate: float
+    questions: int
+    realised_rate: float
+    joint_accuracy: float
+    joint_interval: tuple[float, float]
+    forced_local_accuracy: float
+    cloud_accuracy: float
+    oracle: float
+    random_routing: float
+    best_threshold: float
+    rates_by_question: tuple[float, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether the realised rate is within the tolerance."""
+        return abs(self.realised_rate - self.target_rate) <= TOLERANCE + 1e-9
+
+
+def mixed_items(count: int, seed: int) -> list[TaskItem]:
+    """Held-out questions of all families, each as often, in random order."""
+    streams = [practice_stream(family, "test", seed) for family in FAMILIES]
+    items = [item for stream in streams for item in islice(stream, -(-count // len(streams)))][:count]
+    random.Random(f"dial/{seed}").shuffle(items)
+    return items
+
+
+def config_for(state: Path, *sets: str) -> AgentConfig:
+    """A frozen agent on one thread."""
+    return resolve_agent_config(sets=[f"state_folder={state}", "engine.threads=1", "learning.enabled=false", *sets]).config
+
+
+class Experiment:
+    """Runs over one agent. `tell` is told a line after each run."""
+
+    def __init__(self, agent: Agent, verifier: Verifier, tell: Callable[[str], None]) -> None:
+        self._agent = agent
+        self._verifier = verifier
+        self._tell = tell
+
+    async def known(self, items: Sequence[TaskItem]) -> list[KnownItem]:
+        """What local-only and cloud-only make of each."""
+        known = []
+        for item in items:
+            local = await self._ask(item, "known", "local-only")
+            cloud = await self._ask(item, "known", "cloud-only")
+            rights = [await judge(self._verifier, item, record.text) for record in (local, cloud)]
+            known.append(KnownItem(item, rights[0], rights[1], local.help_log_odds))
+        return known
+
+    async def run(self, kind: str, rate: float, known: Sequence[KnownItem], label: str = "", *, again: bool = False) -> DialRun:
+        """Set τ and answer all. `again`: the label's dial has seen answers before."""
+        task = label or f"{kind.replace(' ', '-')}-{rate}"
+        self._agent.set_dial(rate, task)
+        if not again:
+            assert self._agent.dial(task).known_log_odds == 0
+        records, rates = [], []
+        for one in known:
+            records.append(await self._ask(one.item, task))
+            rates.append(self._agent.dial(task).realised_since_set or 0.0)
+        failed = next((record for record in records if record.asked and record.source != "cloud"), None)
+        if failed is not None:
+            raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")
+        right = [await judge(self._verifier, one.item, record.text) for one, record in zip(known, records, strict=True)]
+        run = _run_of(kind, rate, known, records, right, rates)
+        self._tell(row(run))
+        return run
+
+    async def _ask(self, item: TaskItem, task: str, mode: Mode | None = None) -> AnswerRecord:
+        return await self._agent.answerer.answer(AnswerRequest((Message("user", compact_question(item)),), mode=mode, task=task))
+
+
+def _run_of(
+    kind: str,
+    rate: float,
+    known: Sequence[KnownItem],
+    records: Sequence[AnswerRecord],
+    right: Sequence[bool],
+    rates: Sequence[float],
+) -> DialRun:
+    count = len(known)
+    local, cloud = (sum(getattr(one, name) for one in known) / count for name in ("local_right", "cloud_right"))
+    asked = sum(record.asked for record in records)
+    return DialRun(
+        kind=kind,
+        target_rate=rate,
+        questions=count,
+        realised_rate=asked / count,
+        joint_accuracy=sum(right) / count,
+        joint_interval=wilson_interval(sum(right), count),
+        forced_local_accuracy=local,
+        cloud_accuracy=cloud,
+        oracle=oracle_router_bound(asked / count, local, cloud),
+        random_routing=local + asked / count * (cloud - local),
+        best_threshold=_at_the_best_threshold(known, asked),
+        rates_by_question=tuple(rates),
+    )
+
+
+def _at_the_best_threshold(known: Sequence[KnownItem], asked: int) -> float:
+    """Joint accuracy when exactly the `asked` highest log-odds go to the cloud."""
+    order = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds, reverse=True)
+    return (sum(one.cloud_right for one in order[:asked]) + sum(one.local_right for one in order[asked:])) / len(known)
+
+
+async def measure(
+    state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], tell: Callable[[str], None]
+) -> list[DialRun]:
+    """All runs, cold first, then warm, then with a mix that shifts, then with a τ that moves."""
+    config = config_for(state, *sets)
+    async with build_agent(config, MemorySink()) as agent:
+        experiment = Experiment(agent, build_verifier(config), tell)
+        known = await experiment.known(mixed_items(questions, seed))
+        tell(_known_line(known))
+        runs = [await experiment.run("cold", rate, known) for rate in rates]
+        runs += [await experiment.run("warm", rate, known, "known", again=True) for rate in rates]
+        by_log_odds = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds)
+        runs += [await experiment.run(_EASY_FIRST, rate, _halves(by_log_odds, seed)) for rate in rates]
+        for first, then in zip(rates, [*rates[1:], rates[0]], strict=True):
+            label = f"moving-{first}"
+            await experiment.run(f"before it moves to {then:g}", first, known[: questions // 2], label)
+            runs.append(await experiment.run("set moves half way", then, known, label, again=True))
+    return runs
+
+
+def _halves(ordered: Sequence[KnownItem], seed: int) -> list[KnownItem]:
+    """The half the model asks least for, shuffled, then the other one, shuffled."""
+    half, rng = len(ordered) // 2, random.Random(f"halves/{seed}")
+    return [one for part in (ordered[:half], ordered[half:]) for one in rng.sample(list(part), len(part))]
+
+
+def _known_line(known: Sequence[KnownItem]) -> str:
+    reached = [one.log_odds for one in known if one.log_odds is not None]
+    local, cloud = (sum(getattr(one, name) for one in known) / len(known) for name in ("local_right", "cloud_right"))
+    spread = f"log-odds {min(reached):.1f} to {max(reached):.1f}" if reached else "no decision was reached"
+    return f"{len(known)} questions: forced local {local:.3f}, cloud {cloud:.3f}, {spread}, {len(reached)} reached a decision"
+
+
+def row(run: DialRun) -> str:
+    """One run as a line of text."""
+    mark = "ok " if run.held else "OFF"
+    low, high = run.joint_interval
+    return (
+        f"{mark} {run.kind:<24} τ {run.target_rate:<5g} realised {run.realised_rate:.3f}  joint {run.joint_accuracy:.3f}"
+        f" [{low:.3f}, {high:.3f}]  forced local {run.forced_local_accuracy:.3f}  random {run.random_routing:.3f}"
+        f"  best threshold {run.best_threshold:.3f}  oracle {run.oracle:.3f}"
+    )
+
+
+def write(folder: Path, runs: Sequence[DialRun], about: dict[str, Any]) -> None:
+    """dial.json and dial.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {**about, "tolerance": TOLERANCE, "runs": [asdict(run) | {"held": run.held} for run in runs]}
+    (folder / "dial.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    draw(folder / "dial.png", runs)
+
+
+def draw(path: Path, runs: Sequence[DialRun]) -> None:
+    """Left: the realised rate as questions come. Right: what each rate is worth."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    _draw_rates(left, [run for run in runs if run.kind == "cold"])
+    _draw_worth(right, [run for run in runs if run.kind in ("cold", "warm")])
+    figure.savefig(path)
+
+
+def _draw_rates(axis: Any, runs: Sequence[DialRun]) -> None:
+    for run, colour in zip(runs, _colours(), strict=False):
+        numbers = range(1, run.questions + 1)
+        axis.plot(numbers, run.rates_by_question, color=colour, linewidth=1.6, label=f"τ = {run.target_rate:g}")
+        axis.axhline(run.target_rate, color=colour, linestyle=":", linewidth=1.0)
+        low, high = run.target_rate - TOLERANCE, run.target_rate + TOLERANCE
+        axis.fill_between([0.9 * run.questions, run.questions], low, high, color=colour, alpha=0.25, linewidth=0)
+    axis.set(xlabel="questions since τ was set", ylabel="realised rate since then", ylim=(-0.02, 1.0))
+    axis.set_title("From a cold start on a frozen model (bars: τ ± 0.03)")
+    axis.legend(loc="upper right", ncols=2)
+
+
+def _draw_worth(axis: Any, runs: Sequence[DialRun]) -> None:
+    ordered = sorted(runs, key=lambda run: run.realised_rate)
+    rates = [run.realised_rate for run in ordered]
+    lines = (("oracle", "#666666", "--"), ("best_threshold", "#2a8c4a", "-"), ("random_routing", "#d9730d", ":"))
+    names = {"oracle": "oracle router", "best_threshold": "best fixed threshold in hindsight", "random_routing": "random routing"}
+    for name, colour, style in lines:
+        axis.plot(rates, [getattr(run, name) for run in ordered], color=colour, linestyle=style, label=names[name])
+    for kind, marker in (("cold", "o"), ("warm", "s")):
+        own = [run for run in ordered if run.kind == kind]
+        if not own:
+            continue
+        joint = [run.joint_accuracy for run in own]
+        spans = [[value - run.joint_interval[0] for value, run in zip(joint, own, strict=True)]]
+        spans += [[run.joint_interval[1] - value for value, run in zip(joint, own, strict=True)]]
+        at = [run.realised_rate for run in own]
+        axis.errorbar(at, joint, yerr=spans, fmt=marker, color="#1f6fb4", capsize=3, alpha=0.8, label=f"the dial, {kind} start")
+    axis.axhline(ordered[0].forced_local_accuracy, color="#b3261e", linewidth=1.0, label="forced local")
+    axis.set(xlabel="realised rate", ylabel="joint accuracy (bars: 95 % interval)")
+    axis.set_title("What each rate is worth")
+    axis.legend(loc="lower right")
+
+
+def _colours() -> Iterator[str]:
+    return iter(("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#b3261e", "#0f8b8d"))
