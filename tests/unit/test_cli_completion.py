@@ -34,7 +34,7 @@ def completed(line: str, **environment: str) -> list[str]:
 
 def test_commands_modes_sources_and_models_are_completed(tmp_path: Path) -> None:
     (tmp_path / "my-model.gguf").touch()
-    assert completed("edge-agent serv") == ["service"]
+    assert completed("edge-agent serv") == ["serve-token", "service"]
     assert completed("edge-agent config in") == ["init"]
     assert completed("edge-agent ask --mode ") == list(MODES)
     assert completed("edge-agent run --tasks practice:g") == ["practice:group1", "practice:group2"]

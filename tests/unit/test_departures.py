@@ -223,7 +223,8 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
         guarded = GuardedClient(world.client, REGISTRY, SentLog(state.database, world.clock, Keep()))
         watched = WatchedClient(guarded, sink, world.clock)
         watched.lost("away")
-        answerer = Answerer(world.serving, watched, state, agent._gate, agent._dial, sink, world.clock, world.answer_settings())
+        access = agent.answerer._access
+        answerer = Answerer(world.serving, watched, state, agent._gate, access, sink, world.clock, world.answer_settings())
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
     assert world.client.calls == [] and not watched.online
