@@ -210,7 +210,7 @@ class Agent:
         self._budget_watch = BudgetWatch(parts.client, jitter)
         self._gate = ServingGate(parts.clock)
         self._readiness = Readiness(self._gate, parts.conditions, parts.state, parts.sink, parts.clock)
-        self._purse = LearningPurse(parts.state, parts.clock, settings.daily_limits)
+        self._purse = LearningPurse(parts.state, parts.clock, settings.daily_limits, self._notice)
         self.feedback = FeedbackBook(parts.state)
         self._served_task = ""
         self._switch = CloudSwitch(parts.state, settings.answers.switched_off)

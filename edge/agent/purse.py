@@ -9,7 +9,7 @@ first call that is dearer than all of it, or by what the calls under way are dea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,7 +46,12 @@ class DaysUse:
 class LearningPurse:
     """The day's budget of learning, in the state folder's database."""
 
-    def __init__(self, state: StateFolder, clock: Clock, limits: DailyLimits) -> None:
+    def __init__(
+        self, state: StateFolder, clock: Clock, limits: DailyLimits, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`tell` is given one line on each day whose budget is used up."""
+        self._tell = tell
+        self._told_on = ""
         self._state = state
         self._clock = clock
         self.limits = limits
@@ -70,6 +75,7 @@ class LearningPurse:
             if self._is_counted(call):
                 return
             if reason := self._used_up():
+                self._tell_once_a_day(reason)
                 raise BudgetExhausted(reason, metadata={"told": reason, "budget": "learning per day"})
             at = self._clock.now()
             with self._state.database as database:
@@ -86,6 +92,12 @@ class LearningPurse:
             elif outcome.refused:
                 self._forget(call)
             self._paid.notify_all()
+
+    def _tell_once_a_day(self, reason: str) -> None:
+        day = local_day(self._clock.now())
+        if day != self._told_on:
+            self._told_on = day
+            self._tell(f"{reason}; learning goes on without the cloud")
 
     def _forget(self, call: CloudCall) -> None:
         with self._state.database as database:
