@@ -46,7 +46,7 @@ def answers() -> ScriptedAnswers:
 
 @pytest.fixture
 def gate() -> ServingGate:
-    return ServingGate()
+    return ServingGate(ManualClock())
 
 
 @pytest.fixture
