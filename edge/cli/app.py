@@ -413,8 +413,6 @@ def feedback(
         str, typer.Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=completing.verdicts)
     ],
     correction: Annotated[str | None, typer.Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
-    model: Model = None,
-    coordinator: Coordinator = None,
     state: State = None,
     config: Config = None,
     sets: Sets = None,
@@ -423,8 +421,7 @@ def feedback(
     """Say whether an answer was right."""
     from edge.cli import feedback as command
 
-    settings = Settings(config, sets, model, coordinator, state)
-    return command.feedback(settings, answer_id, verdict, correction, as_json=json)
+    return command.feedback(Settings(config, sets, state=state), answer_id, verdict, correction, as_json=json)
 
 
 @app.command()

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from edge.cli.running import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
-from edge.serve.guard import App
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
 
@@ -34,35 +31,29 @@ def answers() -> ScriptedAnswers:
     return ScriptedAnswers(SAID, note=NOTE)
 
 
-@pytest.fixture
-def judged() -> list[Mapping[str, Any]]:
-    return []
+class Judged(ScriptedControl):
+    """Keeps every verdict, in order."""
+
+    def __init__(self, answers: ScriptedAnswers) -> None:
+        super().__init__(answers)
+        self.judged: list[Mapping[str, Any]] = []
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        kept = await super().feedback(answer_id, verdict, correction)
+        self.judged.append(kept)
+        return kept
 
 
 @pytest.fixture
-async def state(answers: ScriptedAnswers, judged: list[Mapping[str, Any]], tmp_path: Path) -> AsyncIterator[Path]:
-    app = with_feedback(build_app(answers, ScriptedControl(answers), ManualClock()), answers, judged)
-    async with serving(app, "127.0.0.1", 0) as url:
+def control(answers: ScriptedAnswers) -> Judged:
+    return Judged(answers)
+
+
+@pytest.fixture
+async def state(answers: ScriptedAnswers, control: Judged, tmp_path: Path) -> AsyncIterator[Path]:
+    async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path
-
-
-def with_feedback(app: App, answers: ScriptedAnswers, judged: list[Mapping[str, Any]]) -> App:
-    """The route for feedback as its contract has it, in front of the endpoint."""
-
-    async def front(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] != "/api/feedback":
-            await app(scope, receive, send)
-            return
-        body = await Request(scope, receive).json()
-        if body["id"] not in {question.id for question in answers.asked}:
-            error = {"message": f"no answer {body['id']!r}", "code": "not_found"}
-            await JSONResponse({"error": error}, status_code=404)(scope, receive, send)
-            return
-        judged.append(body)
-        await JSONResponse({"id": body["id"], "verdict": body["verdict"]})(scope, receive, send)
-
-    return front
 
 
 async def edge_agent(*words: str, stdin: bytes | str = b"") -> tuple[int, str, str]:
@@ -188,23 +179,23 @@ async def test_chat_reads_lines_as_they_come_and_a_signal_while_it_waits_ends_it
 
 
 async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
-    state: Path, answers: ScriptedAnswers, judged: list[Mapping[str, Any]]
+    state: Path, answers: ScriptedAnswers, control: Judged
 ) -> None:
     lines = "one\n/good\n/bad it is five\ntwo\n/good\n"
     code, out, err = await edge_agent("chat", "--state", str(state), stdin=lines)
     assert (code, out) == (0, "Step 1: 2+2=4\n4\n" * 2)
     first, second = (question.id for question in answers.asked)
     assert f"noted: good · id {first}" in err
-    assert judged == [
+    assert control.judged == [
         {"id": first, "verdict": "good", "correction": None},
         {"id": first, "verdict": "bad", "correction": "it is five"},
         {"id": second, "verdict": "good", "correction": None},
     ]
     await edge_agent("chat", "--state", str(state), stdin=f"three\n/bad {first} it is six\n/good {second}\n")
-    assert [(one["id"], one["correction"]) for one in judged[3:]] == [(first, "it is six"), (second, None)]
+    assert [(one["id"], one["correction"]) for one in control.judged[3:]] == [(first, "it is six"), (second, None)]
     code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
     assert (code, out) == (0, f"noted: bad · id {first}\n")
-    assert judged[-1] == {"id": first, "verdict": "bad", "correction": "seven"}
+    assert control.judged[-1] == {"id": first, "verdict": "bad", "correction": "seven"}
     for words, told, wanted in (
         (("nobody", "good"), "no answer 'nobody'", 1),
         ((first, "great"), "great: not a verdict; say good, bad or none", 2),
