@@ -170,9 +170,9 @@ class OwnAgent:
         return await self._control.status()
 
 
-def new_question(messages: Sequence[Message], mode: str | None, **sampling: Any) -> Question:
-    """A question under an id of its own. `sampling`: temperature, max_tokens, seed; None or absent is the agent's own choice."""
-    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **sampling)
+def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:
+    """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
+    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 
 async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:

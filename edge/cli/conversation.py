@@ -49,13 +49,16 @@ class Voice(Protocol):
 class Conversation:
     """What was said so far, and the last answer."""
 
-    def __init__(self, reader: Reader, mode: str | None, voice: Voice, interrupts: Interrupts, *, lenient: bool) -> None:
-        """`lenient`: wrong usage is told and does not end the conversation."""
+    def __init__(
+        self, reader: Reader, mode: str | None, voice: Voice, interrupts: Interrupts, *, lenient: bool, task: str | None = None
+    ) -> None:
+        """`lenient`: wrong usage is told and does not end the conversation. `task`: whose budget and dial apply (None: the agent's own)."""
         self._reader = reader
         self._mode = mode
         self._voice = voice
         self._interrupts = interrupts
         self._lenient = lenient
+        self._task = task
         self._said: list[Message] = []
         self._asked: tuple[str, str | None] | None = None
         self._answered = ""
@@ -99,7 +102,7 @@ class Conversation:
     async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
         if not sampling:
             self._asked, self._answered, self._retries = (text, mode), "", 0
-        question = new_question([*self._said, Message("user", text)], mode, **sampling)
+        question = new_question([*self._said, Message("user", text)], mode, task=self._task, **sampling)
         answer = await self._interrupts.stoppable(ask_and_show(self._reader, question, self._voice.screen()))
         self._said += [Message("user", text), Message("assistant", answer.content.strip() or answer.final)]
         self._answered = answer.note.id

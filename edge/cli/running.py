@@ -82,6 +82,7 @@ class RemoteAgent:
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
+            **({} if question.task is None else {"metadata": {"task": question.task}}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)

@@ -86,6 +86,13 @@ async def test_sampling_and_the_demand_for_the_cloud_reach_the_agent(state: Path
     assert (question.mode, question.max_tokens, question.temperature, question.seed) == ("cloud-only", 7, 0.5, 11)
 
 
+async def test_the_task_that_is_named_reaches_the_agent(state: Path, answers: ScriptedAnswers) -> None:
+    assert (await edge_agent("ask", "2+2?", "--task", "arith:easy", "--state", str(state)))[0] == 0
+    assert (await edge_agent("chat", "--task", "code", "--state", str(state), stdin="2+2?\n/retry\n"))[0] == 0
+    assert (await edge_agent("ask", "2+2?", "--state", str(state)))[0] == 0
+    assert [question.task for question in answers.asked] == ["arith:easy", "code", "code", None]
+
+
 async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: Path, answers: ScriptedAnswers) -> None:
     answers.note = replace(NOTE, source="local-fallback", reason="the model asked for help, but the budget is gone")
     code, out, _ = await edge_agent("ask", "2+2?", "--state", str(state))
@@ -131,6 +138,9 @@ async def test_wrong_usage_of_ask_is_one_line(state: Path, tmp_path: Path) -> No
         (("ask", "What?", "--cloud", "--local-only"), "local-only and cloud-only are two modes"),
         (("chat", "--mode", "auto", "--local-only"), "local-only and auto are two modes"),
         (("ask",), "the question is empty"),
+        (("ask", "What?", "--task", "my task"), "--task 'my task': not a label of 1 to 64 letters, digits and . _ : + -"),
+        (("chat", "--task", ""), "--task '': not a label"),
+        (("budget", "set", "10%", "--task", "-x" * 40), "not a label"),
     ):
         code, out, err = await edge_agent(*words, *place)
         assert (code, out, err.count("\n")) == (2, "", 1), err
