@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from edge.cli.answer_ids import answer_id
 from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import budget_line
 from edge.cli.interrupts import Interrupts, Stopped
@@ -130,11 +131,11 @@ class Conversation:
 
     async def _judge(self, verdict: str, rest: str) -> None:
         """Feedback on the last answer, or on the one that the first word names."""
-        answer_id, correction = self._answered, rest
+        judged, correction = self._answered, rest
         first, _, others = rest.partition(" ")
         if first and (verdict == "good" or not self._answered or await self._is_answer(first)):
-            answer_id, correction = first, others.strip()
-        kept = self._reader.feedback(self._id(answer_id), verdict, correction or None)
+            judged, correction = first, others.strip()
+        kept = self._reader.feedback(self._id(judged), verdict, correction or None)
         self._voice.told("/" + verdict, await self._interrupts.stoppable(kept))
 
     async def _is_answer(self, word: str) -> bool:
@@ -148,10 +149,9 @@ class Conversation:
         return True
 
     def _id(self, given: str) -> str:
-        answer_id = given.removeprefix("chatcmpl-") or self._answered
-        if not answer_id:
+        if not (given or self._answered):
             raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
-        return answer_id
+        return answer_id(given or self._answered)
 
 
 def _may_be_id(word: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from edge.cli.answer_ids import answer_id
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json
 from edge.core.errors import NotFound, UsageError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 VERDICTS = ("good", "bad", "none")
 
 
-def feedback(settings: Settings, answer_id: str, verdict: str, correction: str | None, *, as_json: bool) -> int:
+def feedback(settings: Settings, given: str, verdict: str, correction: str | None, *, as_json: bool) -> int:
     """Keep the verdict; `none` takes an earlier one back. Raises UsageError, NotFound."""
     if verdict not in VERDICTS:
         raise UsageError(f"{shown(verdict)}: not a verdict", hint=f"say {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}")
@@ -27,7 +28,7 @@ def feedback(settings: Settings, answer_id: str, verdict: str, correction: str |
         raise UsageError(f"a correction goes with bad, not with {verdict}")
     from edge.bootstrap import state_folder
 
-    kept = asyncio.run(_keep(state_folder(settings.config()), answer_id.removeprefix("chatcmpl-"), verdict, correction))
+    kept = asyncio.run(_keep(state_folder(settings.config()), answer_id(given), verdict, correction))
     if as_json:
         print_json(dict(kept))
     else:
@@ -35,22 +36,22 @@ def feedback(settings: Settings, answer_id: str, verdict: str, correction: str |
     return 0
 
 
-async def _keep(state: Path, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+async def _keep(state: Path, rated: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
     """Have the running agent keep it, or keep it in a folder that no agent uses."""
     async with running_agent(state) as remote:
         if remote is not None:
-            return await remote.feedback(answer_id, verdict, correction)
-    return _in_folder(state, answer_id, verdict, correction)
+            return await remote.feedback(rated, verdict, correction)
+    return _in_folder(state, rated, verdict, correction)
 
 
-def _in_folder(state: Path, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+def _in_folder(state: Path, rated: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
     from edge.agent.feedback import Feedback, FeedbackBook
     from edge.agent.state import StateFolder, reading
     from edge.core.clock import SystemClock
 
     with reading(state) as there:
         if there is None:
-            raise NotFound(f"no answer with id {shown(answer_id)}: nothing was asked in {state} yet")
+            raise NotFound(f"no answer with id {rated}: nothing was asked in {state} yet")
     with StateFolder(state) as folder:
-        given = Feedback(answer_id, cast("Verdict", verdict), correction)
-        return FeedbackBook(folder).give(given, SystemClock().now()).to_json()
+        judged = Feedback(rated, cast("Verdict", verdict), correction)
+        return FeedbackBook(folder).give(judged, SystemClock().now()).to_json()

@@ -155,6 +155,11 @@ def _credentials(state: Path) -> dict[str, str]:
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:
     if reply.status < 400:
         return
+    if reply.status == 401:
+        raise EdgeError(
+            "the running agent does not take the token that is in its token file now",
+            hint="start it again, so that it reads this one",
+        )
     try:
         error = (await reply.json())["error"]
     except (ValueError, KeyError, TypeError):

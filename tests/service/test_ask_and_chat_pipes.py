@@ -216,6 +216,25 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
         assert told in err
 
 
+async def test_a_token_that_was_changed_since_the_agent_began_is_told(
+    answers: ScriptedAnswers, control: Judged, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("another-token-than-the-agent-has-read")
+    (tmp_path / "token").chmod(0o600)
+    app = build_app(answers, control, ManualClock(), token="the-token-that-the-agent-has-read")
+    async with serving(app, "127.0.0.1", 0) as url:
+        with announced(tmp_path, url, str(tmp_path / "token")):
+            code, out, err = await edge_agent("ask", "2+2?", "--state", str(tmp_path))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "does not take the token that is in its token file now; start it again" in err
+
+
+async def test_what_is_no_text_is_not_looked_through_for_private_data() -> None:
+    code, out, err = await edge_agent("privacy", "check", stdin=b"caf\xe9 a@b.de")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the text is not UTF-8 (character 4)" in err
+
+
 async def test_feedback_without_an_answer_says_so(state: Path) -> None:
     code, _, err = await edge_agent("chat", "--state", str(state), stdin="/good\n")
     assert (code, err) == (2, "error: there is no answer yet; give the id that stands beside an answer\n")

@@ -44,6 +44,14 @@ def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tm
     assert not empty.exists()
 
 
+def test_what_is_no_id_is_told_and_nothing_is_looked_up(state: Path, capsys: Capture) -> None:
+    for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
+        assert run_command([*words, "--state", str(state)]) == 2
+        assert "is no id of an answer; give the id that stands beside an answer" in capsys.readouterr().err
+    assert run_command(["why", "chatcmpl-a1", "--json", "--state", str(state)]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "a1"
+
+
 def test_a_folder_in_use_or_damaged_is_told_in_one_line(state: Path, capsys: Capture) -> None:
     with StateFolder(state):
         assert run_command(["feedback", "a1", "good", "--state", str(state)]) == 1
