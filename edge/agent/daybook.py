@@ -32,7 +32,7 @@ def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
                 raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
             return daybook(database, since, now)
     except (sqlite3.Error, ValueError) as error:
-        raise StateError(f"{path}: cannot be read: {error}") from error
+        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
 
 def daybook(database: sqlite3.Connection, since: float, now: float) -> dict[str, Any]:

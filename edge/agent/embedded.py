@@ -26,11 +26,13 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.events import EventSink
+from edge.core.exits import exit_name, has_crashed
 
 MAX_SOCKET_PATH = 100
 """Bytes; the system's limit is 104 to 108."""
 _PROBE_S = 0.05
 _STOP_S = 10.0
+_CRASH_HINT = "edge-agent doctor tells whether llama.cpp runs on this processor"
 _RESTART_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 Probe = Callable[[], Awaitable[bool]]
@@ -124,6 +126,7 @@ class EmbeddedCoordinator:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
+        self._crash = ""
 
     @property
     def pid(self) -> int | None:
@@ -131,12 +134,15 @@ class EmbeddedCoordinator:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the child and wait until it serves. Raises CoordinatorUnavailable with the child's last words."""
+        """Start the child and wait until it serves. Raises CoordinatorUnavailable with the child's last words, or that it crashed."""
         self._write_settings()
         self._watching = asyncio.create_task(self._keep_running(), name="embedded-coordinator")
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._until_serving()
+        except CoordinatorUnavailable:
+            await self.aclose()
+            raise
         except TimeoutError as error:
             await self.aclose()
             reason = self._last_words() or f"not serving after {self._start_timeout_s:g} s"
@@ -160,7 +166,10 @@ class EmbeddedCoordinator:
         return self._folder / "coordinator.log"
 
     async def _until_serving(self) -> None:
-        while self.pid is None or not await self._probe():  # noqa: ASYNC110 (another process: there is no event to wait for)
+        """Raises CoordinatorUnavailable when the child crashes, as it would again."""
+        while self.pid is None or not await self._probe():
+            if self._crash:
+                raise CoordinatorUnavailable(f"the embedded coordinator crashed ({self._crash})", hint=_CRASH_HINT)
             await asyncio.sleep(_PROBE_S)
 
     async def _keep_running(self) -> None:
@@ -172,10 +181,10 @@ class EmbeddedCoordinator:
             if self._stopping:
                 return
             failures = 0 if self._clock.monotonic() - began > 30.0 else failures + 1
-            words = self._last_words()
-            self._sink.emit(
-                Notice(f"the embedded coordinator ended ({code}); starting it again. {words}".strip(), self._clock.now())
-            )
+            self._crash = exit_name(code) if has_crashed(code) else ""
+            words = _CRASH_HINT if self._crash else self._last_words()
+            ended = f"{'crashed' if self._crash else 'ended'} ({exit_name(code)})"
+            self._sink.emit(Notice(f"the embedded coordinator {ended}; starting it again. {words}".strip(), self._clock.now()))
             await asyncio.sleep(_RESTART_S[min(failures, len(_RESTART_S)) - 1])
 
     async def _run_once(self) -> int:

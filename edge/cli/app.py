@@ -14,6 +14,7 @@ from edge.cli import completing
 from edge.cli.settings import Settings
 from edge.core.errors import UsageError
 from edge.core.limits import LARGEST_SEED, MOST_ITEMS, MOST_STEPS, MOST_TOKENS
+from edge.core.names import TASK_LABEL_FORM, is_task_label, shown
 
 app = typer.Typer(
     name="edge-agent",
@@ -316,6 +317,18 @@ def _mode(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:
     return next(iter(said), None)
 
 
+Task = Annotated[str | None, typer.Option("--task", help="The task, whose budget and dial apply.", metavar="LABEL")]
+
+
+def _label(task: str | None) -> str | None:
+    """The task's label as it was given. Raises UsageError for one that no task can have."""
+    if task is not None and not is_task_label(task):
+        raise UsageError(
+            f"--task {shown(task)!r}: not {TASK_LABEL_FORM}", hint="edge-agent budget show lists the tasks that were used"
+        )
+    return task
+
+
 @app.command()
 def ask(
     question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
@@ -337,6 +350,7 @@ def ask(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
     ] = None,
+    task: Task = None,
     full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
     fail_on_fallback: Annotated[
         bool, typer.Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
@@ -363,7 +377,15 @@ def ask(
         config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=cloud), never_send=never_send
     )
     options = command.AskOptions(
-        system, tuple(files or ()), max_tokens, temperature, seed, full=full, json=json, fail_on_fallback=fail_on_fallback
+        system,
+        tuple(files or ()),
+        max_tokens,
+        temperature,
+        seed,
+        full=full,
+        json=json,
+        fail_on_fallback=fail_on_fallback,
+        task=_label(task),
     )
     return command.ask(settings, question, options)
 
@@ -374,6 +396,7 @@ def chat(
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Do not remember what is asked (always: chat.history: false).")
     ] = False,
+    task: Task = None,
     model: Model = None,
     coordinator: Coordinator = None,
     state: State = None,
@@ -389,7 +412,7 @@ def chat(
     settings = Settings(
         config, sets, model, coordinator, state, _mode(mode, local_only=local_only, cloud=False), never_send=never_send
     )
-    return command.chat(settings, command.ChatOptions(history=not no_history, json=json))
+    return command.chat(settings, command.ChatOptions(history=not no_history, json=json, task=_label(task)))
 
 
 @app.command()
@@ -413,8 +436,6 @@ def feedback(
         str, typer.Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=completing.verdicts)
     ],
     correction: Annotated[str | None, typer.Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
-    model: Model = None,
-    coordinator: Coordinator = None,
     state: State = None,
     config: Config = None,
     sets: Sets = None,
@@ -423,8 +444,7 @@ def feedback(
     """Say whether an answer was right."""
     from edge.cli import feedback as command
 
-    settings = Settings(config, sets, model, coordinator, state)
-    return command.feedback(settings, answer_id, verdict, correction, as_json=json)
+    return command.feedback(Settings(config, sets, state=state), answer_id, verdict, correction, as_json=json)
 
 
 @app.command()
@@ -548,7 +568,7 @@ def budget_set(
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
     from edge.cli import budget as command
 
-    return command.set_dial(Settings(config, sets, None, coordinator, state), rate, task, as_json=json)
+    return command.set_dial(Settings(config, sets, None, coordinator, state), rate, _label(task), as_json=json)
 
 
 @budget_app.command("pause")

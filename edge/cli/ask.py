@@ -39,6 +39,7 @@ class AskOptions:
     full: bool = False
     json: bool = False
     fail_on_fallback: bool = False
+    task: str | None = None
 
 
 def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
@@ -63,6 +64,7 @@ def _question(mode: str | None, question: str | None, options: AskOptions) -> Qu
     return new_question(
         [*system, Message("user", text)],
         mode,
+        task=options.task,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         seed=options.seed,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_line, visible
@@ -44,15 +44,6 @@ class Reader(Protocol):
 
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now, its `budget` among it."""
-        ...
-
-
-@runtime_checkable
-class TakesFeedback(Protocol):
-    """An agent that keeps what people say of its answers."""
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep it. Raises NotFound for an unknown answer."""
         ...
 
 
@@ -172,19 +163,16 @@ class OwnAgent:
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person says of an answer."""
-        control: object = self._control
-        if not isinstance(control, TakesFeedback):
-            raise EdgeError("this agent keeps no feedback")
-        return await control.feedback(answer_id, verdict, correction)
+        return await self._control.feedback(answer_id, verdict, correction)
 
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now."""
         return await self._control.status()
 
 
-def new_question(messages: Sequence[Message], mode: str | None, **sampling: Any) -> Question:
-    """A question under an id of its own. `sampling`: temperature, max_tokens, seed; None or absent is the agent's own choice."""
-    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **sampling)
+def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:
+    """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
+    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 
 async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:

@@ -24,10 +24,11 @@ _GREETING = "/help shows commands and keys · Ctrl-C stops an answer · Ctrl-D l
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Whether what is asked is remembered, and whether answers come as JSON."""
+    """Whether what is asked is remembered, whether answers come as JSON, and the task's label (None: the agent's own)."""
 
     history: bool = True
     json: bool = False
+    task: str | None = None
 
 
 def chat(settings: Settings, options: ChatOptions) -> int:
@@ -47,7 +48,9 @@ async def _chat(settings: Settings, options: ChatOptions) -> None:
         if typed:
             print_line(_GREETING)
         with Interrupts(idle=_at_rest(typed)) as interrupts:
-            conversation = Conversation(reader, settings.mode, voice, interrupts, lenient=typed or options.json)
+            conversation = Conversation(
+                reader, settings.mode, voice, interrupts, lenient=typed or options.json, task=options.task
+            )
             await _talk(lines, conversation)
 
 

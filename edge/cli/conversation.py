@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from edge.cli.answer_ids import answer_id
 from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import budget_line
 from edge.cli.interrupts import Interrupts, Stopped
@@ -49,13 +50,16 @@ class Voice(Protocol):
 class Conversation:
     """What was said so far, and the last answer."""
 
-    def __init__(self, reader: Reader, mode: str | None, voice: Voice, interrupts: Interrupts, *, lenient: bool) -> None:
-        """`lenient`: wrong usage is told and does not end the conversation."""
+    def __init__(
+        self, reader: Reader, mode: str | None, voice: Voice, interrupts: Interrupts, *, lenient: bool, task: str | None = None
+    ) -> None:
+        """`lenient`: wrong usage is told and does not end the conversation. `task`: whose budget and dial apply (None: the agent's own)."""
         self._reader = reader
         self._mode = mode
         self._voice = voice
         self._interrupts = interrupts
         self._lenient = lenient
+        self._task = task
         self._said: list[Message] = []
         self._asked: tuple[str, str | None] | None = None
         self._answered = ""
@@ -99,7 +103,7 @@ class Conversation:
     async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
         if not sampling:
             self._asked, self._answered, self._retries = (text, mode), "", 0
-        question = new_question([*self._said, Message("user", text)], mode, **sampling)
+        question = new_question([*self._said, Message("user", text)], mode, task=self._task, **sampling)
         answer = await self._interrupts.stoppable(ask_and_show(self._reader, question, self._voice.screen()))
         self._said += [Message("user", text), Message("assistant", answer.content.strip() or answer.final)]
         self._answered = answer.note.id
@@ -127,11 +131,11 @@ class Conversation:
 
     async def _judge(self, verdict: str, rest: str) -> None:
         """Feedback on the last answer, or on the one that the first word names."""
-        answer_id, correction = self._answered, rest
+        judged, correction = self._answered, rest
         first, _, others = rest.partition(" ")
         if first and (verdict == "good" or not self._answered or await self._is_answer(first)):
-            answer_id, correction = first, others.strip()
-        kept = self._reader.feedback(self._id(answer_id), verdict, correction or None)
+            judged, correction = first, others.strip()
+        kept = self._reader.feedback(self._id(judged), verdict, correction or None)
         self._voice.told("/" + verdict, await self._interrupts.stoppable(kept))
 
     async def _is_answer(self, word: str) -> bool:
@@ -145,10 +149,9 @@ class Conversation:
         return True
 
     def _id(self, given: str) -> str:
-        answer_id = given.removeprefix("chatcmpl-") or self._answered
-        if not answer_id:
+        if not (given or self._answered):
             raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
-        return answer_id
+        return answer_id(given or self._answered)
 
 
 def _may_be_id(word: str) -> bool:

@@ -113,6 +113,11 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
+    decoding = check_decoding()
+    yield from decoding
+    computes = not _failed(decoding)  # where llama.cpp crashes, no check may touch it in this process
+    if computes:
+        yield check_graphics()
     yield check_cores()
     yield check_processor()
     yield check_memory()
@@ -123,9 +128,11 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         return
     yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield check_engine(config)
-    yield from check_devices(config)
+    if computes:
+        yield from check_devices(config)
     yield from check_allocator()
-    yield from check_models(config)
+    if computes:
+        yield from check_models(config)
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
@@ -161,7 +168,21 @@ def check_backends() -> Iterator[Finding]:
             yield Finding(name, "ok", f"not installed ({install_extra(extra)})")
         else:
             yield Finding(name, "ok", f"{package} {version}")
-    yield check_graphics()
+
+
+def check_decoding() -> list[Finding]:
+    """Whether llama.cpp computes here, tried in a process of its own; nothing where it is not installed."""
+    from edge.cli.trial import llama_fault, rebuild_hint
+
+    version = _version("llama-cpp-python")
+    if version is None:
+        return []
+    fault, crashed = llama_fault()
+    if crashed:
+        return [Finding("decoding", "fail", f"llama.cpp {fault}", rebuild_hint(version))]
+    if fault:
+        return [Finding("decoding", "fail", f"llama.cpp {fault}", install_extra("agent"))]
+    return [Finding("decoding", "ok", "llama.cpp computes on this processor")]
 
 
 def check_graphics() -> Finding:

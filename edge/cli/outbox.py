@@ -131,7 +131,8 @@ def shown_time(at: float) -> str:
 def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
     """On stderr: that there is nothing, what is older, what waits and what is no longer kept."""
     if nothing:
-        print_line("no report waits" if options.waiting else "nothing of that has left this device")
+        chosen = " of that" if options.kind or options.since else ""
+        print_line("no report waits" if options.waiting else f"nothing{chosen} has left this device")
     if not options.waiting and found["next_before"] is not None:
         print_line("there are older entries; see --limit")
     if not options.waiting and found["waiting"]:

@@ -56,5 +56,16 @@ def _text_of(text: str | None) -> str:
     if text in (None, "-"):
         if sys.stdin.isatty():
             raise UsageError("no text", hint='write edge-agent privacy check "Write to jo@example.org" or pipe one in')
-        text = sys.stdin.read()
-    return text or ""
+        text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    return _whole(text or "")
+
+
+def _whole(text: str) -> str:
+    """The text, where it can be sent at all. Raises UsageError for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text is not UTF-8 (character {error.start + 1})", hint="give text; binary files cannot be read"
+        ) from error
+    return text

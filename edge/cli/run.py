@@ -12,7 +12,7 @@ from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.bootstrap import build_agent, check_inputs, state_folder
 from edge.cli.listening import check_listening, listening
 from edge.cli.shell import INTERRUPTED
-from edge.cli.starting import starting_lines
+from edge.cli.starting import privacy_line, starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.console import Console, open_console
@@ -47,7 +47,7 @@ def run(settings: Settings, options: RunOptions) -> int:
         check_inputs(resolved.config)
     if options.serve:
         check_listening(resolved.config)
-    lines = list(starting_lines(resolved, learns=learns))
+    lines = [*starting_lines(resolved, learns=learns), *filter(None, [privacy_line(resolved.config)])]
     try:
         asyncio.run(_run(resolved.config, options, lines))
     except asyncio.CancelledError:

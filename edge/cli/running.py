@@ -82,6 +82,7 @@ class RemoteAgent:
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
+            **({} if question.task is None else {"metadata": {"task": question.task}}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
@@ -154,6 +155,11 @@ def _credentials(state: Path) -> dict[str, str]:
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:
     if reply.status < 400:
         return
+    if reply.status == 401:
+        raise EdgeError(
+            "the running agent does not take the token that is in its token file now",
+            hint="start it again, so that it reads this one",
+        )
     try:
         error = (await reply.json())["error"]
     except (ValueError, KeyError, TypeError):

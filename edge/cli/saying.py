@@ -21,6 +21,7 @@ _WORTH_SAYING = {
     "low": "little of the budget is left",
     "used_up": "the budget is used up",
     "paused": "the cloud is paused",
+    "switched_off": "the cloud is switched off",
     "offline": "offline",
 }
 
@@ -73,12 +74,20 @@ def source_line(note: AnswerNote) -> str:
         parts.append(f"λ {note.dual:.3f}")
     if note.spend_uusd:
         parts.append(dollars(note.spend_uusd))
-    if note.calls_left is not None:
+    if about_quota := _about_quota(note):
+        parts.append(about_quota)
+    elif note.calls_left is not None:
         parts.append(f"{note.calls_left} calls left")
-    worth_saying = _WORTH_SAYING.get(note.quota["state"], "") if note.quota else ""
-    if worth_saying and worth_saying not in note.reason:
-        parts.append(worth_saying)
     return " · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"])
+
+
+def _about_quota(note: AnswerNote) -> str:
+    """The quota where it matters and the reason does not say so already; in short where the reason has the details."""
+    quota = note.quota or {}
+    short = _WORTH_SAYING.get(quota.get("state", ""), "")
+    if not short or short in note.reason:
+        return ""
+    return short if note.source == "local-fallback" else str(quota.get("line") or short)
 
 
 def why_lines(record: Mapping[str, Any]) -> list[str]:

@@ -62,6 +62,20 @@ def hints_line(config: AgentConfig) -> str:
     return f"hints of {config.coordinator.hint_chars} characters go to the cloud LLM; whether they pay {told} (edge-agent hints measure)"
 
 
+def privacy_line(config: AgentConfig) -> str:
+    """What happens to private data before a request leaves for a cloud LLM, or "" where none leaves this device."""
+    from edge.bootstrap import switched_off
+
+    coordinator, privacy = config.coordinator, config.privacy
+    if switched_off(config) or (coordinator.address is None and coordinator.embedded.upstream == "bundled"):
+        return ""
+    if not privacy.enabled:
+        return "what is private goes to the cloud LLM as it is (privacy.enabled is false); edge-agent outbox shows what left"
+    terms = ["your terms"] if privacy.terms or privacy.terms_file else []
+    found = ", ".join([*privacy.kinds, *terms]) or "nothing: privacy.kinds and privacy.terms are empty"
+    return f"private data is replaced before a request leaves for the cloud LLM ({found}); edge-agent outbox shows what left"
+
+
 def length_line(config: AgentConfig) -> str:
     """That responses end with the context, before the longest allowed length is reached, or ""."""
     from edge.bootstrap import model_file

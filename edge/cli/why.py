@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from edge.cli.answer_ids import answer_id
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, why_lines
 from edge.core.errors import NotFound
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
 
-def why(settings: Settings, answer_id: str, *, as_json: bool) -> int:
-    """Explain a stored answer. Raises NotFound."""
-    record = asyncio.run(_record(settings.config(), answer_id.removeprefix("chatcmpl-")))
+def why(settings: Settings, given: str, *, as_json: bool) -> int:
+    """Explain a stored answer. Raises UsageError for what is no id, NotFound."""
+    record = asyncio.run(_record(settings.config(), answer_id(given)))
     if as_json:
         print_json(record)
     else:
@@ -25,16 +26,16 @@ def why(settings: Settings, answer_id: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _record(config: AgentConfig, answer_id: str) -> Mapping[str, Any]:
+async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
     from edge.bootstrap import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is not None:
-            return await remote.why(answer_id)
-    return await _stored(config, answer_id)
+            return await remote.why(wanted)
+    return await _stored(config, wanted)
 
 
-async def _stored(config: AgentConfig, answer_id: str) -> Mapping[str, Any]:
+async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
     from edge.agent.explain import explained
     from edge.agent.state import reading
     from edge.bootstrap import state_folder
@@ -43,7 +44,7 @@ async def _stored(config: AgentConfig, answer_id: str) -> Mapping[str, Any]:
     folder = state_folder(config)
     with reading(folder) as state:
         if state is None:
-            raise NotFound(f"no answer with id {answer_id}: nothing was asked in {folder} yet")
-        record = state.request(answer_id)
+            raise NotFound(f"no answer with id {wanted}: nothing was asked in {folder} yet")
+        record = state.request(wanted)
         async with present_coordinator(config, state) as client:
             return await explained(record, client.get_call if client else None, NOBODY)

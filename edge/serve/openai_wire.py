@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge.core.names import TASK_LABEL_FORM, is_task_label
 from edge.serve.chat_logprobs import choices_of, top_logprobs_of
 from edge.serve.failures import RequestProblem
 from edge.serve.fields import MAX_TOKENS, parse_json, sampling_wishes
@@ -45,7 +45,6 @@ _NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
 }
 _MAX_LABELS, _MAX_LABEL_CHARS, _MAX_LABEL_TEXT = 16, 64, 512
-_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +198,8 @@ def _task(value: Mapping[str, Any], header: str) -> str | None:
     if named and header and named != header:
         raise _bad("metadata.task", "is another one than the header x-edge-task says")
     task = named or header or None
-    if task is not None and not _TASK.fullmatch(task):
-        raise _bad("metadata.task" if named else "x-edge-task", "must be a label of 1 to 64 letters, digits and . _ : + -")
+    if task is not None and not is_task_label(task):
+        raise _bad("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")
     return task
 
 

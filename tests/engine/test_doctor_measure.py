@@ -13,6 +13,7 @@ import pytest
 from edge.bootstrap import model_file, onnx_installed, open_backend
 from edge.cli import doctor, main, measure
 from edge.cli.settings import Settings
+from edge.cli.trial import llama_fault, trial_command
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock, SystemClock
@@ -258,3 +259,9 @@ def test_an_nvidia_driver_is_seen_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM")
     assert nvidia_driver(tmp_path)
+
+
+def test_the_installed_llama_cpp_decodes_in_a_process_of_its_own() -> None:
+    assert llama_fault() == ("", False)
+    fault, crashed = llama_fault(lambda: [*trial_command()[:-1], "/no/such/model.gguf"])
+    assert ("does not decode: " in fault, crashed) == (True, False)

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from edge.cli.running import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
-from edge.serve.guard import App
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
 
@@ -34,35 +31,29 @@ def answers() -> ScriptedAnswers:
     return ScriptedAnswers(SAID, note=NOTE)
 
 
-@pytest.fixture
-def judged() -> list[Mapping[str, Any]]:
-    return []
+class Judged(ScriptedControl):
+    """Keeps every verdict, in order."""
+
+    def __init__(self, answers: ScriptedAnswers) -> None:
+        super().__init__(answers)
+        self.judged: list[Mapping[str, Any]] = []
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        kept = await super().feedback(answer_id, verdict, correction)
+        self.judged.append(kept)
+        return kept
 
 
 @pytest.fixture
-async def state(answers: ScriptedAnswers, judged: list[Mapping[str, Any]], tmp_path: Path) -> AsyncIterator[Path]:
-    app = with_feedback(build_app(answers, ScriptedControl(answers), ManualClock()), answers, judged)
-    async with serving(app, "127.0.0.1", 0) as url:
+def control(answers: ScriptedAnswers) -> Judged:
+    return Judged(answers)
+
+
+@pytest.fixture
+async def state(answers: ScriptedAnswers, control: Judged, tmp_path: Path) -> AsyncIterator[Path]:
+    async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path
-
-
-def with_feedback(app: App, answers: ScriptedAnswers, judged: list[Mapping[str, Any]]) -> App:
-    """The route for feedback as its contract has it, in front of the endpoint."""
-
-    async def front(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] != "/api/feedback":
-            await app(scope, receive, send)
-            return
-        body = await Request(scope, receive).json()
-        if body["id"] not in {question.id for question in answers.asked}:
-            error = {"message": f"no answer {body['id']!r}", "code": "not_found"}
-            await JSONResponse({"error": error}, status_code=404)(scope, receive, send)
-            return
-        judged.append(body)
-        await JSONResponse({"id": body["id"], "verdict": body["verdict"]})(scope, receive, send)
-
-    return front
 
 
 async def edge_agent(*words: str, stdin: bytes | str = b"") -> tuple[int, str, str]:
@@ -93,6 +84,13 @@ async def test_sampling_and_the_demand_for_the_cloud_reach_the_agent(state: Path
     assert (await edge_agent("ask", "2+2?", *words, "--state", str(state)))[0] == 0
     question = answers.asked[0]
     assert (question.mode, question.max_tokens, question.temperature, question.seed) == ("cloud-only", 7, 0.5, 11)
+
+
+async def test_the_task_that_is_named_reaches_the_agent(state: Path, answers: ScriptedAnswers) -> None:
+    assert (await edge_agent("ask", "2+2?", "--task", "arith:easy", "--state", str(state)))[0] == 0
+    assert (await edge_agent("chat", "--task", "code", "--state", str(state), stdin="2+2?\n/retry\n"))[0] == 0
+    assert (await edge_agent("ask", "2+2?", "--state", str(state)))[0] == 0
+    assert [question.task for question in answers.asked] == ["arith:easy", "code", "code", None]
 
 
 async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: Path, answers: ScriptedAnswers) -> None:
@@ -140,6 +138,9 @@ async def test_wrong_usage_of_ask_is_one_line(state: Path, tmp_path: Path) -> No
         (("ask", "What?", "--cloud", "--local-only"), "local-only and cloud-only are two modes"),
         (("chat", "--mode", "auto", "--local-only"), "local-only and auto are two modes"),
         (("ask",), "the question is empty"),
+        (("ask", "What?", "--task", "my task"), "--task 'my task': not a label of 1 to 64 letters, digits and . _ : + -"),
+        (("chat", "--task", ""), "--task '': not a label"),
+        (("budget", "set", "10%", "--task", "-x" * 40), "not a label"),
     ):
         code, out, err = await edge_agent(*words, *place)
         assert (code, out, err.count("\n")) == (2, "", 1), err
@@ -188,23 +189,23 @@ async def test_chat_reads_lines_as_they_come_and_a_signal_while_it_waits_ends_it
 
 
 async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
-    state: Path, answers: ScriptedAnswers, judged: list[Mapping[str, Any]]
+    state: Path, answers: ScriptedAnswers, control: Judged
 ) -> None:
     lines = "one\n/good\n/bad it is five\ntwo\n/good\n"
     code, out, err = await edge_agent("chat", "--state", str(state), stdin=lines)
     assert (code, out) == (0, "Step 1: 2+2=4\n4\n" * 2)
     first, second = (question.id for question in answers.asked)
     assert f"noted: good · id {first}" in err
-    assert judged == [
+    assert control.judged == [
         {"id": first, "verdict": "good", "correction": None},
         {"id": first, "verdict": "bad", "correction": "it is five"},
         {"id": second, "verdict": "good", "correction": None},
     ]
     await edge_agent("chat", "--state", str(state), stdin=f"three\n/bad {first} it is six\n/good {second}\n")
-    assert [(one["id"], one["correction"]) for one in judged[3:]] == [(first, "it is six"), (second, None)]
+    assert [(one["id"], one["correction"]) for one in control.judged[3:]] == [(first, "it is six"), (second, None)]
     code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
     assert (code, out) == (0, f"noted: bad · id {first}\n")
-    assert judged[-1] == {"id": first, "verdict": "bad", "correction": "seven"}
+    assert control.judged[-1] == {"id": first, "verdict": "bad", "correction": "seven"}
     for words, told, wanted in (
         (("nobody", "good"), "no answer 'nobody'", 1),
         ((first, "great"), "great: not a verdict; say good, bad or none", 2),
@@ -213,6 +214,25 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
         code, _, err = await edge_agent("feedback", *words, "--state", str(state))
         assert code == wanted
         assert told in err
+
+
+async def test_a_token_that_was_changed_since_the_agent_began_is_told(
+    answers: ScriptedAnswers, control: Judged, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("another-token-than-the-agent-has-read")
+    (tmp_path / "token").chmod(0o600)
+    app = build_app(answers, control, ManualClock(), token="the-token-that-the-agent-has-read")
+    async with serving(app, "127.0.0.1", 0) as url:
+        with announced(tmp_path, url, str(tmp_path / "token")):
+            code, out, err = await edge_agent("ask", "2+2?", "--state", str(tmp_path))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "does not take the token that is in its token file now; start it again" in err
+
+
+async def test_what_is_no_text_is_not_looked_through_for_private_data() -> None:
+    code, out, err = await edge_agent("privacy", "check", stdin=b"caf\xe9 a@b.de")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the text is not UTF-8 (character 4)" in err
 
 
 async def test_feedback_without_an_answer_says_so(state: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -55,7 +56,7 @@ async def test_a_child_that_dies_is_started_again_and_said(tmp_path: Path) -> No
         while child.pid in (None, first):
             await asyncio.sleep(0.01)
     await child.aclose()
-    assert any("ended (-9)" in event.text for event in sink.events if isinstance(event, Notice))
+    assert any("ended (SIGKILL)" in event.text for event in sink.events if isinstance(event, Notice))
 
 
 async def test_a_child_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
@@ -63,6 +64,31 @@ async def test_a_child_that_cannot_start_is_reported_with_its_last_words(tmp_pat
     with pytest.raises(CoordinatorUnavailable, match="did not start: the port is taken"):
         await child.start()
     assert child.pid is None
+
+
+DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+async def test_a_child_that_crashes_at_its_start_is_told_at_once_with_what_to_do(tmp_path: Path) -> None:
+    child = child_of(tmp_path / "c", DIES, MemorySink(), timeout_s=3600.0)
+    with pytest.raises(CoordinatorUnavailable, match=r"coordinator crashed \(SIGSEGV\)$") as told:
+        await child.start()
+    assert told.value.hint == "edge-agent doctor tells whether llama.cpp runs on this processor"
+    assert child.pid is None
+
+
+async def test_a_child_that_crashes_later_is_started_again_and_told_in_one_line(tmp_path: Path) -> None:
+    sink = MemorySink()
+    child = child_of(tmp_path / "c", CHILD, sink)
+    await child.start()
+    first = child.pid
+    os.kill(first or 0, signal.SIGILL)
+    async with asyncio.timeout(30):
+        while child.pid in (None, first):
+            await asyncio.sleep(0.01)
+    await child.aclose()
+    (told,) = [event.text for event in sink.events if isinstance(event, Notice)]
+    assert told.startswith("the embedded coordinator crashed (SIGILL); starting it again. edge-agent doctor tells")
 
 
 def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,19 @@ async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: S
     assert budget["budget"]["target_rate"] == 0.3
 
 
+async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting: Setting, capsys: Capture) -> None:
+    for line in ("/good", "What is 1 + 1?", "/good", "What is 2 + 1?", "/bad it is 4"):
+        await setting.conversation.take(line)
+    nothing, first, good, second, bad = told(capsys)
+    assert nothing["error"] == "there is no answer yet"
+    assert good == {"id": first["id"], "verdict": "good", "correction": None}
+    assert bad == {"id": second["id"], "verdict": "bad", "correction": "it is 4"}
+    await setting.conversation.take(f"/bad {first['id']}")
+    assert [setting.agent.feedback.of(one["id"]).verdict for one in (first, second)] == ["bad", "bad"]
+    await setting.conversation.take("/good nosuchanswer")
+    assert "no answer with id nosuchanswer" in told(capsys)[-1]["error"]
+
+
 class Listening(OwnAgent):
     """Notes how long each conversation is that it is asked to go on."""
 

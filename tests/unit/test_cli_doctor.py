@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edge.cli import doctor, main
 from edge.cli.settings import Settings
+from edge.cli.trial import llama_fault, rebuild_hint
 from edge.core.install import install_extra
 
 
 @pytest.fixture(autouse=True)
 def _light_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening models belongs to the engine's own tests."""
+    """Opening models, and decoding with them, belongs to the engine's own tests."""
+    monkeypatch.setattr("edge.cli.trial.llama_fault", lambda: ("", False))
     monkeypatch.setattr(doctor, "_loaded", lambda path: f"{path} opened")
 
 
@@ -49,6 +54,37 @@ def test_a_missing_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = findings(tmp_path, model="/no/such.gguf")
     assert found["model"].state == "fail"
     assert "/no/such.gguf" in found["model"].text
+
+
+CRASHES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+def planted(code: str, limit_s: float = 60.0) -> Callable[[], tuple[str, bool]]:
+    """A trial of another program."""
+    return partial(llama_fault, lambda: [sys.executable, "-c", code], limit_s)
+
+
+def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.cli.trial.llama_fault", planted(CRASHES))
+    monkeypatch.setattr("edge.cli.trial.cpu_flags", lambda: {"amx_int8"})
+    monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", pytest.fail)
+    monkeypatch.setattr(doctor, "_loaded", pytest.fail)
+    decoding = findings(tmp_path)["decoding"]
+    assert (decoding.state, decoding.text) == ("fail", "llama.cpp crashes on this processor (SIGSEGV)")
+    assert 'CMAKE_ARGS="-DCMAKE_C_FLAGS=-U__AMX_INT8__ ' in decoding.hint
+    assert decoding.hint.endswith('if it crashes still, the same with CMAKE_ARGS="-DGGML_NATIVE=OFF"')
+
+
+def test_another_processor_is_built_for_without_what_is_special_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.cli.trial.cpu_flags", lambda: {"avx2"})
+    assert rebuild_hint("1.2.3").startswith('build it again: CMAKE_ARGS="-DGGML_NATIVE=OFF" ')
+    assert rebuild_hint("1.2.3").endswith(" llama-cpp-python==1.2.3")
+
+
+def test_a_trial_that_ends_otherwise_says_how() -> None:
+    assert planted("import sys; sys.exit('no such library')")() == ("does not decode: no such library", False)
+    assert planted("import sys; sys.exit(7)")() == ("does not decode: it ended with 7", False)
+    assert planted("import signal; signal.pause()", 0.2)() == ("did not decode 65 tokens in 0.2 s", False)
 
 
 def test_a_bad_configuration_fails_and_ends_the_checks_that_need_it(tmp_path: Path) -> None:

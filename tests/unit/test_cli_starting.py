@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edge import bootstrap
 from edge.cli import doctor
 from edge.cli.settings import Settings
-from edge.cli.starting import length_line, profile_line, starting_lines
-from edge.config.schema import AgentConfig
-from edge.core.errors import ModelFileError, UsageError
+from edge.cli.starting import length_line, privacy_line, profile_line, starting_lines
+from edge.config.schema import AgentConfig, WhenConfig
+from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.models.catalogue import find_model
 from edge.training.device import choose_device
 
@@ -52,6 +53,61 @@ def test_layers_for_a_graphics_processor_that_llama_cpp_cannot_use_are_told(
     assert (finding.state, [finding.text]) == ("warn", told)
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: True)
     assert lines("engine.gpu_layers=4") == []
+
+
+def test_a_profile_that_says_when_to_learn_is_obeyed_and_told(tmp_path: Path) -> None:
+    profile = tmp_path / "laptop.yaml"
+    profile.write_text("learning: {when: {quiet_s: 300, from_hour: 22, until_hour: 7}}\n")
+    when = Settings(device_profile=profile).config().learning.when
+    assert (when.quiet_s, when.from_hour, when.until_hour, when.on_mains) == (300.0, 22, 7, True)
+    told = "device profile: learning.when.quiet_s = 300.0, learning.when.from_hour = 22, learning.when.until_hour = 7"
+    assert lines(profile=profile) == [told]
+    assert lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile) == [
+        "device profile: learning.when.until_hour = 7"
+    ]
+    assert lines(profile=profile, learns=False) == []
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ("{quiet: 300}", "learning.when.quiet"),
+        ("{from_hour: 25}", "learning.when.from_hour"),
+    ],
+)
+def test_a_profile_with_a_wrong_time_to_learn_is_refused_by_its_key(tmp_path: Path, when: str, told: str) -> None:
+    profile = tmp_path / "laptop.yaml"
+    profile.write_text(f"learning: {{when: {when}}}\n")
+    with pytest.raises(ConfigError, match=told):
+        Settings(device_profile=profile).config()
+
+
+def test_the_laptop_that_the_page_shows_is_a_profile() -> None:
+    page = (Path(__file__).parents[2] / "devices" / "README.md").read_text(encoding="utf-8")
+    _, _, after = page.partition("## When to learn\n")
+    block = "\n".join(line for line in after.partition("\n## ")[0].splitlines() if line.startswith("    "))
+    when = WhenConfig(**yaml.safe_load(block)["learning"]["when"])
+    assert (when.on_mains, when.min_battery_percent, when.quiet_s) == (True, 50.0, 300.0)
+
+
+ANTHROPIC = tuple(
+    f"coordinator.embedded.{setting}" for setting in ("upstream=anthropic", "model=claude-sonnet-4-5-20250929", "api_key_env=KEY")
+)
+
+
+def private(*sets: str) -> str:
+    return privacy_line(Settings(sets=sets).config())
+
+
+def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = "private data is replaced before a request leaves for the cloud LLM (secret, email, card, iban, phone, ip, path)"
+    assert private(*ANTHROPIC) == private("coordinator.address=c:1") == f"{usual}; edge-agent outbox shows what left"
+    assert "(email, your terms)" in private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]")
+    assert "(nothing: privacy.kinds" in private(*ANTHROPIC, "privacy.kinds=[]")
+    assert private(*ANTHROPIC, "privacy.enabled=false").startswith("what is private goes to the cloud LLM as it is")
+    assert private() == private(*ANTHROPIC, "mode=local-only") == ""
+    monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
+    assert private(*ANTHROPIC) == ""
 
 
 def test_responses_that_no_context_holds_are_told() -> None:

@@ -1,0 +1,56 @@
+"""The line beside an answer: what it says of the budget, and when it is silent about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge.cli.saying import source_line
+from edge.serve.ports import AnswerNote
+
+NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapter_version=3, latency_s=0.42)
+PAUSED = "the cloud is paused (edge-agent budget resume ends it)"
+OFF = "the cloud is switched off by EDGE_AGENT_NO_CLOUD"
+HERE = "answers come from this device"
+
+
+def line(state: str, told: str, **more: str) -> str:
+    return source_line(replace(NOTE, quota={"state": state, "line": told}, **more))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("low", "little is left · 19 of 20 calls · $0.0021 spent"),
+        ("used_up", f"used up; {HERE} · 20 of 20 calls"),
+        ("offline", f"offline (nobody there); {HERE}"),
+        ("paused", f"{PAUSED}; {HERE}"),
+        ("switched_off", f"{OFF}; {HERE}"),
+    ],
+)
+def test_what_matters_of_the_quota_stands_in_place_of_the_calls_left(state: str, told: str) -> None:
+    assert line(state, told) == f"answered locally (answered on this device) · {told} · adapter 3 · 0.4 s · id a1"
+
+
+@pytest.mark.parametrize("state", ["ok", "unknown", "of a newer agent"])
+def test_a_quota_that_does_not_matter_is_not_told(state: str) -> None:
+    assert (
+        line(state, "4 of 20 calls") == "answered locally (answered on this device) · 12 calls left · adapter 3 · 0.4 s · id a1"
+    )
+
+
+def test_an_answer_without_a_quota_tells_the_calls_left() -> None:
+    assert " · 12 calls left · " in source_line(NOTE)
+
+
+@pytest.mark.parametrize(("state", "reason"), [("paused", PAUSED), ("switched_off", OFF)])
+def test_what_the_reason_says_is_not_said_twice(state: str, reason: str) -> None:
+    assert line(state, f"{reason}; {HERE}", reason=reason).count("the cloud is") == 1
+
+
+def test_a_fallback_has_the_details_in_its_reason() -> None:
+    told = line(
+        "used_up", f"used up (device calls 3 of 3); {HERE}", source="local-fallback", reason="it asked, but device calls 3 of 3"
+    )
+    assert (told.count("3 of 3"), "the budget is used up" in told) == (1, True)
