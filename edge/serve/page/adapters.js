@@ -13,7 +13,7 @@ export class Adapters {
     this.part = new Part($("adapters"), () => get("/api/adapters"), ({ adapters }) => this.show(adapters));
   }
 
-  refresh(again = false) { return this.part.refresh(again); }
+  refresh() { return this.part.refresh(); }
 
   show(adapters) {
     const focused = document.activeElement?.dataset?.version;
@@ -50,7 +50,7 @@ export class Adapters {
     }
     this.part.say("");
     announce(`Went back to ${name}`);
-    await this.refresh(true);
+    await this.refresh();
     this.focus(String(version));
   }
 
