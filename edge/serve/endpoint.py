@@ -53,7 +53,7 @@ _MODULES = (
         "numbers",
         "outbox",
     ),
-    *("prose", "quota", "steps", "token", "view"),
+    *("prose", "quota", "steps", "token", "view", "words"),
 )
 _PAGE = {
     "/": ("index.html", "text/html"),

@@ -270,7 +270,7 @@ def waiting() -> dict[str, Any]:
 
 def sent(number: int, kind: SentKind = "answering") -> dict[str, Any]:
     """A question that left, with a placeholder for an address, and its message as it went."""
-    prompt = {"role": "ROLE_USER", "content": f"Write to <EMAIL_1> about item {number}"}
+    prompt = {"role": "ROLE_USER", "content": f"Write to [EMAIL_1] about item {number}"}
     message = ParseDict({"call_key": f"run-{number}", "messages": [prompt]}, call_pb2.CompleteRequest()).SerializeToString()
     entry = SentEntry(
         id=number, at=BEGAN + 60 * number, kind=kind, why="the model asked for help", method="StreamComplete",

@@ -5,7 +5,7 @@ import { $, announce, button, confirmed, element, refill, table } from "./elemen
 import { bytes, minute, percent } from "./numbers.js";
 import { Part } from "./view.js";
 
-const NAMES = ["Version", "When", "Task", "Gate", "Anchors right", "Right of the kept", "Asked", "Size", "State", "Go back"];
+const NAMES = ["Version", "When", "Task", "Gate", "Stored questions right", "Right alone", "Asked", "Size", "State", "Go back"];
 const NEWEST_FIRST = (one, other) => other.version - one.version;
 
 export class Adapters {

@@ -4,11 +4,11 @@ import { get, post } from "./api.js";
 import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
 import { counted, decimal, dollars, moment, percent, seconds, whole } from "./numbers.js";
 import { showProse } from "./prose.js";
+import { reasonWords, sentence } from "./words.js";
 
 const SOURCES = { __proto__: null, local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
 const SAID = { __proto__: null, local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
 const CALLS = { __proto__: null, completed: "answered", running: "still under way", in_doubt: "its end is not known", failed: "failed", unknown: "not in the ledger" };
-const MODES = { __proto__: null, "mode cloud-only": "the cloud was to answer", "mode local-only": "this device was to answer" };
 const MOST_ANNOUNCED = 1500;
 
 export class AnswerCard {
@@ -57,7 +57,7 @@ export class AnswerCard {
     const source = SOURCES[note.source] ?? "other";
     return [
       element("span", { class: `badge ${source}`, title: SAID[source] ?? "" }, note.source),
-      element("span", { dir: "auto" }, MODES[note.reason] ?? (note.reason || SAID[source] || "")),
+      element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
         note.spend_uusd ? dollars(note.spend_uusd) : "", `adapter ${note.adapter_version}`,
@@ -181,13 +181,11 @@ function whyParts(record) {
   ]);
   const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, dollars)]]);
   return [
-    ...part("Decision", element("p", { dir: "auto" }, sentence(record.decision)), decision), ...part("Price and budget then", price),
+    ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("Price and budget then", price),
     ...part("Own attempt", shownText(record.local_text) || element("p", {}, "The model here was not asked.")),
     ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ...ledgerParts(record)),
   ];
 }
-
-const sentence = (text) => text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";
 
 function ledgerParts({ ledger, created_at: at, id }) {
   const entry = ledger === null ? [] : [

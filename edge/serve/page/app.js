@@ -8,6 +8,7 @@ import { Learning, learningWords } from "./learning.js";
 import { Outbox } from "./outbox.js";
 import { Steps } from "./steps.js";
 import { tokenFromPerson } from "./token.js";
+import { reasonWords } from "./words.js";
 
 const STATUS_EVERY_MS = 2000;
 const VIEW_EVERY_MS = 5000;
@@ -112,6 +113,6 @@ class App {
 }
 
 // The quota's own line; what is counted in it is said first where all is well.
-const quotaWords = (quota) => !quota ? "" : ["ok", "low", "used_up"].includes(quota.state) ? `Cloud: ${quota.line}` : quota.line;
+const quotaWords = (quota) => !quota ? "" : ["ok", "low", "used_up"].includes(quota.state) ? `Cloud: ${quota.line}` : reasonWords(quota.line);
 
 new App().start();

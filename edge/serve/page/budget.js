@@ -8,6 +8,8 @@ import { axisTime, decimal, dollars, percent, whole } from "./numbers.js";
 import { showQuotas } from "./quota.js";
 import { Part } from "./view.js";
 
+// The next amount that is easy to read: 1, 2 or 5 with noughts.
+const rounded = (uusd) => [1, 2, 5, 10].map((digit) => digit * 10 ** Math.floor(Math.log10(uusd))).find((amount) => amount >= uusd);
 const SPEND_EVERY_TICKS = 6;
 
 export class Budget {
@@ -104,7 +106,7 @@ export class Budget {
     const summed = (name) => stretches.reduce((sums, one) => [...sums, sums.at(-1) + one[name]], [0]);
     const [serving, learning] = ["serving_uusd", "learning_uusd"].map((name) => summed(name)).map((sums) => [...sums, sums.at(-1)]);
     this.spend.show({
-      xs: ends, xName: "Until", top: Math.max(1, ...serving, ...learning) * 1.05, showX: (at) => axisTime(at, ends.at(-1) - ends[0]), showY: (uusd) => dollars(Math.round(uusd)),
+      xs: ends, xName: "Until", top: rounded(Math.max(1, ...serving, ...learning)), showX: (at) => axisTime(at, ends.at(-1) - ends[0]), showY: (uusd) => dollars(Math.round(uusd)),
       curves: [{ name: "answers", kind: "k-spend", values: serving }, { name: "learning", kind: "k-learning", values: learning }],
       summary: `${dollars(serving.at(-1))} spent on answers, ${dollars(learning.at(-1))} on learning, by ${axisTime(now, ends.at(-1) - ends[0])}.`,
     });

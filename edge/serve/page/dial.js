@@ -4,6 +4,7 @@ import { post } from "./api.js";
 import { drawGauge, gauge } from "./charts.js";
 import { announce, button, element, facts, freshId } from "./elements.js";
 import { counted, decimal, dollars, percent, seconds, whole } from "./numbers.js";
+import { sentence } from "./words.js";
 
 const WHATIF_AFTER_MS = 250;
 const MOVE = "Move the dial to see what it would have cost.";
@@ -130,8 +131,18 @@ function outlookWords({ answers, present, outlooks: [outlook] }) {
     outlook.spend_uusd === null ? "" : `They would have cost about ${dollars(Math.round(outlook.spend_uusd))}${between(outlook.spend_interval_uusd, (uusd) => dollars(Math.round(uusd)))} (really: ${dollars(present.spend_uusd)}).`,
     `Half of the answers would have come within ${seconds(outlook.latency_p50_s)}, nine in ten within ${seconds(outlook.latency_p90_s)}.`,
     outlook.good_share === null ? "" : `About ${percent(outlook.good_share)}${between(outlook.good_interval, percent)} would have been good.`,
-    ...outlook.notes.map((note) => `${note[0].toUpperCase()}${note.slice(1)}.`),
-  ].filter(Boolean).join(" ");
+    ...remarks(outlook.notes),
+  ].filter(Boolean).join("\n");
+}
+
+// Remarks that begin alike are one sentence.
+function remarks(notes) {
+  const begun = new Map();
+  for (const note of notes) {
+    const [about, ...rest] = note.split(": ");
+    begun.set(about, [...(begun.get(about) ?? []), ...(rest.length ? [rest.join(": ")] : [])]);
+  }
+  return [...begun].map(([about, rest]) => sentence(rest.length ? `${about}: ${rest.join("; ")}` : about));
 }
 
 const between = (interval, show) => interval && interval[0] !== interval[1] ? `, from ${show(interval[0])} to ${show(interval[1])}` : "";

@@ -6,6 +6,7 @@ import { Chart, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
 import { counted, dollars, moment, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
+import { sourceName } from "./words.js";
 
 const SINCE_S = 86400;
 const REPORT_EVERY_TICKS = 12;
@@ -56,7 +57,7 @@ export class Learning {
       facts([
         ["Step", stepOf(status)],
         ["Task", status.phases > 1 ? `${status.task} (phase ${Math.min(status.phase + 1, status.phases)} of ${status.phases})` : status.task],
-        ["Answers come from", versionName(status.adapter_version)], ["Newest", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers so far", whole(status.answers)],
+        ["Answers come from", versionName(status.adapter_version)], ["Newest", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers since start", whole(status.answers)],
       ]),
     ]);
   }
@@ -89,7 +90,7 @@ export class Learning {
     const steps = this.steps, { marks, begins } = steps.phases();
     if (!steps.last) return;
     const curve = (name, kind, key) => ({ name, kind, raw: steps.column(key), values: smoothed(steps.column(key), begins) });
-    const curves = [curve("right of the kept", "k-kept", "kept_accuracy"), curve("right with help", "k-joint", "joint_accuracy"), curve("kept", "k-cover", "coverage")];
+    const curves = [curve("right, answered alone", "k-kept", "kept_accuracy"), curve("right, with help", "k-joint", "joint_accuracy"), curve("answered alone", "k-cover", "coverage")];
     this.accuracy.show({
       xs: steps.column("step"), xName: "Step", marks, top: 1, curves, showX: (step) => `step ${whole(step)}`, showY: percent,
       summary: curves.map(({ name, values }) => `${name} ${percent(values.at(-1))}`).join(", "),
@@ -105,7 +106,7 @@ const versionName = (version) => version ? `adapter ${version}` : "the bare mode
 
 function reportParts(report) {
   const { answers, cloud, learning, tasks } = report;
-  const rows = tasks.map((one) => [one.source, whole(one.items), rightOf(one.right_then, one.items), rightOf(one.right_now, one.items), changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null]);
+  const rows = tasks.map((one) => [sourceName(one.source), whole(one.items), rightOf(one.right_then, one.items), rightOf(one.right_now, one.items), changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null]);
   return [
     tasks.length ? table("The same stored questions, then and now", ["Questions from", "How many", "Right then", "Right now", "Gained", "Forgotten", "New ones"], rows) : element("p", { class: "note" }, "Nothing was examined yet."),
     facts([
@@ -123,7 +124,7 @@ const lines = (texts) => texts.join("\n");
 const rightOf = (right, items) => items ? `${whole(right)} (${percent(right / items)})` : "–";
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const changed = (count, sign) => element("span", { class: count ? (sign === "+" ? "gained" : "lost") : "" }, count ? `${sign}${whole(count)}` : whole(count));
-const sourceWords = ({ source, steps, assist_rate: rate, target_rate: target }) => `${source}: ${counted(steps, "step")}, ${percent(rate)} of the responses asked (target ${percent(target)})`;
+const sourceWords = ({ source, steps, assist_rate: rate, target_rate: target }) => `${sourceName(source)}: ${counted(steps, "step")}, ${percent(rate)} of the responses asked (target ${percent(target)})`;
 const backWords = ({ at, from_version: from, to_version: to, by, reason }) => `${moment(at)}: from ${versionName(from)} to ${versionName(to)}, ${by === "person" ? "by you" : `by ${by}`}${reason ? ` (${reason})` : ""}`;
 const rateWords = ({ task, answers, asked, rate, target_rate: target }) => `${task || "no task"}: ${whole(asked)} of ${counted(answers, "question")} (${percent(rate)}${target === null ? "" : `, target ${percent(target)}`})`;
 const waitWords = ({ reason, times, seconds: waited }) => `${reason}: ${counted(times, "time")}, ${seconds(waited)} in all`;

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { $, announce, copyButton, element, facts, freshId, refill } from "./elements.js";
 import { bytes, counted, moment, percent, whole } from "./numbers.js";
 import { Part } from "./view.js";
+import { reasonWords } from "./words.js";
 
 const AT_ONCE = 50;
 const KINDS = { __proto__: null, answering: "a question", learning: "learning", evaluation: "an evaluation", "step report": "a report", registration: "signing on", inquiry: "an inquiry" };
@@ -105,7 +106,7 @@ class Row {
     this.entry = entry;
     const replaced = replacedWords(entry.replaced);
     this.opener.replaceChildren(
-      element("span", { class: "when" }, moment(entry.at)), element("span", { class: "badge" }, KINDS[entry.kind] ?? entry.kind), element("span", { class: "reason", dir: "auto" }, entry.why),
+      element("span", { class: "when" }, moment(entry.at)), element("span", { class: "badge" }, KINDS[entry.kind] ?? entry.kind), element("span", { class: "reason", dir: "auto" }, reasonWords(entry.why)),
       element("span", { class: "numbers" }, `${bytes(entry.bytes)}${entry.times > 1 ? `, ${whole(entry.times)} times` : ""}`),
       element("span", { class: "soft" }, replaced ? `replaced: ${replaced}` : ""), element("span", { class: "problem" }, entry.outcome ? `did not leave: ${entry.outcome}` : ""));
   }

@@ -2,6 +2,7 @@
 
 import { element, facts, refill } from "./elements.js";
 import { counted, decimal, dollars, moment, usedOf, whole } from "./numbers.js";
+import { reasonWords } from "./words.js";
 
 const TOTALS = [["Calls", "calls", "calls_limit", whole], ["Tokens", "tokens", "tokens_limit", whole], ["Spend", "spend_uusd", "spend_limit_uusd", dollars]];
 // Without a prototype: what is looked up comes from elsewhere.
@@ -23,7 +24,7 @@ export function showQuotas(node, quotas, unsettled) {
 
 function quotaBlock(quota, named) {
   const [words, kind] = STATES[quota.state] ?? [quota.state, "other"];
-  const line = PLAIN.includes(quota.state) ? "" : element("span", { dir: "auto" }, quota.line);
+  const line = PLAIN.includes(quota.state) ? "" : element("span", { dir: "auto" }, reasonWords(quota.line));
   const known = quota.as_of !== null;
   return element("section", { class: "quota" }, named ? element("h4", { dir: "auto" }, quota.task) : null,
     element("p", {}, element("span", { class: `badge gate-${kind}` }, words), " ", line),
