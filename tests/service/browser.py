@@ -76,7 +76,7 @@ class Page:
         """Wait until an expression is true."""
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self.value(script):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
 
     async def press(self, key: str, code: int) -> None:
         """One key, down and up."""
