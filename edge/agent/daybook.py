@@ -16,6 +16,8 @@ from typing import Any
 from edge.agent.line import Line
 from edge.core.errors import StateError
 
+_STRETCHES_S = (60, 3600, 86_400)
+_MOST_STRETCHES = 200
 _TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
 
 
@@ -52,6 +54,7 @@ def daybook(database: sqlite3.Connection, since: float, now: float) -> dict[str,
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
         "cloud": {"serving": _serving_spend(database, since), "learning": _learning_spend(made)},
+        "spend": _spend_over_time(database, made, since),
         "rates": _rates(database, since),
         "waits": _waits(database, since, now),
         "paused": _meta(database, "learning_paused") == "1",
@@ -161,6 +164,21 @@ def _learning_spend(made: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     steps = list(made)
     fields = {"calls": "cloud_calls", "tokens": "cloud_tokens", "spend_uusd": "spend_uusd"}
     return {name: sum(step[field] for step in steps) for name, field in fields.items()}
+
+
+def _spend_over_time(database: sqlite3.Connection, made: Iterable[Mapping[str, Any]], since: float) -> dict[str, Any]:
+    """What was charged in each stretch of `stretch_s` seconds, oldest first; a stretch without a charge is left out."""
+    query = "SELECT created_at, json_extract(record, '$.charged_uusd') FROM requests WHERE created_at >= ?"
+    charged = [(at, "serving_uusd", uusd) for at, uusd in database.execute(query, (since,)) if uusd]
+    charged += [(step["at"], "learning_uusd", step["spend_uusd"]) for step in made if step["spend_uusd"]]
+    times = [at for at, _, _ in charged]
+    length = max(times) - min(times) if times else 0.0
+    stretch = next((known for known in _STRETCHES_S if length / known < _MOST_STRETCHES), _STRETCHES_S[-1])
+    sums: dict[float, dict[str, Any]] = {}
+    for at, name, uusd in sorted(charged):
+        began = at - at % stretch
+        sums.setdefault(began, {"began": began, "serving_uusd": 0, "learning_uusd": 0})[name] += uusd
+    return {"stretch_s": stretch, "stretches": list(sums.values())}
 
 
 def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:

@@ -140,6 +140,7 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "went_back": [],
     "answers": [],
     "cloud": {"serving": _NO_CALLS, "learning": _NO_CALLS},
+    "spend": {"stretch_s": 60, "stretches": []},
     "rates": [],
     "waits": [],
     "paused": False,
@@ -156,6 +157,7 @@ class ScriptedControl:
         self.log: list[Mapping[str, Any]] = []
         self.versions: list[Mapping[str, Any]] = []
         self.departed: list[Mapping[str, Any]] = []
+        self.waiting: list[Mapping[str, Any]] = []
         self.verdicts: dict[str, Mapping[str, Any]] = {}
         self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
@@ -225,8 +227,8 @@ class ScriptedControl:
         return {**self.outlook, "task": task, "outlooks": wanted}
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """The prepared departures below `before`, at most `limit`; newest first as they were prepared."""
-        older = [entry for entry in self.departed if choice.before is None or entry["id"] < choice.before]
+        """The prepared departures below `before`, of the kind, at most `limit`; newest first as they were prepared."""
+        older = [entry for entry in self.departed if _chosen(entry, choice)]
         shown = [
             {name: value for name, value in entry.items() if not name.startswith("payload")} for entry in older[: choice.limit]
         ]
@@ -234,7 +236,7 @@ class ScriptedControl:
             "sent": shown,
             "next_before": shown[-1]["id"] if len(older) > len(shown) else None,
             "dropped": {"entries": 0, "until": 0.0},
-            "waiting": [],
+            "waiting": self.waiting,
         }
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
@@ -260,6 +262,10 @@ class ScriptedControl:
         """Marks the prepared state."""
         self.state |= {"paused": paused, "waiting": "paused by you" if paused else ""}
         return {"paused": paused, "waiting": self.state["waiting"]}
+
+
+def _chosen(entry: Mapping[str, Any], choice: Choice) -> bool:
+    return (choice.before is None or entry["id"] < choice.before) and choice.kind in (None, entry["kind"])
 
 
 def _with_rate(known: Mapping[str, Any], rate: float | None, task: str | None) -> Mapping[str, Any]:

@@ -47,12 +47,13 @@ _MODULES = (
         "charts",
         "chat",
         "conversation",
+        "dial",
         "elements",
         "learning",
         "numbers",
         "outbox",
     ),
-    *("prose", "steps", "token", "view"),
+    *("prose", "quota", "steps", "token", "view", "words"),
 )
 _PAGE = {
     "/": ("index.html", "text/html"),

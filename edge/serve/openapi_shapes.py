@@ -254,7 +254,14 @@ SHAPES: Mapping[str, Shape] = {
         {"id": {"type": "string", "minLength": 1}, "verdict": {"enum": ["good", "bad", "none"]}}, {"correction": or_null(TEXT)}
     ),
     "Report": record(
-        {"since": NUMBER, "now": NUMBER, "tasks": {"type": "array"}, "answers": {"type": "array"}, "cloud": {"type": "object"}}
+        {
+            "since": NUMBER,
+            "now": NUMBER,
+            "tasks": {"type": "array"},
+            "answers": {"type": "array"},
+            "cloud": {"type": "object"},
+            "spend": {"type": "object"},
+        }
     ),
     "Departure": record({"id": COUNT}, {"at": NUMBER, "kind": TEXT, "why": TEXT, "bytes": COUNT}),
     "Sent": record(

@@ -76,7 +76,7 @@ class Page:
         """Wait until an expression is true."""
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self.value(script):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
 
     async def press(self, key: str, code: int) -> None:
         """One key, down and up."""
@@ -98,9 +98,35 @@ class Page:
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
 
+class Browser:
+    """A running browser, by the port of its DevTools."""
+
+    def __init__(self, port: str, session: aiohttp.ClientSession) -> None:
+        self._base = f"http://127.0.0.1:{port}/json"
+        self._session = session
+
+    @asynccontextmanager
+    async def tab(self) -> AsyncIterator[Page]:
+        """A new tab with nothing kept in it, in front of the others; closed at the end."""
+        async with self._session.put(f"{self._base}/new?about:blank") as reply:
+            target = await reply.json()
+        try:
+            async with self._session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                reading = asyncio.create_task(page.read())
+                for domain in ("Page", "Runtime", "Log", "Network"):
+                    await page.send(f"{domain}.enable")
+                await page.send("Page.bringToFront")
+                yield page
+                reading.cancel()
+        finally:
+            async with self._session.get(f"{self._base}/close/{target['id']}"):
+                pass
+
+
 @asynccontextmanager
-async def chromium_page() -> AsyncIterator[Page]:
-    """A page in a fresh browser with a profile of its own; both are gone at the end."""
+async def chromium() -> AsyncIterator[Browser]:
+    """A fresh browser with a profile of its own; both are gone at the end."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
@@ -109,28 +135,24 @@ async def chromium_page() -> AsyncIterator[Page]:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            address = await _socket_of(Path(profile))
-            async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
-                page = Page(socket)
-                reading = asyncio.create_task(page.read())
-                for domain in ("Page", "Runtime", "Log", "Network"):
-                    await page.send(f"{domain}.enable")
-                yield page
-                reading.cancel()
+            port = await _port_of(Path(profile))
+            async with aiohttp.ClientSession() as session:
+                yield Browser(port, session)
         finally:
             process.terminate()
             await process.wait()
 
 
-async def _socket_of(profile: Path) -> str:
+@asynccontextmanager
+async def chromium_page() -> AsyncIterator[Page]:
+    """A page in a browser of its own."""
+    async with chromium() as browser, browser.tab() as page:
+        yield page
+
+
+async def _port_of(profile: Path) -> str:
     port_file = profile / "DevToolsActivePort"
-    async with asyncio.timeout(START_TIMEOUT_S), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(START_TIMEOUT_S):
         while not (port_file.exists() and port_file.read_text().strip()):
             await asyncio.sleep(0.05)
-        port = port_file.read_text().split()[0]
-        while True:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as reply:
-                for target in await reply.json():
-                    if target["type"] == "page":
-                        return str(target["webSocketDebuggerUrl"])
-            await asyncio.sleep(0.05)
+    return port_file.read_text().split()[0]

@@ -1,59 +1,55 @@
-"""A scripted agent for the page: every route that the page reads, over values prepared here, behind the real endpoint and guard."""
+"""A scripted agent for the page behind the real endpoint and guard: its values are those of the product's own classes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from google.protobuf.json_format import ParseDict
+from starlette.responses import JSONResponse
 
+from edge.agent.agent import AgentStatus
+from edge.agent.dial import DialReading
+from edge.agent.events import StepFinished, StepSeconds
+from edge.agent.explain import explained
+from edge.agent.link import KnownBudget
+from edge.agent.overview import Overview, TaskBudget
+from edge.agent.payloads import entry_json
+from edge.agent.quota import Circumstances, quota_of
+from edge.agent.record import AnswerRecord
+from edge.agent.sent import SentEntry, SentKind
+from edge.agent.versions import Version
+from edge.agent.whatif import PastAnswer, what_if
 from edge.core.clock import ManualClock
-from edge.serve.control import ScriptedControl
+from edge.core.types import TokenUsage
+from edge.inference.backend import ModelInfo
+from edge.rpc.client import BudgetSnapshot, CloudCompletion
+from edge.rpc.v1 import call_pb2
+from edge.serve.control import NOTHING_TO_REPORT, ScriptedControl
 from edge.serve.endpoint import build_app
-from edge.serve.failures import RequestProblem, error_body
-from edge.serve.guard import App, Guard, Receive, Scope, Send
+from edge.serve.failures import error_body
+from edge.serve.guard import App, Receive, Scope, Send
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
 
 BEGAN = 1_764_000_000.0
 REASONED = ["<think>\nStep 1: 14 + 23 = 37\n", "</think>\n<answer>", "She has ", "\\boxed{37}", " apples.", "</answer>"]
-WHY = {
-    "prompt": "2+2?",
-    "local_text": "<think>\nStep 1: 14 + 23 = 37",
-    "cloud_text": "It is 37.",
-    "call_key": "run-77",
-    "charged_uusd": 99,
-    "mode": "auto",
-    "task": "arith",
-    "target_rate": 0.2,
-    "help_bias": -0.7,
-    "model": "nano-edge",
-    "cloud_model": "nano-cloud",
-    "created_at": BEGAN,
-    "tokens_left": 9_000,
-}
+GARDEN = "questions-about-our-garden-and-the-weather"
+MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "", "compact")
 
 
 @dataclass
 class PageAgent:
-    """What the scripted agent has and was told. `absent` names routes that it does not have; `posted` is what came, in order."""
+    """What the scripted agent has and was told. Routes in `failing` fail; `posted` is what came, in order."""
 
     answers: ScriptedAnswers
-    control: ScriptedControl
+    control: PageControl
     token: str = ""
-    absent: frozenset[str] = frozenset()
-    budget: dict[str, Any] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-    whatif: dict[str, Any] = field(default_factory=lambda: {"line": "would cost about $0.0042 for the last 120 answers"})
+    failing: frozenset[str] = frozenset()
     posted: list[tuple[str, Any]] = field(default_factory=list)
 
     def said(self, path: str) -> list[Any]:
@@ -61,220 +57,258 @@ class PageAgent:
         return [body for where, body in self.posted if where == path]
 
     def app(self) -> App:
-        """The endpoint with the routes of the page before it."""
-        inner = build_app(self.answers, _Control(self.control), ManualClock(BEGAN), token=self.token)
-        get = {"/api/budget": self._budget, "/api/report": self._report, "/api/sent": self._sent, "/api/sent/{id}": self._payload}
-        post = {
-            "/api/budget": self._set_dial,
-            "/api/budget/pause": self._pause,
-            "/api/feedback": self._taken,
-            "/api/learning": self._learning,
-            "/api/whatif": self._whatif,
-        }
-        routes = [Route(path, self._told(path, handler)) for path, handler in get.items()]
-        routes += [Route(path, self._told(path, handler), methods=["POST"]) for path, handler in post.items()]
-        return _either(Guard(Starlette(routes=routes), token=self.token), frozenset(get) | frozenset(post), inner)
+        """The endpoint, with a record of what is posted to it."""
+        inner = build_app(self.answers, self.control, ManualClock(BEGAN), token=self.token)
 
-    def _told(self, path: str, handler: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            if path in self.absent:
-                return JSONResponse(error_body("Not Found", kind="invalid_request_error", code="not_found"), 404)
-            if request.method == "POST":
-                self.posted.append((path, await request.json()))
-            try:
-                return JSONResponse(handler(request))
-            except RequestProblem as problem:
-                return JSONResponse(problem.body(), problem.status)
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope.get("path", "")
+            if path in self.failing:
+                await JSONResponse(error_body("the disk is full", kind="server_error"), 500)(scope, receive, send)
+            else:
+                await inner(scope, self._recorded(path, receive) if scope.get("method") == "POST" else receive, send)
 
-        return handle
+        return app
 
-    def _budget(self, request: Request) -> Any:
-        return self.budget
+    def _recorded(self, path: str, receive: Receive) -> Receive:
+        body = bytearray()
 
-    def _report(self, request: Request) -> Any:
-        return self.report
+        async def heard() -> Any:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body"):
+                    self.posted.append((path, json.loads(body)))
+            return message
 
-    def _sent(self, request: Request) -> Any:
-        before = int(request.query_params.get("before", 10**9))
-        newest = [entry for entry in reversed(self.sent) if entry["id"] < before]
-        shown = newest[: int(request.query_params["limit"])]
-        return {"sent": [{k: v for k, v in entry.items() if k != "payload"} for entry in shown], "waiting": self.waiting}
-
-    def _payload(self, request: Request) -> Any:
-        found = [entry for entry in self.sent if str(entry["id"]) == request.path_params["id"]]
-        if not found:
-            raise RequestProblem(404, "nothing of that number was sent")
-        return found[0]
-
-    def _set_dial(self, request: Request) -> Any:
-        wanted = self.posted[-1][1]
-        for dial in self.budget["dials"]:
-            if dial["task"] == wanted["task"]:
-                dial["target_rate"] = wanted["target_rate"]
-        return {}
-
-    def _pause(self, request: Request) -> Any:
-        self.budget["paused"] = self.posted[-1][1]["paused"]
-        return {}
-
-    def _learning(self, request: Request) -> Any:
-        self.control.state["learning_paused"] = self.posted[-1][1]["paused"]
-        return {}
-
-    def _taken(self, request: Request) -> Any:
-        return {}
-
-    def _whatif(self, request: Request) -> Any:
-        return self.whatif
+        return heard
 
 
-class _Control(ScriptedControl):
-    """The scripted control, telling more of why."""
+class PageControl(ScriptedControl):
+    """The scripted control with a past: replays are computed, and answers are explained, as the agent does it."""
 
-    def __init__(self, inner: ScriptedControl) -> None:
-        self._inner = inner
+    def __init__(self, answers: ScriptedAnswers) -> None:
+        super().__init__(answers)
+        self.past: list[PastAnswer] = []
+        self.decision = self.remark = ""
 
-    async def why(self, answer_id: str) -> Any:
-        told = await self._inner.why(answer_id)
-        return {**WHY, **{name: value for name, value in told.items() if value is not None}}
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """The real replay of the prepared answers, with a remark."""
+        told = what_if(self.past[:last], rates, task)
+        remarks = (self.remark,) if self.remark else ()
+        return replace(told, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in told.outlooks)).to_json()
 
-    async def status(self) -> Any:
-        return await self._inner.status()
-
-    async def steps(self, after: int) -> Any:
-        return await self._inner.steps(after)
-
-    async def adapters(self) -> Any:
-        return await self._inner.adapters()
-
-    async def rollback(self, version: int) -> Any:
-        return await self._inner.rollback(version)
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """A record of a call, with the note's fields, explained as a real one is."""
+        note = await super().why(answer_id)
+        known = {one.name for one in fields(AnswerRecord)}
+        told = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
+        why = await explained(told, _call)
+        return {**why, "decision": self.decision or why["decision"]}
 
 
-def _either(own: App, paths: frozenset[str], other: App) -> App:
-    """Our routes by their first app, everything else by the second."""
+RECORD = AnswerRecord(
+    id="", source="cloud", text="", final="", help_log_odds=1.25, dual=0.5, calls_left=69, tokens_left=9_000, spend_left_uusd=None,
+    adapter_version=6, reason="the model asked for help", latency_s=0.4, local_text="<think>\nStep 1: 14 + 23 = 37",
+    cloud_text="It is 37.", model="nano-edge", cloud_model="nano-cloud", cloud_tokens=20, charged_uusd=99, created_at=BEGAN,
+    help_bias=-0.7, task="math", target_rate=0.2, prompt="2+2?", call_key="run-77", asked=True,
+)  # fmt: skip
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        ours = scope.get("path") in paths or str(scope.get("path")).startswith("/api/sent/")
-        await (own if ours else other)(scope, receive, send)
 
-    return app
+async def _call(key: str) -> CloudCompletion:
+    return CloudCompletion(key, RECORD.cloud_text, TokenUsage(12, 8), RECORD.charged_uusd, False, RECORD.cloud_model)
 
 
 def new_agent(**more: Any) -> PageAgent:
     """An agent that has just been started: no steps, nothing sent."""
     answers = ScriptedAnswers(REASONED, note=note("local"))
-    agent = PageAgent(answers, ScriptedControl(answers), **more)
-    agent.control.state = {"mode": "auto", "model": {"name": "nano-edge"}, "learning": "idle", "online": True, "steps_done": 0}
-    agent.budget = {"quota": quota(0, 0, 0), "dials": [], "paused": False}
-    agent.report = report(tasks=[])
+    agent = PageAgent(answers, PageControl(answers), **more)
+    agent.control.state = status(0, 0)
+    agent.control.budgets = asdict(Overview("agent", "math", 0.2, False, "", 0, 0, ()))
     return agent
 
 
 def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
-    """An agent with two phases of learning, dials, adapters, an outbox and a report."""
+    """An agent with two phases of learning, dials, adapters, a past, an outbox and a report."""
     agent = new_agent(**more)
-    agent.control.log = [step(number, steps) for number in range(1, steps + 1)]
-    agent.control.versions = [version(number, steps) for number in range(steps // 15 * 15 - 75, steps + 1, 15)]
-    agent.control.state |= {"quota": quota(31, 8_450, 4_216), "learning": "learning", "waiting": "", "steps_done": steps}
-    agent.control.state |= {
-        "steps_planned": 120,
-        "phase": 1,
-        "phases": 2,
-        "task": "code",
-        "adapter_version": steps,
-        "trained_version": steps,
-    }
-    agent.control.state |= {"coordinator": "embedded", "answers": 48, "outbox": 1}
-    agent.budget = {"quota": quota(31, 8_450, 4_216), "dials": dials(), "paused": False}
-    agent.report = report()
-    agent.sent = [sent(number) for number in range(1, 61)]
-    agent.waiting = [{"kind": "step report", "task": "code", "task_step": 44, "total_units": 128, "help_units": 25, "bytes": 61}]
+    control = agent.control
+    control.log = [step(number, steps).to_json() for number in range(1, steps + 1)]
+    control.versions = [version(number, steps).to_json() for number in range(steps // 15 * 15 - 75, steps + 1, 15)]
+    control.state = status(steps, 48)
+    control.budgets = overview().to_json()
+    control.prepared_report = report()
+    control.departed = [sent(number) for number in range(60, 0, -1)]
+    control.waiting = [waiting()]
+    control.past = [past(number) for number in range(60)]
     return agent
+
+
+def status(steps: int, answers: int) -> dict[str, Any]:
+    """What a running agent says of itself."""
+    quota = overview().tasks[0].quota if steps else None
+    told = AgentStatus(
+        run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
+        offline_reason="", coordinator="embedded", task="code" if steps else "math", target_rate=0.2, dual=0.5, phase=int(steps > 0),
+        phases=2, steps_done=steps, steps_planned=120, last_step=None, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
+        total_cloud_tokens=8_450, total_spend_uusd=3_404, uptime_s=5.0, trained_version=steps, quota=quota,
+    )  # fmt: skip
+    return asdict(told)
 
 
 def note(source: str, reason: str = "") -> AnswerNote:
     """What is said of a scripted answer."""
     reasons = {
         "local": "answered on this device",
-        "cloud": "the model asked, at a price of 0.48",
-        "local-fallback": "the budget is used up",
+        "cloud": "the model asked for help",
+        "local-fallback": "the model asked for help, but the budget is used up",
     }
     return AnswerNote("", source, reason or reasons[source], "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "37")
 
 
-def quota(calls: int, tokens: int, spend_uusd: int) -> dict[str, Any]:
-    """A quota with limits of 100 calls, 40 000 tokens and a cent."""
-    return {
-        "task": "code", "state": "ok", "calls": calls, "calls_limit": 100, "tokens": tokens, "tokens_limit": 40_000,
-        "spend_uusd": spend_uusd, "spend_limit_uusd": 10_000, "target_rate": 0.2, "realised_rate": 0.184, "dual": 0.481,
-        "as_of": BEGAN, "line": f"{calls} of 100 calls used, {100 - calls} left until midnight",
-    }  # fmt: skip
+def overview() -> Overview:
+    """Three tasks: one with a dial that is set, one that the model decides, and one that is named at length."""
+    known = KnownBudget(BudgetSnapshot(5, 0.481, 0.2, 31, 100, 8_450, 40_000, 4_216, 10_000), BEGAN)
+    tasks = [TaskBudget(quota_of(one.task, known, one, Circumstances()), one) for one in dials()]
+    return Overview("agent", "math", 0.2, False, "", 1, 0, tuple(tasks))
 
 
-def dials() -> list[dict[str, Any]]:
-    """A dial that is set, one that the model decides, and one whose task is named at length."""
+def dials() -> list[DialReading]:
+    """The readings of their dials."""
     return [
-        {"task": "arith", "target_rate": 0.2, "realised_rate": 0.184, "answers": 212, "bias": -0.41},
-        {"task": "code", "target_rate": None, "realised_rate": 0.31, "answers": 40, "bias": 0.0},
-        {
-            "task": "questions-about-our-garden-and-the-weather",
-            "target_rate": 0.05,
-            "realised_rate": 0.19,
-            "answers": 18,
-            "bias": -2.2,
-        },
+        DialReading("math", 0.2, False, -0.41, 0.184, 0.19, 212, 40, 0.0, 100, BEGAN),
+        DialReading("code", None, True, 0.0, 0.31, 0.31, 40, 12, 0.1, 40, BEGAN),
+        DialReading(GARDEN, 0.05, True, -2.2, 0.19, 0.19, 18, 3, 0.0, 18, BEGAN),
     ]
 
 
-def step(number: int, steps: int) -> dict[str, Any]:
+def past(number: int) -> PastAnswer:
+    """An answer of which every third asked; people judged them all, and every fourth was bad."""
+    asked = number % 3 == 0
+    return PastAnswer(
+        log_odds=float(-number), asked=asked, from_cloud=asked, charged_uusd=100 if asked else 0, local_s=0.5,
+        cloud_s=2.0 if asked else None, total_s=2.5 if asked else 0.5, judged="bad" if number % 4 == 0 else "good",
+    )  # fmt: skip
+
+
+_NOTHING = {one.name: 0 for one in fields(StepFinished)} | {"offline": False, "learner_skipped": "", "source": "practice"}
+_STEP = StepFinished(**_NOTHING | {"seconds_by_part": StepSeconds(*[0.0] * 6), "families": ()})  # type: ignore[arg-type]
+
+
+def step(number: int, steps: int) -> StepFinished:
     """A learning step on curves that look like the real ones."""
     half = steps // 2
     second, place = number > half, (number - 1) % half
     noise = 0.06 * math.sin(7.3 * number) + 0.03 * math.sin(2.1 * number)
     gain = 0.28 * (1 - math.exp(-place / 14))
     rate = min(0.9, max(0.0, 0.42 - gain * 0.8 + noise))
-    return {
-        "step": number, "phase": int(second), "task": "code" if second else "arith", "assist_rate": rate,
-        "kept_accuracy": min(1.0, 0.58 + gain + noise), "joint_accuracy": min(1.0, 0.66 + gain + noise / 2), "coverage": 1 - rate,
-        "target_rate": 0.2, "dual_after": 0.5 + 0.1 * math.sin(number / 12), "total_spend_uusd": 47 * number, "at": BEGAN + 240 * number,
-    }  # fmt: skip
+    return replace(
+        _STEP, step=number, phase=int(second), task="code" if second else "math", assist_rate=rate, coverage=1 - rate,
+        kept_accuracy=min(1.0, 0.58 + gain + noise), joint_accuracy=min(1.0, 0.66 + gain + noise / 2), target_rate=0.2,
+        dual_after=0.5 + 0.1 * math.sin(number / 12), total_spend_uusd=47 * number, at=BEGAN + 240 * number,
+    )  # fmt: skip
 
 
-def version(number: int, newest: int) -> dict[str, Any]:
+def version(number: int, newest: int) -> Version:
     """An adapter version; every third was refused."""
     refused = number % 45 == 0 and number != newest
-    gate = ("refused", "arith fell from 71 % to 60 %, more than a slip") if refused else ("promoted", "no task fell")
+    gate = ("refused", "math fell from 71 % to 60 %, more than a slip") if refused else ("promoted", "")
+    return Version(
+        version=number, folder="/state", at=BEGAN + 240 * number, phase=1, task="code", source="practice", base=number - 15,
+        size_bytes=1_420_000 + number, gate=gate[0], gate_reason=gate[1], gate_before=0.71, gate_after=0.6 if refused else 0.74,
+        kept_accuracy=0.81, joint_accuracy=0.9, assist_rate=0.22, serving=number == newest, head=number == newest, on_line=True,
+        damage="",
+    )  # fmt: skip
+
+
+def report() -> dict[str, Any]:
+    """A report of gains, losses and spend; its keys are held to the real ones by tests of the control."""
+    compared = {"new": 0, "new_right": 0}
     return {
-        "version": number, "folder": "/state", "at": BEGAN + 240 * number, "phase": 1, "task": "code", "source": "practice",
-        "base": number - 15, "size_bytes": 1_420_000 + number, "gate": gate[0], "gate_reason": gate[1], "gate_before": 0.71,
-        "gate_after": 0.6 if refused else 0.74, "kept_accuracy": 0.81, "joint_accuracy": 0.9, "assist_rate": 0.22,
-        "serving": number == newest, "head": number == newest, "on_line": True, "damage": "",
+        **NOTHING_TO_REPORT,
+        "now": BEGAN + 300,
+        "serving_version": 90,
+        "serving_version_then": 45,
+        "tasks": [
+            {"source": "practice:arith", "task": "math", "items": 80, "right_then": 52, "right_now": 58, "gained": 9, "lost": 3}
+            | compared,
+            {"source": "practice:code", "task": "code", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0}
+            | compared,
+        ],
+        "learning": {
+            "steps": 90, "promotions": 5, "refusals": 1, "refused_because": ["math fell"],
+            "by_source": [
+                {"source": "practice:code", "task": "code", "steps": 90, "assist_rate": 0.21, "target_rate": 0.2, "refused": 0, "dual": 0.5}
+            ],
+        },
+        "went_back": [{"at": BEGAN, "from_version": 60, "to_version": 45, "by": "person", "reason": ""}],
+        "answers": [
+            {"source": "cloud", "answers": 9, "good": 2, "bad": 0, "corrected": 0},
+            {"source": "local", "answers": 37, "good": 4, "bad": 1, "corrected": 1},
+        ],
+        "cloud": {
+            "serving": {"calls": 9, "tokens": 800, "spend_uusd": 812},
+            "learning": {"calls": 22, "tokens": 7_650, "spend_uusd": 3_404},
+        },
+        "spend": {
+            "stretch_s": 60,
+            "stretches": [
+                {"began": BEGAN, "serving_uusd": 0, "learning_uusd": 3_000},
+                {"began": BEGAN + 120, "serving_uusd": 812, "learning_uusd": 404},
+            ],
+        },
+        "rates": [{"task": "math", "answers": 46, "asked": 9, "rate": 9 / 46, "target_rate": 0.2}],
+        "waits": [{"reason": "on battery", "times": 2, "seconds": 600.0}],
     }  # fmt: skip
 
 
-def report(tasks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """What was gained and forgotten since yesterday."""
-    known = [
-        {"task": "arith", "items": 80, "right_then": 52, "right_now": 58, "gained": 9, "lost": 3},
-        {"task": "code", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0},
-    ]
+def waiting() -> dict[str, Any]:
+    """A step's report that has not left, as in the outbox of a state folder."""
     return {
-        "since": BEGAN - 86_400, "until": BEGAN, "tasks": known if tasks is None else tasks, "steps": 90, "promoted": 5, "refused": 1,
-        "rolled_back": 0, "answers": {"local": 37, "cloud": 9, "local-fallback": 2}, "feedback": {"good": 6, "bad": 1},
-        "spend": {"serving_uusd": 812, "learning_uusd": 3_404},
+        "id": 1, "task": "code", "task_step": 44, "planned_prompts": 8, "group_size": 16, "target_rate": 0.2, "total_units": 128,
+        "help_units": 25, "uncalled_units": 0,
     }  # fmt: skip
 
 
-def sent(number: int) -> dict[str, Any]:
-    """Something that left: a prompt with placeholders."""
-    payload = json.dumps(
-        {"messages": [{"role": "user", "content": f"Write to <EMAIL_1> about item {number}, before <DATE_1>"}]}, indent=1
-    )
-    return {
-        "id": number, "at": BEGAN + 60 * number, "kind": "question" if number % 3 else "training", "reason": "the model asked for help",
-        "bytes": len(payload.encode()), "answer_id": f"a{number}", "replaced": {"email": 1, "path": number % 2}, "payload": payload,
-    }  # fmt: skip
+def sent(number: int, kind: SentKind = "answering") -> dict[str, Any]:
+    """A question that left, with a placeholder for an address, and its message as it went."""
+    prompt = {"role": "ROLE_USER", "content": f"Write to [EMAIL_1] about item {number}"}
+    message = ParseDict({"call_key": f"run-{number}", "messages": [prompt]}, call_pb2.CompleteRequest()).SerializeToString()
+    entry = SentEntry(
+        id=number, at=BEGAN + 60 * number, kind=kind, why="the model asked for help", method="StreamComplete",
+        answer_id=f"a{number}", call_key=f"run-{number}", bytes=len(message), replaced={"email": 1, "path": number % 2}, times=1,
+        last_at=BEGAN + 60 * number, outcome="",
+    )  # fmt: skip
+    return entry_json(entry, message)
+
+
+class Stage:
+    """One server for many agents, one after the other."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._app: App | None = None
+
+    def show(self, agent: PageAgent) -> str:
+        """From now on this agent answers; the page's address."""
+        self._app = agent.app()
+        return self.url
+
+    def app(self) -> App:
+        """Whatever agent is shown when a request comes."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert self._app is not None
+            await self._app(scope, receive, send)
+
+        return app
+
+
+@asynccontextmanager
+async def open_stage() -> AsyncIterator[Stage]:
+    """A server that runs for the block."""
+    stage = Stage()
+    async with serving(stage.app(), "127.0.0.1", 0) as url:
+        stage.url = url
+        yield stage
 
 
 @asynccontextmanager

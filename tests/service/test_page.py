@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from importlib.resources import files
 from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
 
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.serve.endpoint import _PAGE
 from tests.service import page_checks as checks
-from tests.service.browser import CHROMIUM, Page, chromium_page
-from tests.service.page_agent import PageAgent, lived_in_agent, new_agent, note, page_of, sent
+from tests.service.browser import CHROMIUM, Browser, Page, chromium
+from tests.service.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the page")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the page"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 VIEWS = ("chat", "budget", "learning", "outbox")
 FILLED = {
     "chat": "true",
-    "budget": "document.querySelectorAll('.dial').length === 3 && !!document.querySelector('#rate-place polyline')",
+    "budget": "document.querySelectorAll('.dial').length === 4"
+    " && ['rate', 'spend'].every((one) => !!document.querySelector(`#${one}-place polyline`))",
     "learning": "document.querySelectorAll('#adapters tr').length > 3 && document.querySelectorAll('#report tr').length === 3",
     "outbox": "document.querySelectorAll('#sent-list li').length === 50",
 }
@@ -40,12 +46,31 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with chromium_page() as page:
-        yield page
-        # The agent ends before the page, which looks for it once more.
-        assert [one for one in page.complaints if "net::ERR_CONNECTION" not in one and "net::ERR_EMPTY" not in one] == []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    async with open_stage() as stage:
+        yield stage
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: Browser) -> AsyncIterator[Page]:
+    """A tab that may complain."""
+    async with browser.tab() as tab:
+        yield tab
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(tab: Page) -> AsyncIterator[Page]:
+    """A tab in which nothing may go wrong."""
+    yield tab
+    refused = "/api/whatif"  # a browser notes every refusal
+    assert [one for one in tab.complaints if refused not in one] == []
 
 
 @pytest.fixture
@@ -108,6 +133,18 @@ async def press_button(page: Page, text: str) -> None:
     await key(page, "Enter")
 
 
+async def look_now(page: Page) -> None:
+    """Have the page ask how the agent is, as one does that was hidden and is seen again."""
+    await page.value("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+async def look_again(page: Page, view: str) -> None:
+    """Leave a view and come back: it asks the agent at once then, and not only every few seconds."""
+    await page.value("location.hash = '#chat'")
+    await page.until("!document.getElementById('view-chat').hidden")
+    await page.value(f"location.hash = '#{view}'")
+
+
 async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
     async with asyncio.timeout(20):
         while len(agent.said(path)) < count:
@@ -118,7 +155,7 @@ async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
 # ---------------------------------------------------------------- chat
 
 
-async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Page, agent: PageAgent) -> None:
+async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Page, stage: Stage, agent: PageAgent) -> None:
     gate = asyncio.Event()
     agent.answers.pieces = [
         "<think>\nStep 1\n</think>\n<answer>",
@@ -127,490 +164,605 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
         "</answer>",
     ]
     agent.answers.wait_before = {6: gate}
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await page.value("""window.moved = 0; window.told = [];
-          new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
-            .observe({ type: 'layout-shift' });
-          new MutationObserver(() => told.push(document.getElementById('announcer').textContent))
-            .observe(document.getElementById('announcer'), { childList: true, characterData: true, subtree: true });""")
-        await send_question(page, "count")
-        await page.until("document.querySelector('.answer .text')?.textContent.includes('line 3')")
-        assert "the end" not in await text_of(page, ".answer .text")
-        assert await page.value("document.querySelector('.reasoning').open") is False
-        assert await page.value("document.getElementById('log').ariaLive") == "off"
-        gate.set()
-        await page.until(
-            "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.badge')"
-        )
-        await page.until("told.some((text) => text.includes('the end'))")
-        said = [text for text in await page.value("told") if text]
-        assert said[0] == "Working on it" and said[1].startswith("Answered on this device. line 0") and len(said) == 2
-        assert await page.value("moved") < 0.05
-        assert await focused(page) == "question"
+    url = stage.show(agent)
+    await arrive(page, url)
+    await page.value("""window.moved = 0; window.told = [];
+      new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
+        .observe({ type: 'layout-shift' });
+      new MutationObserver(() => told.push(document.getElementById('announcer').textContent))
+        .observe(document.getElementById('announcer'), { childList: true, characterData: true, subtree: true });""")
+    await send_question(page, "count")
+    await page.until("document.querySelector('.answer .text')?.textContent.includes('line 3')")
+    assert "the end" not in await text_of(page, ".answer .text")
+    assert await page.value("document.querySelector('.reasoning').open") is False
+    assert await page.value("document.getElementById('log').ariaLive") == "off"
+    gate.set()
+    await page.until(
+        "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.badge')"
+    )
+    await page.until("told.some((text) => text.includes('the end'))")
+    said = [text for text in await page.value("told") if text]
+    assert said[0] == "Working on it" and said[1].startswith("Answered on this device. line 0") and len(said) == 2
+    assert await page.value("moved") < 0.05
+    assert await focused(page) == "question"
 
 
 @pytest.mark.parametrize("source", ["local", "cloud", "local-fallback"])
-async def test_each_answer_says_where_it_came_from_and_why(page: Page, agent: PageAgent, source: str) -> None:
+async def test_each_answer_says_where_it_came_from_and_why(page: Page, stage: Stage, agent: PageAgent, source: str) -> None:
     agent.answers.note = note(source)
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, "Mia has 14 apples and buys 23 more")
-        head = await text_of(page, ".answer-head")
-        assert head.startswith(f"{source} {note(source).reason}") and "$0.000099" in head and "adapter 6" in head
-        assert await text_of(page, ".answer .text") == "She has 37 apples."
-        await page.value("document.querySelector('.reasoning summary').focus()")
-        await key(page, "Enter")
-        await page.until("document.querySelector('.reasoning').open")
-        assert "14 + 23 = 37" in await text_of(page, ".thoughts")
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, "Mia has 14 apples and buys 23 more")
+    head = await text_of(page, ".answer-head")
+    assert head.startswith(f"{source} {note(source).reason}") and "$0.000099" in head and "adapter 6" in head
+    assert await text_of(page, ".answer .text") == "She has 37 apples."
+    await page.value("document.querySelector('.reasoning summary').focus()")
+    await key(page, "Enter")
+    await page.until("document.querySelector('.reasoning').open")
+    assert "14 + 23 = 37" in await text_of(page, ".thoughts")
 
 
-async def test_enter_sends_and_shift_enter_begins_a_line(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await focus(page, "#question")
-        await page.type("one")
-        for kind in ("keyDown", "keyUp"):
-            await page.send(
-                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=8, text="\r"
-            )
-        await page.type("two")
-        assert agent.answers.asked == []
-        await key(page, "Enter")
-        await page.until("!!document.querySelector('.badge')")
-        assert [question.messages[-1].content for question in agent.answers.asked] == ["one\ntwo"]
-        assert await page.value("document.getElementById('question').value") == ""
+async def test_enter_sends_and_shift_enter_begins_a_line(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await focus(page, "#question")
+    await page.type("one")
+    for kind in ("keyDown", "keyUp"):
+        await page.send(
+            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=8, text="\r"
+        )
+    await page.type("two")
+    assert agent.answers.asked == []
+    await key(page, "Enter")
+    await page.until("!!document.querySelector('.badge')")
+    assert [question.messages[-1].content for question in agent.answers.asked] == ["one\ntwo"]
+    assert await page.value("document.getElementById('question').value") == ""
 
 
-async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, "first")
-        await ask(page, "second")
-        await press_button(page, "New chat")
-        assert await page.value("document.getElementById('log').children.length") == 0
-        await ask(page, "third")
-        roles = [[message.role for message in question.messages] for question in agent.answers.asked]
-        assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
-        assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
+async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, "first")
+    await ask(page, "second")
+    await press_button(page, "New chat")
+    assert await page.value("document.getElementById('log').children.length") == 0
+    await ask(page, "third")
+    roles = [[message.role for message in question.messages] for question in agent.answers.asked]
+    assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
+    assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
 
 
-async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, "2+2?")
-        name = agent.answers.asked[0].id
-        await press_button(page, "Good")
-        await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
-        await press_button(page, "Good")
-        await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'false'")
-        await press_button(page, "Bad")
-        await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
-        await key(page, "Escape")
-        assert await focused(page) == "Bad" and not await page.value("!!document.querySelector('.correction')")
-        await press_button(page, "Bad")
-        await press_button(page, "Bad")
-        await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
-        await page.type("It is 4 <b>")
-        await press_button(page, "Send correction")
-        said = await wait_for(agent, "/api/feedback", 6)
+async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, "2+2?")
+    name = agent.answers.asked[0].id
+    await press_button(page, "Good")
+    await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
+    await press_button(page, "Good")
+    await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'false'")
+    await press_button(page, "Bad")
+    await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
+    await key(page, "Escape")
+    assert await focused(page) == "Bad" and not await page.value("!!document.querySelector('.correction')")
+    await press_button(page, "Bad")
+    await press_button(page, "Bad")
+    await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
+    await page.type("It is 4 <b>")
+    await press_button(page, "Send correction")
+    said = await wait_for(agent, "/api/feedback", 6)
     verdicts = ["good", "none", "bad", "none", "bad", "bad"]
     assert said == [
         {"id": name, "verdict": one, "correction": "It is 4 <b>" if place == 5 else None} for place, one in enumerate(verdicts)
     ]
 
 
-async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_it(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, "2+2?")
-        await press_button(page, "Why?")
-        await page.until("!!document.querySelector('.why h3')")
-        shown = await text_of(page, ".why")
-        for part in (
-            "1.25 log-odds",
-            "Price λ 0.500",
-            "Step 1: 14 + 23 = 37",
-            "It is 37.",
-            "run-77",
-            "nano-cloud",
-            "20% may ask",
-            "-0.70",
-        ):
-            assert part in shown, part
-        assert await page.value(f"{button('Why?')}.ariaExpanded") == "true"
-        await key(page, "Escape")
-        assert not await page.value("!!document.querySelector('.why')")
-        assert await focused(page) == "Why?"
+async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_it(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, "2+2?")
+    await press_button(page, "Why?")
+    await page.until("!!document.querySelector('.why h3')")
+    shown = await text_of(page, ".why")
+    for part in (
+        "The model's log-odds of asking were +1.25, the dial (τ 20 %) added -0.70: +0.55; it did not ask.",
+        "1.25 log-odds",
+        "Price λ 0.500",
+        "Tokens left 9,000",
+        "Spend left no limit known",
+        "Told by the coordinator, just now",
+        "Charged $0.000099",
+        "Cloud tokens 20",
+        "Step 1: 14 + 23 = 37",
+        "It is 37.",
+        "run-77",
+        "nano-cloud",
+        "20% may ask",
+        "-0.70",
+    ):
+        assert part in shown, part
+    assert await page.value(f"{button('Why?')}.ariaExpanded") == "true"
+    await key(page, "Escape")
+    assert not await page.value("!!document.querySelector('.why')")
+    assert await focused(page) == "Why?"
 
 
-async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(page: Page, agent: PageAgent) -> None:
+async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.pieces = ["<answer>", "half of it", " the rest", "</answer>"]
     agent.answers.wait_before = {2: asyncio.Event()}
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await send_question(page, "long")
-        await page.until("document.querySelector('.answer .text')?.textContent.includes('half of it')")
-        await key(page, "Escape")
-        await page.until("document.querySelector('.answer-head').textContent.includes('You stopped')")
-        assert await text_of(page, ".answer .text") == "half of it"
-        async with asyncio.timeout(20):
-            while not agent.answers.closed:
-                await asyncio.sleep(0.02)
-        agent.answers.wait_before = {}
-        await press_button(page, "Try again")
-        await page.until("document.querySelector('.answer .text')?.textContent.includes('the rest')")
-        assert await page.value("document.querySelectorAll('.answer').length") == 1
-        assert [message.content for message in agent.answers.asked[-1].messages] == ["long"]
+    url = stage.show(agent)
+    await arrive(page, url)
+    await send_question(page, "long")
+    await page.until("document.querySelector('.answer .text')?.textContent.includes('half of it')")
+    await key(page, "Escape")
+    await page.until("document.querySelector('.answer-head').textContent.includes('You stopped')")
+    assert await text_of(page, ".answer .text") == "half of it"
+    async with asyncio.timeout(20):
+        while not agent.answers.closed:
+            await asyncio.sleep(0.02)
+    agent.answers.wait_before = {}
+    await press_button(page, "Try again")
+    await page.until("document.querySelector('.answer .text')?.textContent.includes('the rest')")
+    assert await page.value("document.querySelectorAll('.answer').length") == 1
+    assert [message.content for message in agent.answers.asked[-1].messages] == ["long"]
 
 
-async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, "keep me")
-        await press_button(page, "Good")
-        await wait_for(agent, "/api/feedback")
-        await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
-        await focus(page, "#question")
-        await page.type("half a que")
-        await page.value(
-            "document.getElementById('model').value = 'edge-local'; document.getElementById('model').dispatchEvent(new Event('change'))"
-        )
-        await page.value("location.hash = '#learning'")
-        await page.reload()
-        await page.until("document.getElementById('headline').textContent.includes('step 90')")
-        assert not await page.value("document.getElementById('view-learning').hidden")
-        await page.value("location.hash = '#chat'")
-        await page.until("!document.getElementById('view-chat').hidden")
-        assert "keep me" in await text_of(page, "#log") and "She has 37 apples." in await text_of(page, "#log")
-        assert await page.value("document.querySelector('[data-verdict=good]').ariaPressed") == "true"
-        assert await page.value("document.getElementById('question').value") == "half a que"
-        assert await page.value("document.getElementById('model').value") == "edge-local"
+async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, "keep me")
+    await press_button(page, "Good")
+    await wait_for(agent, "/api/feedback")
+    await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
+    await focus(page, "#question")
+    await page.type("half a que")
+    await page.value(
+        "document.getElementById('model').value = 'edge-local'; document.getElementById('model').dispatchEvent(new Event('change'))"
+    )
+    await page.value("location.hash = '#learning'")
+    await page.reload()
+    await page.until("document.getElementById('headline').textContent.includes('step 90')")
+    assert not await page.value("document.getElementById('view-learning').hidden")
+    await page.value("location.hash = '#chat'")
+    await page.until("!document.getElementById('view-chat').hidden")
+    assert "keep me" in await text_of(page, "#log") and "She has 37 apples." in await text_of(page, "#log")
+    assert await page.value("document.querySelector('[data-verdict=good]').ariaPressed") == "true"
+    assert await page.value("document.getElementById('question').value") == "half a que"
+    assert await page.value("document.getElementById('model').value") == "edge-local"
 
 
-async def test_a_reload_in_the_middle_of_an_answer_keeps_the_question(page: Page, agent: PageAgent) -> None:
+async def test_a_reload_in_the_middle_of_an_answer_keeps_the_question(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.wait_before = {4: asyncio.Event()}
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await send_question(page, "half done")
-        await page.until("document.querySelector('.answer .text')?.textContent.includes('37')")
-        await page.reload()
-        await page.until("!!document.querySelector('.answer .problem')")
-        assert "reloaded" in await text_of(page, ".answer-head") and "half done" in await text_of(page, "#log")
-        agent.answers.wait_before = {}
-        await press_button(page, "Try again")
-        await page.until("document.querySelector('.badge')?.textContent === 'local'")
+    url = stage.show(agent)
+    await arrive(page, url)
+    await send_question(page, "half done")
+    await page.until("document.querySelector('.answer .text')?.textContent.includes('37')")
+    await page.reload()
+    await page.until("!!document.querySelector('.answer .problem')")
+    assert "reloaded" in await text_of(page, ".answer-head") and "half done" in await text_of(page, "#log")
+    agent.answers.wait_before = {}
+    await press_button(page, "Try again")
+    await page.until("document.querySelector('.badge')?.textContent === 'local'")
 
 
 @pytest.mark.parametrize(
     ("failure", "words"),
     [(EdgeError("the engine is closed", hint="start the agent again"), "the engine is closed; start the agent again")],
 )
-async def test_a_failure_is_told_in_its_words_and_nothing_is_lost(failure: Exception, words: str, agent: PageAgent) -> None:
+async def test_a_failure_is_told_in_its_words_and_nothing_is_lost(
+    tab: Page, stage: Stage, failure: Exception, words: str, agent: PageAgent
+) -> None:
     agent.answers.failure = failure
-    async with chromium_page() as page, page_of(agent) as url:
-        await arrive(page, url)
-        await send_question(page, "will fail")
-        await page.until("!!document.querySelector('.answer .problem')")
-        assert words in await text_of(page, ".answer-head")
-        agent.answers.failure = None
-        await press_button(page, "Try again")
-        await page.until("document.querySelector('.badge').textContent === 'local'")
-        assert [len(question.messages) for question in agent.answers.asked] == [1, 1]
+    url = stage.show(agent)
+    await arrive(tab, url)
+    await send_question(tab, "will fail")
+    await tab.until("!!document.querySelector('.answer .problem')")
+    assert words in await text_of(tab, ".answer-head")
+    agent.answers.failure = None
+    await press_button(tab, "Try again")
+    await tab.until("document.querySelector('.badge').textContent === 'local'")
+    assert [len(question.messages) for question in agent.answers.asked] == [1, 1]
 
 
-async def test_a_failure_in_the_middle_keeps_what_came(page: Page, agent: PageAgent) -> None:
+async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.failure, agent.answers.fail_after = CoordinatorUnavailable("the coordinator went away"), 4
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await send_question(page, "half")
-        await page.until("!!document.querySelector('.answer .problem')")
-        assert await text_of(page, ".answer .text") == "She has 37"
-        assert "the coordinator went away" in await text_of(page, ".answer-head")
+    url = stage.show(agent)
+    await arrive(page, url)
+    await send_question(page, "half")
+    await page.until("!!document.querySelector('.answer .problem')")
+    assert await text_of(page, ".answer .text") == "She has 37"
+    assert "the coordinator went away" in await text_of(page, ".answer-head")
 
 
-async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, agent: PageAgent) -> None:
+async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
     program = "def f(xs):\n    return [x for x in xs if x < 3 & 1]"
     agent.answers.pieces = ["<answer>So:\n```py", f"thon\n{program[:20]}", f"{program[20:]}\n``", "`\ndone</answer>"]
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-        await ask(page, "write it")
-        assert await page.value("document.querySelector('.code code').textContent") == program
-        await press_button(page, "Copy code")
-        await page.until(
-            "!!document.querySelector('.code button') && document.querySelector('.code button').textContent === 'Copied'"
-        )
-        assert await page.value("navigator.clipboard.readText()") == program
+    url = stage.show(agent)
+    await arrive(page, url)
+    await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    await ask(page, "write it")
+    assert await page.value("document.querySelector('.code code').textContent") == program
+    await press_button(page, "Copy code")
+    await page.until(
+        "!!document.querySelector('.code button') && document.querySelector('.code button').textContent === 'Copied'"
+    )
+    assert await page.value("navigator.clipboard.readText()") == program
 
 
-async def test_text_from_right_to_left_runs_so_and_long_answers_stay_inside(page: Page, agent: PageAgent) -> None:
+async def test_text_from_right_to_left_runs_so_and_long_answers_stay_inside(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.pieces = ["<answer>", "باريس هي عاصمة فرنسا. ", "</answer>"]
-    async with page_of(agent) as url:
-        await arrive(page, url, width=320, height=600)
-        await ask(page, "ما هي عاصمة فرنسا؟")
-        directions = await page.value(
-            "['.asked div', '.answer .text'].map((one) => getComputedStyle(document.querySelector(one)).direction)"
-        )
-        assert directions == ["rtl", "rtl"]
-        agent.answers.pieces = ["<answer>", "word " * 8000, "x" * 3000, "</answer>"]
-        await ask(page, "a lot")
-        assert not await checks.overflows(page)
-        assert await page.value("document.documentElement.scrollHeight - innerHeight - scrollY") < 100
+    url = stage.show(agent)
+    await arrive(page, url, width=320, height=600)
+    await ask(page, "ما هي عاصمة فرنسا؟")
+    directions = await page.value(
+        "['.asked div', '.answer .text'].map((one) => getComputedStyle(document.querySelector(one)).direction)"
+    )
+    assert directions == ["rtl", "rtl"]
+    agent.answers.pieces = ["<answer>", "word " * 8000, "x" * 3000, "</answer>"]
+    await ask(page, "a lot")
+    assert not await checks.overflows(page)
+    assert await page.value("document.documentElement.scrollHeight - innerHeight - scrollY") < 100
 
 
 # ---------------------------------------------------------------- budget
 
 
-async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url, "budget")
-        await page.until(FILLED["budget"])
-        slider = ".dial input[type=range]"
-        await focus(page, slider)
-        for _ in range(5):
-            await key(page, "ArrowRight")
-        assert await page.value(f"document.querySelector({slider!r}).ariaValueText") == "25%"
-        await page.until("document.querySelector('.whatif').textContent.includes('would cost about $0.0042')")
-        assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "arith"} and agent.said("/api/budget") == []
-        await key(page, "Enter")
-        assert await wait_for(agent, "/api/budget") == [{"task": "arith", "target_rate": 0.25}]
-        await page.until("document.querySelector('.dial-facts').textContent.includes('25%')")
-        await key(page, "End")
-        await key(page, "Escape")
-        assert await page.value(f"document.querySelector({slider!r}).value") == "25"
-        await focus(page, ".dial input[type=checkbox]")
+async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url, "budget")
+    await page.until(FILLED["budget"])
+    slider = ".dial input[type=range]"
+    await focus(page, slider)
+    for _ in range(5):
+        await key(page, "ArrowRight")
+    assert await page.value(f"document.querySelector({slider!r}).ariaValueText") == "25%"
+    await page.until("document.querySelector('.whatif').textContent.includes('would have come from the cloud')")
+    assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.said("/api/budget") == []
+    told = await text_of(page, ".whatif")
+    assert told.startswith("Of the last 60 answers, 15 would have come from the cloud (really: 20).")
+    assert "They would have cost about $0.0015 (really: $0.002)." in told
+    assert "within 0.5 s, nine in ten within 2.5 s. About " in told and told.endswith("would have been good.")
+    await key(page, "Enter")
+    assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": 0.25}]
+    await page.until("document.querySelector('.dial-facts').textContent.includes('25%')")
+    await key(page, "End")
+    await key(page, "Escape")
+    assert await page.value(f"document.querySelector({slider!r}).value") == "25"
+    await focus(page, ".dial input[type=checkbox]")
+    await space(page)
+    await press_button(page, "Let the model decide")
+    assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": None}
+    await page.until(f"document.querySelector({slider!r}).disabled")
+
+
+async def test_every_task_is_set_at_once_and_too_little_traffic_is_said(page: Page, stage: Stage, agent: PageAgent) -> None:
+    agent.control.past = agent.control.past[:9]
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    every = ".dial:last-child"
+    assert await text_of(page, f"{every} h4") == "every task"
+    await focus(page, f"{every} input[type=range]")
+    await key(page, "Home")
+    assert await wait_for(agent, "/api/whatif") == [{"target_rate": 0, "task": None}]
+    await page.until(f"document.querySelector('{every} .whatif').textContent.startsWith('9 recorded answers are too few')")
+    await key(page, "Enter")
+    assert await wait_for(agent, "/api/budget") == [{"task": None, "target_rate": 0}]
+    await page.until("[...document.querySelectorAll('.dial-facts')].every((one) => one.textContent.startsWith('Target0%'))")
+
+
+async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url, "budget")
+    await page.until(FILLED["budget"])
+    shown = await text_of(page, "#quota")
+    for part in ("enough is left", "31 of 100 used, 69 left", "8,450 of 40,000 used", "$0.004216 of $0.01 used", "λ 0.481"):
+        assert part in shown, part
+    facts = await text_of(page, ".dial-facts")
+    assert "Asked lately 18.4%" in facts and "40 of 212 asked" in facts and "Shift -0.41 log-odds" in facts
+    assert "Could not ask 10%" in await text_of(page, ".dial:nth-child(2)")
+    labels = await page.value("[...document.querySelectorAll('.gauge')].map((one) => one.getAttribute('aria-label'))")
+    assert labels[0] == "math: 18.4% asked, target 20%" and labels[1] == "code: 31% asked, the model decides"
+    assert "λ 0.594" in await page.value("document.querySelector('#rate-place svg').getAttribute('aria-label')")
+    spend = await page.value("document.querySelector('#spend-place svg').getAttribute('aria-label')")
+    assert "$0.000812 spent on answers, $0.003404 on learning" in spend
+    await page.value("document.querySelector('#rate-place summary').focus()")
+    await key(page, "Enter")
+    await page.until("document.querySelectorAll('#rate-place tbody tr').length === 45")
+    assert "step 90" in await text_of(page, "#rate-place tbody tr:last-child")
+
+
+async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url, "budget")
+    await page.until(FILLED["budget"])
+    for wanted in ("true", "false"):
+        await focus(page, "#pause-cloud")
         await space(page)
-        await press_button(page, "Let the model decide")
-        assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "arith", "target_rate": None}
-        await page.until(f"document.querySelector({slider!r}).disabled")
+        await page.until(f"document.getElementById('pause-cloud').ariaChecked === '{wanted}'")
+        told = await text_of(page, "#switched-off")
+        assert ("all answers come from this device" in told) == (wanted == "true")
+    assert agent.said("/api/budget/pause") == [{"paused": True}, {"paused": False}]
+    agent.control.budgets |= {"switched_off": "mode local-only", "paused": False}
+    await look_again(page, "budget")
+    await page.until("!document.getElementById('pause-cloud').checkVisibility()")
+    assert "off as long as the agent runs: mode local-only" in await text_of(page, "#switched-off")
 
 
-async def test_used_left_and_realised_rates_are_told_in_words(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url, "budget")
-        await page.until(FILLED["budget"])
-        shown = await text_of(page, "#quota")
-        for part in (
-            "31 of 100 used, 69 left",
-            "8,450 of 40,000 used",
-            "$0.004216 of $0.01 used",
-            "Realised rate 18.4%",
-            "until midnight",
-        ):
-            assert part in shown, part
-        labels = await page.value("[...document.querySelectorAll('.gauge')].map((one) => one.getAttribute('aria-label'))")
-        assert labels[0] == "arith: 18.4% asked, target 20%" and labels[1] == "code: 31% asked, the model decides"
-        assert "λ 0.594" in await page.value("document.querySelector('#rate-place svg').getAttribute('aria-label')")
-        assert "$0.00423" in await page.value("document.querySelector('#spend-place svg').getAttribute('aria-label')")
-        await page.value("document.querySelector('#rate-place summary').focus()")
-        await key(page, "Enter")
-        await page.until("document.querySelectorAll('#rate-place tbody tr').length === 45")
-        assert "step 90" in await text_of(page, "#rate-place tbody tr:last-child")
-
-
-async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url, "budget")
-        await page.until(FILLED["budget"])
-        for wanted in ("true", "false"):
-            await focus(page, "#pause-cloud")
-            await space(page)
-            await page.until(f"document.getElementById('pause-cloud').ariaChecked === '{wanted}'")
-        assert agent.said("/api/budget/pause") == [{"paused": True}, {"paused": False}]
+@pytest.mark.parametrize(
+    ("state", "line", "words"),
+    [
+        ("used_up", "used up; answers come from this device", "used up"),
+        ("offline", "offline (no route); answers come from this device", "offline"),
+        ("paused", "the cloud is paused (edge-agent budget resume ends it); answers come from this device", "paused"),
+    ],
+)
+async def test_why_nothing_may_be_asked_is_told(
+    page: Page, stage: Stage, agent: PageAgent, state: str, line: str, words: str
+) -> None:
+    agent.control.state["quota"] |= {"state": state, "line": line}
+    line_here = line.replace(" (edge-agent budget resume ends it)", "")  # the page has a switch
+    agent.control.state["unsettled_calls"] = 2
+    agent.control.budgets["tasks"][0] |= {"state": state, "line": line}
+    await arrive(page, stage.show(agent))
+    await page.until(f"document.getElementById('quota-line').textContent.includes({line_here!r})")
+    await page.value("location.hash = '#budget'")
+    await page.until(f"document.querySelector('#quota .badge')?.textContent === {words!r}")
+    await page.until("document.getElementById('quota').textContent.includes('2 calls to the cloud ended without a word')")
+    assert line_here in await text_of(page, "#quota")
 
 
 # ---------------------------------------------------------------- learning
 
 
-async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url, "learning")
-        await page.until(FILLED["learning"])
-        label = await page.value("document.querySelector('#accuracy-place svg').getAttribute('aria-label')")
-        assert re.fullmatch(
-            r"Accuracy while learning\. right of the kept [\d.]+%, right with help [\d.]+%, kept [\d.]+%", label
-        ), label
-        assert await page.value(
-            "[...document.querySelectorAll('#accuracy-place svg text')].map((one) => one.textContent).join(' ')"
-        ) == ("0% 50% 100% step 1 step 90 arith code")
-        assert "arith 80 65% 72.5% +9 −3" in await text_of(page, "#report")
-        assert "37 local, 9 cloud, 2 local-fallback" in await text_of(page, "#report")
-        await press_button(page, "Pause learning")
-        await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")
-        await press_button(page, "Go on learning")
-        await page.until("document.querySelector('#learning-state .state').textContent === 'Learning'")
-        assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
-        agent.control.state["waiting"] = "on battery"
-        await page.until("document.querySelector('#learning-state .state').textContent === 'Waiting: on battery'")
+async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url, "learning")
+    await page.until(FILLED["learning"])
+    label = await page.value("document.querySelector('#accuracy-place svg').getAttribute('aria-label')")
+    assert re.fullmatch(
+        r"Accuracy while learning\. right, answered alone [\d.]+%, right, with help [\d.]+%, answered alone [\d.]+%", label
+    ), label
+    assert await page.value(
+        "[...document.querySelectorAll('#accuracy-place svg text')].map((one) => one.textContent).join(' ')"
+    ) == ("0% 50% 100% step 1 step 90 math code")
+    assert "practice:arith 80 52 (65%) 58 (72.5%) +9 −3" in await text_of(page, "#report")
+    shown = await text_of(page, "#report")
+    for part in (
+        "adapter 45 then, adapter 90 now",
+        "90 steps; 5 adapters taken into use, 1 refused",
+        "Refused because math fell",
+        "from adapter 60 to adapter 45, by you",
+        "9 cloud, 37 local",
+        "6 good, 1 bad, 1 of them corrected",
+        "math: 9 of 46 questions (19.6%, target 20%)",
+        "$0.000812 on answers, $0.003404 on learning",
+        "on battery: 2 times, 600 s in all",
+    ):
+        assert part in shown, part
+    [since] = [float(urlsplit(one).query.removeprefix("since=")) for one in page.requested if "/api/report" in one]
+    assert 86_390 < await page.value("Date.now() / 1000") - since < 86_700
+    await press_button(page, "Pause learning")
+    await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")
+    assert await text_of(page, "#headline") == "learning is paused by you, step 90 of 120"
+    await press_button(page, "Go on learning")
+    await page.until("document.querySelector('#learning-state .state').textContent === 'Learning'")
+    assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
+    agent.control.state["waiting"] = "on battery"
+    await look_now(page)
+    await page.until("document.querySelector('#learning-state .state').textContent === 'Waiting: on battery'")
 
 
-async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, agent: PageAgent) -> None:
+async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, stage: Stage, agent: PageAgent) -> None:
     place = "[...document.querySelectorAll('#adapters button')].find((one) => one.dataset.version === '75')"
-    async with page_of(agent) as url:
-        await arrive(page, url, "learning")
-        await page.until(FILLED["learning"])
-        assert "refused arith fell from 71 %" in await text_of(page, "#adapters")
-        await page.value(f"{place}.focus()")
-        assert await page.value("document.activeElement.ariaLabel") == "Go back to version 75"
-        await key(page, "Enter")
-        await page.until("document.getElementById('confirm').open")
-        assert await focused(page) == "confirm-no"
-        await key(page, "Escape")
-        await page.until("!document.getElementById('confirm').open")
-        assert await page.value("document.activeElement.dataset.version") == "75"
-        assert agent.control.versions[-1]["serving"]
-        await key(page, "Enter")
-        await key(page, "Tab")
-        await key(page, "Enter")
-        await page.until("document.getElementById('announcer').textContent === 'Went back to version 75'")
-        await page.until("document.activeElement.id === 'adapters-title'")
-        assert [known["version"] for known in agent.control.versions if known["serving"]] == [75]
-        await page.until("document.querySelectorAll('#adapters tbody tr')[1].textContent.includes('serving')")
+    url = stage.show(agent)
+    await arrive(page, url, "learning")
+    await page.until(FILLED["learning"])
+    assert "refused math fell from 71 %" in await text_of(page, "#adapters")
+    await page.value(f"{place}.focus()")
+    assert await page.value("document.activeElement.ariaLabel") == "Go back to version 75"
+    await key(page, "Enter")
+    await page.until("document.getElementById('confirm').open")
+    assert await focused(page) == "confirm-no"
+    await key(page, "Escape")
+    await page.until("!document.getElementById('confirm').open")
+    assert await page.value("document.activeElement.dataset.version") == "75"
+    assert agent.control.versions[-1]["serving"]
+    await key(page, "Enter")
+    await key(page, "Tab")
+    await key(page, "Enter")
+    await page.until("document.getElementById('announcer').textContent === 'Went back to version 75'")
+    await page.until("document.activeElement.id === 'adapters-title'")
+    assert [known["version"] for known in agent.control.versions if known["serving"]] == [75]
+    await page.until("document.querySelectorAll('#adapters tbody tr')[1].textContent.includes('serving')")
 
 
-async def test_new_steps_are_drawn_as_they_come(page: Page, agent: PageAgent) -> None:
+async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent: PageAgent) -> None:
     more = lived_in_agent(100).control.log
-    async with page_of(agent) as url:
-        await arrive(page, url, "learning")
-        await page.until(FILLED["learning"])
-        agent.control.log = more
-        agent.control.state["steps_done"] = 100
-        await page.until("document.querySelector('#accuracy-place svg').textContent.includes('step 100')")
-        asked = [urlsplit(one).query for one in page.requested if "/api/steps" in one]
-        assert asked == ["after=0", "after=90"]
+    url = stage.show(agent)
+    await arrive(page, url, "learning")
+    await page.until(FILLED["learning"])
+    agent.control.log = more
+    agent.control.state["steps_done"] = 100
+    await look_now(page)
+    await page.until("document.querySelector('#accuracy-place svg').textContent.includes('step 100')")
+    asked = [urlsplit(one).query for one in page.requested if "/api/steps" in one]
+    assert asked == ["after=0", "after=90"]
 
 
 # ---------------------------------------------------------------- outbox
 
 
-async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url, "outbox")
-        await page.until(FILLED["outbox"])
-        first = await text_of(page, "#sent-list li")
-        assert "the model asked for help" in first and "114 bytes" in first and "replaced: 1 × email" in first
-        assert "step report" in await text_of(page, "#waiting") and "Asked 25" in await text_of(page, "#waiting")
-        await focus(page, ".opener")
-        await key(page, "Enter")
-        await page.until("!!document.querySelector('.payload pre')")
-        assert await page.value("document.querySelector('.payload code').textContent") == agent.sent[-1]["payload"]
-        agent.sent.append(sent(61))
-        await page.until("document.querySelectorAll('#sent-list li').length === 51")
-        assert await page.value("document.querySelectorAll('#sent-list li')[1].querySelector('.opener').ariaExpanded") == "true"
-        assert await page.value("document.activeElement === document.querySelectorAll('.opener')[1]")
-        await key(page, "Escape")
-        assert await page.value("document.querySelectorAll('.opener')[1].ariaExpanded") == "false"
-        await press_button(page, "Older")
-        await page.until("document.querySelectorAll('#sent-list li').length === 61")
-        assert not await page.value("document.getElementById('older').checkVisibility()")
-        order = await page.value("[...document.querySelectorAll('#sent-list .when')].map((one) => Date.parse(one.textContent))")
-        assert order == sorted(order, reverse=True)
+async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url, "outbox")
+    await page.until(FILLED["outbox"])
+    first = await text_of(page, "#sent-list li")
+    assert "a question the model asked for help" in first and "46 bytes" in first and "replaced: 1 × email" in first
+    assert await text_of(page, "#waiting") == "Report of step 44 of code: 25 of 128 responses asked, at a target of 20%."
+    await focus(page, ".opener")
+    await key(page, "Enter")
+    await page.until("!!document.querySelector('.payload pre')")
+    shown = json.loads(await page.value("document.querySelector('.payload code').textContent"))
+    assert shown == agent.control.departed[0]["payload"] and "[EMAIL_1]" in shown["messages"][0]["content"]
+    assert (
+        await page.value("document.querySelectorAll('.payload code')[1].textContent")
+        == agent.control.departed[0]["payload_base64"]
+    )
+    assert "The message, 46 bytes when sent" in await text_of(page, ".payload")
+    agent.control.departed.insert(0, sent(61))
+    await page.until("document.querySelectorAll('#sent-list li').length === 51")
+    assert await page.value("document.querySelectorAll('#sent-list li')[1].querySelector('.opener').ariaExpanded") == "true"
+    assert await page.value("document.activeElement === document.querySelectorAll('.opener')[1]")
+    await key(page, "Escape")
+    assert await page.value("document.querySelectorAll('.opener')[1].ariaExpanded") == "false"
+    await press_button(page, "Older")
+    await page.until("document.querySelectorAll('#sent-list li').length === 61")
+    assert not await page.value("document.getElementById('older').checkVisibility()")
+    order = await page.value("[...document.querySelectorAll('#sent-list .when')].map((one) => Date.parse(one.textContent))")
+    assert order == sorted(order, reverse=True)
+
+
+async def test_the_outbox_shows_one_kind_what_came_in_crowds_and_what_did_not_leave(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
+    await arrive(page, stage.show(agent), "outbox")
+    await page.until(FILLED["outbox"])
+    crowd = [sent(number, "learning") for number in range(160, 60, -1)]
+    crowd[0] |= {"outcome": "no route", "times": 3, "payload": None, "payload_base64": "AAE="}
+    agent.control.departed[:0] = crowd
+    await look_again(page, "outbox")
+    await page.until("document.querySelector('#sent-list li')?.textContent.includes('did not leave: no route')")
+    assert await page.value("document.querySelectorAll('#sent-list li').length") == 50
+    assert "3 times" in await text_of(page, "#sent-list li")
+    await page.value("document.querySelector('.opener').click()")
+    await page.until("!!document.querySelector('.payload pre')")
+    assert "can no longer be read" in await text_of(page, ".payload")
+    agent.control.departed[0] = {**crowd[0], "outcome": "too late"}
+    await look_again(page, "outbox")
+    await page.until("document.querySelector('.opener').textContent.includes('too late')")
+    await page.value(
+        "(one => { one.value = 'answering'; one.dispatchEvent(new Event('change')); })(document.getElementById('kind'))"
+    )
+    await page.until("document.querySelector('#sent-list .badge')?.textContent === 'a question'")
+    await press_button(page, "Older")
+    await page.until("document.querySelectorAll('#sent-list li').length === 60")
+    assert {urlsplit(one).query.split("&")[1] for one in page.requested if "kind=" in one} == {"kind=answering"}
 
 
 # ---------------------------------------------------------------- away and back, token
 
 
-async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, agent: PageAgent) -> None:
+async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.control.state |= {"online": False, "offline_reason": "no route to the coordinator"}
+    url = stage.show(agent)
+    await arrive(page, url)
+    assert "offline: no route to the coordinator" in await text_of(page, "#headline")
+    await ask(page, "still there?")
+    assert await text_of(page, ".badge") == "local"
+    agent.control.state["online"] = True
+    await look_now(page)
+    await page.until("document.getElementById('headline').className === ''")
+
+
+async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(tab: Page, agent: PageAgent) -> None:
     async with page_of(agent) as url:
-        await arrive(page, url)
-        assert "offline: no route to the coordinator" in await text_of(page, "#headline")
-        await ask(page, "still there?")
-        assert await text_of(page, ".badge") == "local"
-        agent.control.state["online"] = True
-        await page.until("document.getElementById('headline').className === ''")
+        await arrive(tab, url)
+        await ask(tab, "before")
+    await tab.until("document.getElementById('headline').className === 'alarm'")
+    await send_question(tab, "while away")
+    await tab.until("!!document.querySelector('.answer .problem')")
+    assert "The agent does not answer" in await text_of(tab, ".answer:last-of-type .answer-head")
+    await tab.type("and a draft")
+    async with page_of(agent, urlsplit(url).port or 0):
+        await tab.until("document.getElementById('headline').textContent.includes('step 90')")
+        assert await tab.value("document.getElementById('question').value") == "and a draft"
+        await press_button(tab, "Try again")
+        await tab.until("document.querySelectorAll('.badge.local').length === 2")
+        assert [message.content for message in agent.answers.asked[-1].messages][::2] == ["before", "while away"]
 
 
-async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(agent: PageAgent) -> None:
-    async with chromium_page() as page:
-        async with page_of(agent) as url:
-            await arrive(page, url)
-            await ask(page, "before")
-        await page.until("document.getElementById('headline').className === 'alarm'")
-        await send_question(page, "while away")
-        await page.until("!!document.querySelector('.answer .problem')")
-        assert "The agent does not answer" in await text_of(page, ".answer:last-of-type .answer-head")
-        await page.type("and a draft")
-        async with page_of(agent, urlsplit(url).port or 0):
-            await page.until("document.getElementById('headline').textContent.includes('step 90')")
-            assert await page.value("document.getElementById('question').value") == "and a draft"
-            await press_button(page, "Try again")
-            await page.until("document.querySelectorAll('.badge.local').length === 2")
-            assert [message.content for message in agent.answers.asked[-1].messages][::2] == ["before", "while away"]
-
-
-async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(agent: PageAgent) -> None:
+async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(tab: Page, stage: Stage, agent: PageAgent) -> None:
     agent = lived_in_agent(token="open sesame")
-    async with chromium_page() as page, page_of(agent) as url:
-        await page.open(f"{url}/#budget")
-        await page.until("document.getElementById('token-dialog').open && document.activeElement.id === 'token'")
-        await key(page, "Escape")
-        await page.until("document.getElementById('token-open').checkVisibility()")
-        await press_button(page, "Enter the token")
-        await page.until("document.activeElement.id === 'token'")
-        await page.type("wrong")
-        await key(page, "Enter")
-        await page.until("document.getElementById('token-problem').textContent.includes('not accepted')")
-        await page.type("open sesame")
-        await key(page, "Enter")
-        await page.until(FILLED["budget"])
-        await page.value("location.hash = '#chat'")
-        await ask(page, "hello")
-        await page.reload()
-        await page.until("document.getElementById('headline').textContent.includes('step 90')")
-        assert not await page.value("document.getElementById('token-dialog').open")
-        assert not [one for one in page.requested if "sesame" in one]
+    url = stage.show(agent)
+    await tab.open(f"{url}/#budget")
+    await tab.until("document.getElementById('token-dialog').open && document.activeElement.id === 'token'")
+    await key(tab, "Escape")
+    await tab.until("document.getElementById('token-open').checkVisibility()")
+    await press_button(tab, "Enter the token")
+    await tab.until("document.activeElement.id === 'token'")
+    await tab.type("wrong")
+    await key(tab, "Enter")
+    await tab.until("document.getElementById('token-problem').textContent.includes('not accepted')")
+    await tab.type("open sesame")
+    await key(tab, "Enter")
+    await tab.until(FILLED["budget"])
+    await tab.value("location.hash = '#chat'")
+    await ask(tab, "hello")
+    await tab.reload()
+    await tab.until("document.getElementById('headline').textContent.includes('step 90')")
+    assert not await tab.value("document.getElementById('token-dialog').open")
+    assert not [one for one in tab.requested if "sesame" in one]
 
 
-async def test_what_the_agent_does_not_offer_is_a_plain_note() -> None:
-    everything = {"/api/budget", "/api/budget/pause", "/api/feedback", "/api/sent", "/api/report", "/api/learning", "/api/whatif"}
-    agent = lived_in_agent(absent=frozenset(everything))
-    async with chromium_page() as page, page_of(agent) as url:
-        for view, place in (("budget", "#dials"), ("learning", "#report"), ("outbox", "#sent")):
-            await arrive(page, url, view)
-            await page.until(
-                f"document.querySelector('{place}').previousElementSibling.textContent === 'This agent does not offer this.'"
-            )
-            assert await page.value(f"document.querySelector('{place}').hidden")
-        await page.until("document.getElementById('waiting').textContent === '1 step report waits.'")
-        await arrive(page, url, "budget")
-        assert "31 of 100 used" in await text_of(page, "#quota")
-        assert await page.value("document.getElementById('pause-cloud').hidden")
-        await arrive(page, url, "learning")
-        await press_button(page, "Pause learning")
-        await page.until("document.getElementById('learning-problem').textContent.includes('cannot pause')")
-        await arrive(page, url)
-        await ask(page, "hello")
-        await press_button(page, "Good")
-        await page.until("document.querySelector('.correction')?.textContent === 'This agent takes no feedback yet.'")
-        assert not [one for one in page.complaints if "exceptionThrown" in one or "TypeError" in one]
+async def test_what_cannot_be_had_is_said_in_its_place_and_the_rest_goes_on(tab: Page, stage: Stage) -> None:
+    routes = {"/api/budget", "/api/feedback", "/api/sent", "/api/report", "/api/learning", "/api/whatif"}
+    agent = lived_in_agent(failing=frozenset(routes))
+    url = stage.show(agent)
+    for view, place in (("budget", "#dials"), ("learning", "#report"), ("outbox", "#sent")):
+        await arrive(tab, url, view)
+        await tab.until(f"document.querySelector('{place}').previousElementSibling.textContent === 'the disk is full'")
+    await arrive(tab, url, "budget")
+    assert "31 of 100 used" in await text_of(tab, "#quota")
+    assert await tab.value("document.getElementById('pause-cloud').hidden")
+    await arrive(tab, url, "learning")
+    await press_button(tab, "Pause learning")
+    await tab.until("document.getElementById('learning-problem').textContent === 'the disk is full'")
+    await arrive(tab, url)
+    await ask(tab, "hello")
+    await press_button(tab, "Good")
+    await tab.until("document.querySelector('.correction')?.textContent === 'the disk is full'")
+    assert await tab.value("document.querySelector('[data-verdict=good]').ariaPressed") == "false"
+    assert not [one for one in tab.complaints if "exceptionThrown" in one or "TypeError" in one]
 
 
-async def test_a_new_agent_says_what_is_not_there_yet(page: Page) -> None:
-    async with page_of(new_agent()) as url:
-        await arrive(page, url, "budget")
-        await page.until("document.getElementById('dials').textContent.includes('No task has a dial yet')")
-        assert "nothing yet" in await page.value("document.querySelector('#rate-place svg').getAttribute('aria-label')")
-        await arrive(page, url, "learning")
-        await page.until("document.getElementById('adapters').textContent.includes('Nothing was learned yet')")
-        await page.until("document.getElementById('report').textContent.includes('Nothing was examined')")
-        await arrive(page, url, "outbox")
-        await page.until("document.getElementById('sent').textContent.includes('Nothing has left this device')")
-        await page.until("document.getElementById('waiting').textContent === 'Nothing waits.'")
+async def test_a_new_agent_says_what_is_not_there_yet(page: Page, stage: Stage) -> None:
+    url = stage.show(new_agent())
+    await arrive(page, url, "budget")
+    await page.until("document.getElementById('dials').textContent.includes('No task has a dial yet')")
+    assert "nothing yet" in await page.value("document.querySelector('#rate-place svg').getAttribute('aria-label')")
+    await arrive(page, url, "learning")
+    await page.until("document.getElementById('adapters').textContent.includes('Nothing was learned yet')")
+    await page.until("document.getElementById('report').textContent.includes('Nothing was examined')")
+    await arrive(page, url, "outbox")
+    await page.until("document.getElementById('sent').textContent.includes('Nothing has left this device')")
+    await page.until("document.getElementById('waiting').textContent === 'Nothing waits.'")
 
 
 # ---------------------------------------------------------------- safety and access
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, text: str) -> None:
+async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stage: Stage, text: str) -> None:
     agent = lived_in_agent(4)
     agent.answers.pieces = [f"<think>{text}</think><answer>", text, "</answer>"]
     agent.answers.note = note("local", reason=text)
     for one in agent.control.log:
         one["task"] = text  # type: ignore[index]
-    agent.control.versions = [{"version": 3, "task": text, "gate": text, "gate_reason": text, "damage": text, "serving": False}]
+    agent.control.versions = [
+        {
+            **agent.control.versions[-1],
+            "version": 3,
+            "task": text,
+            "gate": text,
+            "gate_reason": text,
+            "damage": text,
+            "serving": False,
+        }
+    ]
     agent.control.state |= {
         "waiting": text,
         "task": text,
@@ -620,47 +772,53 @@ async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, text
         "steps_done": 4,
     }
     agent.control.state["quota"] |= {"line": text, "state": text, "task": text}
-    agent.budget = {
-        "quota": agent.control.state["quota"],
-        "dials": [{"task": text, "target_rate": 0.1, "realised_rate": 0.2, "answers": 1, "bias": 0}],
+    reading = dials()[0].to_json() | {"task": text}
+    agent.control.budgets["tasks"] = [{**agent.control.state["quota"], "dial": reading}]
+    agent.control.budgets["switched_off"] = agent.control.decision = text
+    tasks = [{**one, "source": text} for one in agent.control.prepared_report["tasks"]]
+    agent.control.prepared_report = {
+        **agent.control.prepared_report,
+        "tasks": tasks,
+        "waits": [{"reason": text, "times": 1, "seconds": 1}],
     }
-    agent.report["tasks"] = [{"task": text, "items": 2, "right_then": 1, "right_now": 2, "gained": 1, "lost": 0}]
-    agent.sent = [{**sent(1), "kind": text, "reason": text, "replaced": {text: 1}, "payload": text, "answer_id": text}]
-    agent.waiting = [{text: text, "kind": text}]
-    agent.whatif = {"line": text}
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await ask(page, text.replace("\n", " "))
-        await press_button(page, "Why?")
-        for view in VIEWS[1:]:
-            await page.value(f"location.hash = '#{view}'")
-            await page.until(f"!document.getElementById('view-{view}').hidden")
-            ready = {"budget": "document.querySelectorAll('.dial').length", "learning": "document.querySelectorAll('#adapters tr').length",
-                     "outbox": "document.querySelectorAll('.opener').length"}[view]  # fmt: skip
-            await page.until(f"{ready} > 0")
-        await page.value("document.querySelector('.opener').click()")
-        await page.until("!!document.querySelector('.payload code')")
-        assert await page.value("document.querySelector('.payload code').textContent") == text
-        await page.value(
-            "location.hash = '#budget'; (one => { one.value = 50; one.dispatchEvent(new Event('input')); })"
-            "(document.querySelector('.dial input'))"
-        )
-        await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Looking what this would have cost …'")
-        made = "document.querySelectorAll('main img, main script, main iframe, main b, main i, svg [onload], [onerror], [onclick]').length"
-        assert await page.value(made) == 0
-        assert await page.value("document.title") in [f"{title} – edge agent" for title in ("Budget", "Outbox")]
-        assert {urlsplit(one).netloc for one in page.requested if one.startswith("http")} == {urlsplit(url).netloc}
+    agent.control.departed = [
+        {**sent(1), "kind": text, "why": text, "outcome": text, "replaced": {text: 1}, "payload": {text: text}, "answer_id": text}
+    ]
+    agent.control.waiting[0]["task"] = text  # type: ignore[index]
+    agent.control.remark = text
+    url = stage.show(agent)
+    await arrive(page, url)
+    await ask(page, text.replace("\n", " "))
+    await press_button(page, "Why?")
+    for view in VIEWS[1:]:
+        await page.value(f"location.hash = '#{view}'")
+        await page.until(f"!document.getElementById('view-{view}').hidden")
+        ready = {"budget": "document.querySelectorAll('.dial').length", "learning": "document.querySelectorAll('#adapters tr').length",
+                 "outbox": "document.querySelectorAll('.opener').length"}[view]  # fmt: skip
+        await page.until(f"{ready} > 0")
+    await page.value("document.querySelector('.opener').click()")
+    await page.until("!!document.querySelector('.payload code')")
+    assert json.loads(await page.value("document.querySelector('.payload code').textContent")) == {text: text}
+    await page.value(
+        "location.hash = '#budget'; (one => { one.value = 50; one.dispatchEvent(new Event('input')); })"
+        "(document.querySelector('.dial input'))"
+    )
+    await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Looking what this would have cost …'")
+    made = "document.querySelectorAll('main img, main script, main iframe, main b, main i, svg [onload], [onerror], [onclick]').length"
+    assert await page.value(made) == 0
+    assert await page.value("document.title") in [f"{title} – edge agent" for title in ("Budget", "Outbox")]
+    assert {urlsplit(one).netloc for one in page.requested if one.startswith("http")} == {urlsplit(url).netloc}
 
 
-async def test_the_browser_itself_refuses_markup_from_text(agent: PageAgent) -> None:
-    async with chromium_page() as page, page_of(agent) as url:
-        await arrive(page, url)
-        tried = "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'taken'; } catch (error) { return error.name; } })()"
-        assert await page.value(tried) == "TypeError"
-        assert await page.value("fetch('https://example.org').then(() => 'gone', () => 'held')") == "held"
+async def test_the_browser_itself_refuses_markup_from_text(tab: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(tab, url)
+    tried = "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'taken'; } catch (error) { return error.name; } })()"
+    assert await tab.value(tried) == "TypeError"
+    assert await tab.value("fetch('https://example.org').then(() => 'gone', () => 'held')") == "held"
 
 
-def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> None:
+async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> None:
     folder = files("edge.serve").joinpath("page")
     on_disk = {one.name: one.read_text() for one in folder.iterdir()}
     assert {name for name, _ in _PAGE.values()} == set(on_disk)
@@ -670,84 +828,82 @@ def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> Non
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, agent: PageAgent, theme: str) -> None:
+async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, stage: Stage, agent: PageAgent, theme: str) -> None:
     await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     await page.send("Accessibility.enable")
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        for source in ("local", "cloud", "local-fallback"):
-            agent.answers.note = note(source)
-            await ask(page, f"from {source}")
-        await press_button(page, "Why?")
-        await press_button(page, "Bad")
-        for view in VIEWS:
-            await page.value(f"location.hash = '#{view}'")
-            await page.until(f"!document.getElementById('view-{view}').hidden && {FILLED[view]}")
-            await page.value("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-            await page.value("document.querySelector('.opener')?.click()")
-            assert await checks.unnamed(page) == [], view
-            assert await checks.skipped_headings(page) == [], view
-            assert await checks.faint(page) == [], view
-            assert await checks.small_targets(page) == [], view
-            roles = {
-                node["role"]["value"] for node in (await page.send("Accessibility.getFullAXTree"))["nodes"] if not node["ignored"]
-            }
-            assert {"banner", "navigation", "main"} <= roles
+    url = stage.show(agent)
+    await arrive(page, url)
+    for source in ("local", "cloud", "local-fallback"):
+        agent.answers.note = note(source)
+        await ask(page, f"from {source}")
+    await press_button(page, "Why?")
+    await press_button(page, "Bad")
+    for view in VIEWS:
+        await page.value(f"location.hash = '#{view}'")
+        await page.until(f"!document.getElementById('view-{view}').hidden && {FILLED[view]}")
+        await page.value("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        await page.value("document.querySelector('.opener')?.click()")
+        assert await checks.unnamed(page) == [], view
+        assert await checks.skipped_headings(page) == [], view
+        assert await checks.faint(page) == [], view
+        assert await checks.small_targets(page) == [], view
+        roles = {
+            node["role"]["value"] for node in (await page.send("Accessibility.getFullAXTree"))["nodes"] if not node["ignored"]
+        }
+        assert {"banner", "navigation", "main"} <= roles
 
 
 @pytest.mark.parametrize(("width", "height"), [(320, 600), (390, 844), (1280, 900), (2560, 1440), (3840, 2160)])
-async def test_no_view_must_be_scrolled_sideways(page: Page, agent: PageAgent, width: int, height: int) -> None:
-    async with page_of(agent) as url:
-        for view in VIEWS:
-            await arrive(page, url, view, width, height)
-            await page.until(FILLED[view])
-            assert not await checks.overflows(page), view
-            assert await page.value(f"document.getElementById('{view}-title').checkVisibility()")
+async def test_no_view_must_be_scrolled_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
+    url = stage.show(agent)
+    for view in VIEWS:
+        await arrive(page, url, view, width, height)
+        await page.until(FILLED[view])
+        assert not await checks.overflows(page), view
+        assert await page.value(f"document.getElementById('{view}-title').checkVisibility()")
 
 
-async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        for view in VIEWS:
-            await arrive(page, url, view)
-            await page.until(FILLED[view])
-            await page.value("document.activeElement.blur()")
-            count = await page.value("[...document.querySelectorAll('a, button, input, select, textarea, summary')]"
-                                     ".filter((one) => one.checkVisibility() && !one.disabled).length")  # fmt: skip
-            seen = []
-            for _ in range(min(count, 40)):
-                await key(page, "Tab")
-                seen.append(await page.value(FOCUS))
-            assert [one for one in seen if one[0] or one[2] < 2 or one[3] == "none"] == [], view
-            places = [one[1] for one in seen]
-            assert places == sorted(set(places)), view
+async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    for view in VIEWS:
+        await arrive(page, url, view)
+        await page.until(FILLED[view])
+        await page.value("document.activeElement.blur()")
+        count = await page.value("[...document.querySelectorAll('a, button, input, select, textarea, summary')]"
+                                 ".filter((one) => one.checkVisibility() && !one.disabled).length")  # fmt: skip
+        seen = []
+        for _ in range(min(count, 40)):
+            await key(page, "Tab")
+            seen.append(await page.value(FOCUS))
+        assert [one for one in seen if one[0] or one[2] < 2 or one[3] == "none"] == [], view
+        places = [one[1] for one in seen]
+        assert places == sorted(set(places)), view
 
 
-async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page, agent: PageAgent) -> None:
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await focus(page, "#to-budget")
-        await key(page, "Enter")
-        await page.until("document.activeElement.id === 'budget-title'")
-        assert (
-            await page.value("[...document.querySelectorAll('[aria-current=page]')].map((one) => one.id).join()") == "to-budget"
-        )
-        assert await page.value("document.title") == "Budget – edge agent"
-        await page.value("history.back()")
-        await page.until("!document.getElementById('view-chat').hidden && document.getElementById('view-budget').hidden")
-        await page.value("location.hash = '#__proto__'")
-        await page.until("document.querySelector('[aria-current=page]').id === 'to-chat'")
-        await focus(page, "#skip")
-        await key(page, "Enter")
-        assert await focused(page) == "chat-title"
+async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page, stage: Stage, agent: PageAgent) -> None:
+    url = stage.show(agent)
+    await arrive(page, url)
+    await focus(page, "#to-budget")
+    await key(page, "Enter")
+    await page.until("document.activeElement.id === 'budget-title'")
+    assert await page.value("[...document.querySelectorAll('[aria-current=page]')].map((one) => one.id).join()") == "to-budget"
+    assert await page.value("document.title") == "Budget – edge agent"
+    await page.value("history.back()")
+    await page.until("!document.getElementById('view-chat').hidden && document.getElementById('view-budget').hidden")
+    await page.value("location.hash = '#__proto__'")
+    await page.until("document.querySelector('[aria-current=page]').id === 'to-chat'")
+    await focus(page, "#skip")
+    await key(page, "Enter")
+    assert await focused(page) == "chat-title"
 
 
-async def test_nothing_moves_by_itself_where_motion_is_not_wished(page: Page, agent: PageAgent) -> None:
+async def test_nothing_moves_by_itself_where_motion_is_not_wished(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.wait_before = {0: asyncio.Event()}
     await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
-    async with page_of(agent) as url:
-        await arrive(page, url)
-        await send_question(page, "wait")
-        await page.until("!!document.querySelector('.waiting')")
-        assert await page.value("document.getAnimations().length") == 0
-        agent.answers.wait_before[0].set()
-        await page.until("!!document.querySelector('.badge')")
+    url = stage.show(agent)
+    await arrive(page, url)
+    await send_question(page, "wait")
+    await page.until("!!document.querySelector('.waiting')")
+    assert await page.value("document.getAnimations().length") == 0
+    agent.answers.wait_before[0].set()
+    await page.until("!!document.querySelector('.badge')")

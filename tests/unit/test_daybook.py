@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge.agent.daybook import read_daybook
+from edge.agent.daybook import daybook, read_daybook
 from edge.agent.feedback import Feedback
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
@@ -89,7 +89,23 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     }
     assert told["cloud"]["learning"]["calls"] == steps[-1].total_cloud_calls
     assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].total_cloud_calls
+    [spent] = told["spend"]["stretches"]
+    assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, told["cloud"]["learning"]["spend_uusd"])
     assert told["rates"] == [{"task": "math", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
+
+
+def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:
+    charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
+    with StateFolder(tmp_path) as state:
+        for at, uusd in charges.items():
+            state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
+        told = daybook(state.database, 0.0, 300.0)["spend"]
+        assert told["stretch_s"] == 60
+        assert [(one["began"], one["serving_uusd"]) for one in told["stretches"]] == [(60.0, 12), (240.0, 2)]
+        state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
+        told = daybook(state.database, 95.0, 2e5)["spend"]
+    assert (told["stretch_s"], told["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
+    assert sum(one["serving_uusd"] for one in told["stretches"]) == 12
 
 
 async def test_a_rollback_is_told_with_who_and_why_and_what_serves_then_follows_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import { $, announce, button, confirmed, element, refill, table } from "./elemen
 import { bytes, minute, percent } from "./numbers.js";
 import { Part } from "./view.js";
 
-const NAMES = ["Version", "When", "Task", "Gate", "Anchors right", "Right of the kept", "Asked", "Size", "State", "Go back"];
+const NAMES = ["Version", "When", "Task", "Gate", "Stored questions right", "Right alone", "Asked", "Size", "State", "Go back"];
 const NEWEST_FIRST = (one, other) => other.version - one.version;
 
 export class Adapters {
@@ -13,7 +13,7 @@ export class Adapters {
     this.part = new Part($("adapters"), () => get("/api/adapters"), ({ adapters }) => this.show(adapters));
   }
 
-  refresh(again = false) { return this.part.refresh(again); }
+  refresh() { return this.part.refresh(); }
 
   show(adapters) {
     const focused = document.activeElement?.dataset?.version;
@@ -50,7 +50,7 @@ export class Adapters {
     }
     this.part.say("");
     announce(`Went back to ${name}`);
-    await this.refresh(true);
+    await this.refresh();
     this.focus(String(version));
   }
 

@@ -4,12 +4,12 @@ import { get, post } from "./api.js";
 import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
 import { counted, decimal, dollars, moment, percent, seconds, whole } from "./numbers.js";
 import { showProse } from "./prose.js";
+import { reasonWords, sentence } from "./words.js";
 
-const SOURCES = { local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
-const SAID = { local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
+const SOURCES = { __proto__: null, local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
+const SAID = { __proto__: null, local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
+const CALLS = { __proto__: null, completed: "answered", running: "still under way", in_doubt: "its end is not known", failed: "failed", unknown: "not in the ledger" };
 const MOST_ANNOUNCED = 1500;
-
-let feedbackTaken = true;
 
 export class AnswerCard {
   // `again(turn)` asks the question anew; `changed()` is called when the turn changed.
@@ -57,7 +57,7 @@ export class AnswerCard {
     const source = SOURCES[note.source] ?? "other";
     return [
       element("span", { class: `badge ${source}`, title: SAID[source] ?? "" }, note.source),
-      element("span", { dir: "auto" }, note.reason || SAID[source] || ""),
+      element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
         note.spend_uusd ? dollars(note.spend_uusd) : "", `adapter ${note.adapter_version}`,
@@ -70,7 +70,7 @@ export class AnswerCard {
     const again = button(turn.state === "done" ? "Ask again" : "Try again", this.again, { class: "quiet" });
     if (turn.state !== "done") return turn.content || turn.reasoning ? [again, this.copy()] : [again];
     this.why = button("Why?", () => this.toggleWhy(), { class: "quiet", "aria-expanded": "false" });
-    return [...(feedbackTaken ? this.thumbs() : []), this.why, this.copy(), again];
+    return [...this.thumbs(), this.why, this.copy(), again];
   }
 
   copy() { return copyButton(() => this.turn.content.trim() || this.turn.reasoning.trim()); }
@@ -102,18 +102,13 @@ export class AnswerCard {
     try {
       await post("/api/feedback", { id: this.turn.note.id, verdict, correction });
     } catch (problem) {
-      this.refusedVerdict(problem);
+      this.open("correction", element("p", { class: "problem", role: "alert" }, problem.message));
       return false;
     }
     Object.assign(this.turn, { verdict, correction: correction ?? "" });
     this.paintThumbs();
     this.changed();
     return true;
-  }
-
-  refusedVerdict(problem) {
-    if (problem.missing) { feedbackTaken = false; this.thumb.good.parentNode.remove(); }
-    this.open("correction", element("p", { class: "problem", role: "alert" }, problem.missing ? "This agent takes no feedback yet." : problem.message));
   }
 
   askCorrection() {
@@ -180,20 +175,25 @@ const part = (title, ...children) => [element("h3", {}, title), ...children];
 function whyParts(record) {
   const odds = decimal(record.help_log_odds);
   const decision = facts([
-    ["What was done", record.reason], ["Wish to ask", odds === null ? "no decision was reached" : `${odds} log-odds (above 0: more likely than not)`],
-    ["Shift by the dial", record.help_bias ? decimal(record.help_bias) : ""], ["Dial", record.target_rate === null || record.target_rate === undefined ? "" : `${percent(record.target_rate)} may ask`],
+    ["Wish to ask", odds === null ? "" : `${odds} log-odds (above 0: more likely than not)`], ["Shift by the dial", record.help_bias ? `${decimal(record.help_bias)} log-odds` : ""],
+    ["Dial", record.target_rate === null ? "" : `${percent(record.target_rate)} may ask`],
     ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
   ]);
   const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, dollars)]]);
-  const ledger = facts([
-    ["Charged", record.charged_uusd ? dollars(record.charged_uusd) : "nothing"], ["Cloud tokens", record.cloud_tokens || ""],
-    ["Cloud model", record.cloud_model], ["Entry", record.call_key], ["When", record.created_at ? moment(record.created_at) : ""], ["Number", record.id],
-  ]);
   return [
-    ...part("Decision", decision), ...part("Price and budget", price),
-    ...part("Own attempt", shownText(record.local_text) || "The model here was not asked."),
-    ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ledger),
+    ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("Price and budget then", price),
+    ...part("Own attempt", shownText(record.local_text) || element("p", {}, "The model here was not asked.")),
+    ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ...ledgerParts(record)),
   ];
 }
 
-const left = (value, show = whole) => value === null || value === undefined ? "no limit known" : show(value);
+function ledgerParts({ ledger, created_at: at, id }) {
+  const entry = ledger === null ? [] : [
+    ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? dollars(ledger.charged_uusd) : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
+    ["Cloud model", ledger.model], ["Told by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
+  ];
+  const none = ledger === null ? element("p", {}, "The cloud was not called, so there is nothing in the ledger.") : "";
+  return [none, facts([...entry, ["When", moment(at)], ["Number", id]])];
+}
+
+const left = (value, show = whole) => value === null ? "no limit known" : show(value);

@@ -5,14 +5,11 @@ const PLAIN = { 413: "That is more text than the agent takes at once. Send less,
 
 // What went wrong, for a person to read. `status` 0: the agent could not be reached.
 export class Problem extends Error {
-  constructor(message, status = 0, code = "") {
+  constructor(message, status = 0) {
     super(message);
     this.status = status;
-    this.code = code;
   }
 
-  // A route that this agent does not have (a 404 with another code is about one thing that is not there).
-  get missing() { return this.status === 405 || this.status === 501 || (this.status === 404 && this.code === "not_found"); }
   get away() { return this.status === 0; }
 }
 
@@ -60,7 +57,7 @@ async function problemOf(reply) {
   let error = {};
   try { error = (await reply.json()).error ?? {}; } catch { /* no words of its own */ }
   const message = PLAIN[reply.status] ?? error.message ?? `The agent could not do that (status ${reply.status}).`;
-  return new Problem(String(message), reply.status, String(error.code ?? ""));
+  return new Problem(String(message), reply.status);
 }
 
 async function json(reply) {

@@ -4,11 +4,11 @@ import { get, tokensComeFrom } from "./api.js";
 import { Budget } from "./budget.js";
 import { Chat } from "./chat.js";
 import { $, announce } from "./elements.js";
-import { Learning } from "./learning.js";
-import { whole } from "./numbers.js";
+import { Learning, learningWords } from "./learning.js";
 import { Outbox } from "./outbox.js";
 import { Steps } from "./steps.js";
 import { tokenFromPerson } from "./token.js";
+import { reasonWords } from "./words.js";
 
 const STATUS_EVERY_MS = 2000;
 const VIEW_EVERY_MS = 5000;
@@ -76,7 +76,7 @@ class App {
       const status = await get("/api/status");
       this.tell(status);
       for (const view of Object.values(this.views)) view.onStatus?.(status);
-      if (await this.steps.follow(status.steps_done ?? 0)) for (const view of Object.values(this.views)) view.onSteps?.();
+      if (await this.steps.follow(status.steps_done)) for (const view of Object.values(this.views)) view.onSteps?.();
     } catch (problem) {
       if (problem.status === undefined) throw problem;
       this.tellProblem(problem);
@@ -86,9 +86,8 @@ class App {
   tell(status) {
     const offline = status.online === false;
     const back = this.connection === "away";
-    const step = status.steps_done === undefined ? "" : `, step ${whole(status.steps_done)}${status.steps_planned ? ` of ${whole(status.steps_planned)}` : ""}`;
-    this.headline(offline ? `offline: ${status.offline_reason || "the coordinator does not answer"}; answers come from this device` : `${status.waiting ? `waiting: ${status.waiting}` : status.learning ?? "serving"}${step}`, offline);
-    $("quota-line").textContent = status.quota?.line ?? "";
+    this.headline(offline ? `offline: ${status.offline_reason || "the coordinator does not answer"}; answers come from this device` : learningWords(status), offline);
+    $("quota-line").textContent = quotaWords(status.quota);
     this.becomes(offline ? "offline" : "online", offline ? "Offline: the cloud cannot be asked, answers come from this device" : "The agent is there");
     if (back) this.open();
   }
@@ -112,5 +111,8 @@ class App {
     this.connection = connection;
   }
 }
+
+// The quota's own line; what is counted in it is said first where all is well.
+const quotaWords = (quota) => !quota ? "" : ["ok", "low", "used_up"].includes(quota.state) ? `Cloud: ${quota.line}` : reasonWords(quota.line);
 
 new App().start();

@@ -4,14 +4,24 @@ import { get, post } from "./api.js";
 import { Adapters } from "./adapters.js";
 import { Chart, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
-import { dollars, moment, percent, whole } from "./numbers.js";
+import { counted, dollars, moment, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
+import { sourceName } from "./words.js";
 
 const SINCE_S = 86400;
 const REPORT_EVERY_TICKS = 12;
 const STATES = {
-  idle: "not learning", learning: "learning", paused: "paused while somebody is served", stopped: "stopped", finished: "finished: everything planned is learned",
+  __proto__: null,
+  idle: "not learning", learning: "learning", paused: "pauses while somebody is served", stopped: "not learning any more", finished: "all that was planned is learned",
 };
+
+// What learning does, in a few words.
+export function learningWords(status) {
+  const doing = status.paused ? "learning is paused by you" : status.waiting ? `learning waits: ${status.waiting}` : STATES[status.learning] ?? status.learning;
+  return `${doing}, step ${stepOf(status)}`;
+}
+
+const stepOf = ({ steps_done: done, steps_planned: planned }) => `${whole(done)}${planned ? ` of ${whole(planned)}` : ""}`;
 
 export class Learning {
   constructor(steps) {
@@ -19,15 +29,14 @@ export class Learning {
     this.accuracy = new Chart("Accuracy while learning");
     $("accuracy-place").append(this.accuracy.figure);
     this.adapters = new Adapters();
-    this.report = new Part($("report"), () => get(`/api/report?since=${SINCE_S}`), (report) => this.showReport(report));
+    this.report = new Part($("report"), () => get(`/api/report?since=${Math.floor(Date.now() / 1000) - SINCE_S}`), (report) => this.showReport(report));
     this.paused = false;
-    this.known = false;
     $("pause-learning").addEventListener("click", () => this.togglePause());
   }
 
   opened() {
-    this.adapters.refresh(true);
-    this.report.refresh(true);
+    this.adapters.refresh();
+    this.report.refresh();
   }
 
   // The report replays nothing but reads much: once a minute is often enough.
@@ -40,16 +49,15 @@ export class Learning {
 
   onStatus(status) {
     this.followVersions(`${status.adapter_version} ${status.trained_version} ${status.steps_done}`);
-    if (typeof status.learning_paused === "boolean") this.paintPause(status.learning_paused);
-    else if (!this.known) this.paintPause(false);
-    const words = this.paused ? "paused by you" : status.waiting ? `waiting: ${status.waiting}` : STATES[status.learning] ?? status.learning ?? "not known";
-    const shown = [words, status.steps_done, status.steps_planned, status.task, status.phase, status.adapter_version, status.trained_version, status.outbox, status.model?.name, status.mode, status.coordinator];
+    this.paintPause(status.paused);
+    const words = status.paused ? "paused by you" : status.waiting ? `waiting: ${status.waiting}` : STATES[status.learning] ?? status.learning;
+    const shown = [words, status.steps_done, status.steps_planned, status.task, status.phase, status.adapter_version, status.trained_version, status.answers, status.model.name, status.mode, status.coordinator];
     refill($("learning-state"), shown, () => [
       element("p", { class: "state", dir: "auto" }, words[0].toUpperCase() + words.slice(1)),
       facts([
-        ["Step", status.steps_done === undefined ? "" : `${whole(status.steps_done)}${status.steps_planned ? ` of ${whole(status.steps_planned)}` : ""}`],
+        ["Step", stepOf(status)],
         ["Task", status.phases > 1 ? `${status.task} (phase ${Math.min(status.phase + 1, status.phases)} of ${status.phases})` : status.task],
-        ["Serving adapter", status.adapter_version], ["Trained adapter", status.trained_version], ["Model", status.model?.name], ["Mode", status.mode], ["Coordinator", status.coordinator],
+        ["Answers come from", versionName(status.adapter_version)], ["Newest", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers since start", whole(status.answers)],
       ]),
     ]);
   }
@@ -68,14 +76,13 @@ export class Learning {
   async togglePause() {
     const paused = !this.paused;
     try {
-      await post("/api/learning", { paused });
+      ({ paused: this.paused } = await post("/api/learning", { paused }));
     } catch (problem) {
-      $("learning-problem").textContent = problem.missing ? "This agent cannot pause learning from here." : problem.message;
+      $("learning-problem").textContent = problem.message;
       return;
     }
     $("learning-problem").textContent = "";
-    this.known = true;
-    this.paintPause(paused);
+    this.paintPause(this.paused);
     announce(paused ? "Learning pauses after the step under way" : "Learning goes on");
   }
 
@@ -83,7 +90,7 @@ export class Learning {
     const steps = this.steps, { marks, begins } = steps.phases();
     if (!steps.last) return;
     const curve = (name, kind, key) => ({ name, kind, raw: steps.column(key), values: smoothed(steps.column(key), begins) });
-    const curves = [curve("right of the kept", "k-kept", "kept_accuracy"), curve("right with help", "k-joint", "joint_accuracy"), curve("kept", "k-cover", "coverage")];
+    const curves = [curve("right, answered alone", "k-kept", "kept_accuracy"), curve("right, with help", "k-joint", "joint_accuracy"), curve("answered alone", "k-cover", "coverage")];
     this.accuracy.show({
       xs: steps.column("step"), xName: "Step", marks, top: 1, curves, showX: (step) => `step ${whole(step)}`, showY: percent,
       summary: curves.map(({ name, values }) => `${name} ${percent(values.at(-1))}`).join(", "),
@@ -91,25 +98,38 @@ export class Learning {
   }
 
   showReport(report) {
-    refill($("report"), { ...report, until: null, since: null }, () => reportParts(report));
+    refill($("report"), { ...report, now: null, since: null, spend: null }, () => reportParts(report));
   }
 }
 
+const versionName = (version) => version ? `adapter ${version}` : "the bare model";
+
 function reportParts(report) {
-  const { answers = {}, feedback = {}, spend = {}, tasks = [] } = report;
-  const rows = tasks.map((task) => [task.task, whole(task.items), percent(share(task.right_then, task.items)), percent(share(task.right_now, task.items)), changed(task.gained, "+"), changed(task.lost, "−")]);
+  const { answers, cloud, learning, tasks } = report;
+  const rows = tasks.map((one) => [sourceName(one.source), whole(one.items), rightOf(one.right_then, one.items), rightOf(one.right_now, one.items), changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null]);
   return [
-    tasks.length ? table("Held-out questions, by task", ["Task", "Questions", "Right then", "Right now", "Gained", "Forgotten"], rows) : element("p", { class: "note" }, "Nothing was examined since yesterday."),
+    tasks.length ? table("The same stored questions, then and now", ["Questions from", "How many", "Right then", "Right now", "Gained", "Forgotten", "New ones"], rows) : element("p", { class: "note" }, "Nothing was examined yet."),
     facts([
-      ["Since", moment(report.since)], ["Steps", whole(report.steps ?? 0)],
-      ["Adapters", `${whole(report.promoted ?? 0)} promoted, ${whole(report.refused ?? 0)} refused, ${whole(report.rolled_back ?? 0)} rolled back`],
-      ["Answers", Object.entries(answers).map(([source, count]) => `${whole(count)} ${source}`).join(", ")],
-      ["Your verdicts", `${whole(feedback.good ?? 0)} good, ${whole(feedback.bad ?? 0)} bad`],
-      ["Spend", `${dollars(spend.serving_uusd ?? 0)} on answers, ${dollars(spend.learning_uusd ?? 0)} on learning`],
+      ["Since", moment(report.since)], ["Answers came from", `${versionName(report.serving_version_then)} then, ${versionName(report.serving_version)} now`],
+      ["Learned", `${counted(learning.steps, "step")}; ${whole(learning.promotions)} ${learning.promotions === 1 ? "adapter" : "adapters"} taken into use, ${whole(learning.refusals)} refused`],
+      ["Refused because", learning.refused_because.join("; ")], ["Learned from", lines(learning.by_source.map(sourceWords))], ["Went back", lines(report.went_back.map(backWords))],
+      ["Answers", answers.map(({ source, answers: count }) => `${whole(count)} ${source}`).join(", ") || "none"],
+      ["Your verdicts", verdictWords(answers)], ["Asked the cloud", lines(report.rates.map(rateWords))],
+      ["Spend", `${dollars(cloud.serving.spend_uusd)} on answers, ${dollars(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
     ]),
   ];
 }
 
-// Counts of right answers, or shares already.
-const share = (right, items) => typeof right !== "number" ? null : right > 1 || Number.isInteger(right) && items ? right / Math.max(1, items) : right;
-const changed = (count, sign) => element("span", { class: count ? (sign === "+" ? "gained" : "lost") : "" }, count ? `${sign}${whole(count)}` : whole(count ?? 0));
+const lines = (texts) => texts.join("\n");
+const rightOf = (right, items) => items ? `${whole(right)} (${percent(right / items)})` : "–";
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const changed = (count, sign) => element("span", { class: count ? (sign === "+" ? "gained" : "lost") : "" }, count ? `${sign}${whole(count)}` : whole(count));
+const sourceWords = ({ source, steps, assist_rate: rate, target_rate: target }) => `${sourceName(source)}: ${counted(steps, "step")}, ${percent(rate)} of the responses asked (target ${percent(target)})`;
+const backWords = ({ at, from_version: from, to_version: to, by, reason }) => `${moment(at)}: from ${versionName(from)} to ${versionName(to)}, ${by === "person" ? "by you" : `by ${by}`}${reason ? ` (${reason})` : ""}`;
+const rateWords = ({ task, answers, asked, rate, target_rate: target }) => `${task || "no task"}: ${whole(asked)} of ${counted(answers, "question")} (${percent(rate)}${target === null ? "" : `, target ${percent(target)}`})`;
+const waitWords = ({ reason, times, seconds: waited }) => `${reason}: ${counted(times, "time")}, ${seconds(waited)} in all`;
+
+function verdictWords(answers) {
+  const [good, bad, corrected] = ["good", "bad", "corrected"].map((name) => sum(answers.map((one) => one[name])));
+  return `${whole(good)} good, ${whole(bad)} bad${corrected ? `, ${whole(corrected)} of them corrected` : ""}`;
+}

@@ -13,7 +13,7 @@ const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric",
 export const percent = (share) => known(share) ? PERCENT.format(share) : "–";
 export const whole = (value) => known(value) ? WHOLE.format(value) : "–";
 export const decimal = (value, digits = 2) => known(value) ? format({ minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value) : null;
-export const seconds = (value) => known(value) ? `${format({ maximumFractionDigits: value < 10 ? 1 : 0 }).format(value)} s` : "";
+export const seconds = (value) => known(value) ? `${format({ maximumFractionDigits: value < 0.1 ? 2 : value < 10 ? 1 : 0 }).format(value)} s` : "";
 export const counted = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
 
 // Micro-dollars; small amounts keep the digits that tell them apart.

@@ -1,44 +1,69 @@
 // The outbox: what left this device, byte for byte, and what waits to leave. Knows the agent's records of it; sends nothing itself.
 
 import { get } from "./api.js";
-import { $, copyButton, element, facts, freshId, refill } from "./elements.js";
-import { bytes, counted, moment, whole } from "./numbers.js";
+import { $, announce, copyButton, element, facts, freshId, refill } from "./elements.js";
+import { bytes, counted, moment, percent, whole } from "./numbers.js";
 import { Part } from "./view.js";
+import { reasonWords } from "./words.js";
 
 const AT_ONCE = 50;
-const NAMES = { id: "Number", at: "When", kind: "Kind", reason: "Why", bytes: "Size", answer_id: "Answer", task: "Task", task_step: "Step", total_units: "Responses", help_units: "Asked", target_rate: "Target τ" };
+const KINDS = { __proto__: null, answering: "a question", learning: "learning", evaluation: "an evaluation", "step report": "a report", registration: "signing on", inquiry: "an inquiry" };
 
 export class Outbox {
   constructor() {
     this.rows = new Map();
-    this.sent = new Part($("sent"), () => get(`/api/sent?limit=${AT_ONCE}`), (value) => this.show(value));
+    this.before = null;
+    this.sent = new Part($("sent"), () => get(`/api/sent?${this.wanted()}`), (listing) => this.show(listing));
     $("older").addEventListener("click", () => this.older());
+    $("kind").append(element("option", { value: "" }, "everything"), ...Object.entries(KINDS).map(([kind, words]) => element("option", { value: kind }, words)));
+    $("kind").addEventListener("change", () => this.chosen());
   }
 
-  opened() { this.sent.refresh(true); }
+  opened() { this.sent.refresh(); }
   tick() { this.sent.refresh(); }
 
-  // An agent without the list of what waits still says how much it is.
-  onStatus({ outbox = 0 }) {
-    if (this.sent.missing) this.showWaiting([], outbox ? `${counted(outbox, "step report waits", "step reports wait")}.` : "Nothing waits.");
+  wanted() { return `limit=${AT_ONCE}${$("kind").value ? `&kind=${encodeURIComponent($("kind").value)}` : ""}`; }
+
+  async chosen() {
+    await this.sent.loading;
+    this.clear();
+    await this.sent.refresh();
+    announce(counted(this.rows.size, "request is shown", "requests are shown"));
   }
 
-  show({ sent, waiting = [] }) {
+  clear() {
+    this.rows.clear();
+    $("sent-list").replaceChildren();
+  }
+
+  show({ sent, next_before: before, dropped, waiting }) {
+    // More came than one page holds: what is known does not join on any more.
+    if (before !== null && !sent.some(({ id }) => this.rows.has(id))) this.clear();
+    if (!this.rows.size) this.reach(before);
     this.add(sent);
-    if (!this.paged) $("older").hidden = sent.length < AT_ONCE;
     $("sent-none").hidden = this.rows.size > 0;
-    this.showWaiting(waiting, "Nothing waits.");
+    $("sent-none").textContent = $("kind").value ? "Nothing of this kind has left this device." : "Nothing has left this device.";
+    $("dropped").hidden = !dropped.entries;
+    $("dropped").textContent = dropped.entries ? `${counted(dropped.entries, "older request is", "older requests are")} no longer kept, the last of ${moment(dropped.until)}.` : "";
+    this.showWaiting(waiting);
   }
 
-  showWaiting(waiting, otherwise) {
-    const items = () => waiting.map((one) => element("li", { class: "card" }, facts(named(one))));
-    refill($("waiting"), [waiting, otherwise], () => waiting.length ? [element("ul", { class: "plain" }, ...items())] : [element("p", { class: "note" }, otherwise)]);
+  // Where the list ends, and whether there is more.
+  reach(before) {
+    this.before = before;
+    $("older").hidden = before === null;
   }
 
-  // Newest first; rows that are there already stay as they are, opened or not.
+  showWaiting(waiting) {
+    const items = () => waiting.map((one) => element("li", { class: "card", dir: "auto" }, reportWords(one)));
+    refill($("waiting"), waiting, () => waiting.length ? [element("ul", { class: "plain" }, ...items())] : [element("p", { class: "note" }, "Nothing waits.")]);
+  }
+
+  // Newest first; rows that are there already stay, opened or not.
   add(sent) {
     for (const entry of sent) {
-      if (this.rows.has(entry.id)) continue;
+      const known = this.rows.get(entry.id);
+      if (known) { known.update(entry); continue; }
       const row = new Row(entry);
       const after = [...this.rows.values()].filter((one) => one.entry.id < entry.id).sort((one, other) => other.entry.id - one.entry.id)[0];
       $("sent-list").insertBefore(row.item, after?.item ?? null);
@@ -47,12 +72,10 @@ export class Outbox {
   }
 
   async older() {
-    const before = Math.min(...[...this.rows.keys()]);
     try {
-      const { sent } = await get(`/api/sent?limit=${AT_ONCE}&before=${before}`);
-      this.paged = true;
+      const { sent, next_before: before } = await get(`/api/sent?${this.wanted()}&before=${this.before}`);
       this.add(sent);
-      $("older").hidden = sent.length < AT_ONCE;
+      this.reach(before);
       this.rows.get(sent[0]?.id)?.opener.focus();
     } catch (problem) {
       this.sent.say(problem.message);
@@ -60,23 +83,32 @@ export class Outbox {
   }
 }
 
-const named = (entry) => Object.entries(entry).map(([key, value]) => [NAMES[key] ?? key.replaceAll("_", " "), key === "at" ? moment(value) : key === "bytes" ? bytes(value) : typeof value === "object" && value !== null ? replacedWords(value) : value]);
+const reportWords = ({ task, task_step: step, help_units: asked, total_units: units, target_rate: target }) =>
+  `Report of step ${whole(step)} of ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`;
 
 function replacedWords(replaced) {
-  const kinds = Object.entries(replaced ?? {}).filter(([, count]) => count);
-  return kinds.length ? kinds.map(([kind, count]) => `${whole(count)} × ${kind}`).join(", ") : "nothing";
+  const kinds = Object.entries(replaced).filter(([, count]) => count);
+  return kinds.length ? kinds.map(([kind, count]) => `${whole(count)} × ${kind}`).join(", ") : "";
 }
 
-// One thing that left. Its bytes are read when it is opened.
+// One thing that left. Its message is read when it is opened.
 class Row {
   constructor(entry) {
-    this.entry = entry;
     const place = freshId("payload");
-    this.opener = element("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": place, "on:click": () => this.toggle() },
-      element("span", { class: "when" }, moment(entry.at)), element("span", { class: "badge" }, entry.kind), element("span", { class: "reason", dir: "auto" }, entry.reason ?? ""),
-      element("span", { class: "numbers" }, bytes(entry.bytes)), element("span", { class: "soft" }, `replaced: ${replacedWords(entry.replaced)}`));
+    this.opener = element("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": place, "on:click": () => this.toggle() });
     this.place = element("div", { id: place, class: "payload", hidden: true });
     this.item = element("li", { class: "card", "on:keydown": (event) => this.onKey(event) }, this.opener, this.place);
+    this.update(entry);
+  }
+
+  update(entry) {
+    if (JSON.stringify(entry) === JSON.stringify(this.entry)) return;
+    this.entry = entry;
+    const replaced = replacedWords(entry.replaced);
+    this.opener.replaceChildren(
+      element("span", { class: "when" }, moment(entry.at)), element("span", { class: "badge" }, KINDS[entry.kind] ?? entry.kind), element("span", { class: "reason", dir: "auto" }, reasonWords(entry.why)),
+      element("span", { class: "numbers" }, `${bytes(entry.bytes)}${entry.times > 1 ? `, ${whole(entry.times)} times` : ""}`),
+      element("span", { class: "soft" }, replaced ? `replaced: ${replaced}` : ""), element("span", { class: "problem" }, entry.outcome ? `did not leave: ${entry.outcome}` : ""));
   }
 
   toggle(open = this.place.hidden) {
@@ -94,21 +126,28 @@ class Row {
   async load() {
     this.place.replaceChildren(element("p", { class: "note" }, "reading …"));
     try {
-      const entry = await get(`/api/sent/${encodeURIComponent(this.entry.id)}`);
+      const entry = await get(`/api/sent/${this.entry.id}`);
       this.read = true;
-      this.place.replaceChildren(...payloadParts(entry));
+      this.place.replaceChildren(...messageParts(entry));
     } catch (problem) {
       this.place.replaceChildren(element("p", { class: "problem", role: "alert" }, problem.message));
     }
   }
 }
 
-function payloadParts(entry) {
-  const text = String(entry.payload ?? "");
-  const size = new TextEncoder().encode(text).length;
+function messageParts(entry) {
+  const size = counted(entry.bytes, "byte");
   return [
-    facts([["Answer", entry.answer_id], ["Replaced", replacedWords(entry.replaced)], ["Number", entry.id]]),
-    element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, `Exactly what was sent, ${counted(size, "byte")}`), copyButton(() => text)),
-      element("pre", { tabIndex: 0, role: "region", "aria-label": "Exactly what was sent", dir: "auto" }, element("code", {}, text))),
+    facts([
+      ["Number", entry.id], ["Sent as", entry.method], ["Answer", entry.answer_id], ["Ledger's entry", entry.call_key],
+      ["Replaced before it left", replacedWords(entry.replaced) || "nothing had to be"], ["Sent again", entry.times > 1 ? `${whole(entry.times)} times in all, the last on ${moment(entry.last_at)}` : ""],
+    ]),
+    entry.payload === null ? element("p", { class: "note" }, "This message can no longer be read as text; its bytes are below.") : block(`The message, ${size} when sent`, JSON.stringify(entry.payload, null, 2)),
+    element("details", {}, element("summary", {}, `The ${size} themselves, as base64`), block("base64", entry.payload_base64)),
   ];
+}
+
+function block(title, text) {
+  return element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, title), copyButton(() => text)),
+    element("pre", { tabIndex: 0, role: "region", "aria-label": title, dir: "auto" }, element("code", {}, text)));
 }

@@ -1,0 +1,44 @@
+// What may still be asked, per task: words, bars and figures. Knows the agent's quota; knows nothing of dials.
+
+import { element, facts, refill } from "./elements.js";
+import { counted, decimal, dollars, moment, usedOf, whole } from "./numbers.js";
+import { reasonWords } from "./words.js";
+
+const TOTALS = [["Calls", "calls", "calls_limit", whole], ["Tokens", "tokens", "tokens_limit", whole], ["Spend", "spend_uusd", "spend_limit_uusd", dollars]];
+// Without a prototype: what is looked up comes from elsewhere.
+const STATES = {
+  __proto__: null,
+  ok: ["enough is left", "good"], low: ["little is left", "other"], used_up: ["used up", "bad"], paused: ["paused", "other"],
+  switched_off: ["switched off", "other"], offline: ["offline", "bad"], unknown: ["not known yet", "other"],
+};
+// What the bars say already needs no line.
+const PLAIN = ["ok", "low"];
+
+// Fills `node` with the quotas of all tasks; `unsettled`: cloud calls whose end is not known yet.
+export function showQuotas(node, quotas, unsettled) {
+  refill(node, [quotas, unsettled], () => [
+    ...quotas.map((quota) => quotaBlock(quota, quotas.length > 1)),
+    unsettled ? element("p", { class: "note" }, `${counted(unsettled, "call")} to the cloud ended without a word. They are looked up, and charged once at most.`) : "",
+  ]);
+}
+
+function quotaBlock(quota, named) {
+  const [words, kind] = STATES[quota.state] ?? [quota.state, "other"];
+  const line = PLAIN.includes(quota.state) ? "" : element("span", { dir: "auto" }, reasonWords(quota.line));
+  const known = quota.as_of !== null;
+  return element("section", { class: "quota" }, named ? element("h4", { dir: "auto" }, quota.task) : null,
+    element("p", {}, element("span", { class: `badge gate-${kind}` }, words), " ", line),
+    known ? element("div", { class: "meters" }, ...TOTALS.map(([name, used, limit, show]) => meter(name, quota[used], quota[limit], show))) : null,
+    facts([
+      ["Task", named ? "" : quota.task], ["Price of asking, λ", decimal(quota.dual, 3)],
+      ["As of", known ? moment(quota.as_of) : "the coordinator has not been heard yet"],
+    ]));
+}
+
+// How much of a limit is used, in words and as a bar.
+function meter(name, used, limit, show) {
+  const limited = limit !== null;
+  const left = limited ? `${show(Math.max(0, limit - used))} left` : "no limit";
+  return element("div", { class: "meter" }, element("div", { class: "meter-words" }, element("strong", {}, name), element("span", {}, `${usedOf(used, limit, show)} used, ${left}`)),
+    limited ? element("progress", { max: Math.max(1, limit), value: Math.min(used, limit), "aria-label": `${name} used` }) : null);
+}
