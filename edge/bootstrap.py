@@ -25,7 +25,7 @@ from edge.core.types import AnswerKind
 from edge.sizing import learner_settings, probe_plan, step_measure, training_device, training_memory, weights_held
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent, AgentSettings
+    from edge.agent.agent import Agent
     from edge.agent.cloud import CloudDesk
     from edge.agent.conditions import LearningConditions
     from edge.agent.curriculum import Curriculum
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edge.agent.evaluation.hint_trial import HintReport
     from edge.agent.evaluation.plan import EvalOutcome, EvalPlan
     from edge.agent.own_use import OwnUse
+    from edge.agent.parts import AgentParts, AgentSettings
     from edge.agent.rollout import RolloutSettings
     from edge.agent.state import StateFolder
     from edge.core.clock import Clock
@@ -143,9 +144,21 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
 
     `lives_here`: it learns from its own use too, and only when the machine is free (`use`, `learning.when`).
     """
-    from edge.agent.agent import Agent, AgentParts
+    from edge.agent.agent import Agent
+
+    parts, settings = build_parts(config, sink, lives_here=lives_here)
+    try:
+        return Agent(parts, settings)
+    except BaseException:
+        parts.state.close()
+        raise
+
+
+def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentParts, AgentSettings]:
+    """What `build_agent` makes an agent of. Raises what it does; the state folder is open and locked."""
     from edge.agent.curriculum import Curriculum
     from edge.agent.failpoint import failpoint_from
+    from edge.agent.parts import AgentParts
     from edge.agent.state import StateFolder
     from edge.core.clock import SystemClock
     from edge.tasks.registry import open_source
@@ -179,7 +192,7 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
             conditions=build_conditions(config, clock) if lives_here else None,
         )
-        return Agent(parts, with_hint_cut(agent_settings(config, state.run_id), registry))
+        return parts, with_hint_cut(agent_settings(config, state.run_id), registry)
     except BaseException:
         state.close()
         raise
@@ -319,7 +332,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
 
 
 def _eval_settings(config: AgentConfig, run_id: str, model: ModelInfo, plan: EvalPlan) -> RolloutSettings:
-    from edge.agent.agent import with_prompt_form
+    from edge.agent.parts import with_prompt_form
 
     settings = with_prompt_form(with_hint_cut(agent_settings(config, run_id), build_registry(config)), model).rollout
     return replace(settings, temperature=plan.temperature, max_tokens=plan.max_tokens or settings.max_tokens)
@@ -732,8 +745,8 @@ def build_embedded(config: AgentConfig, folder: Path, sink: EventSink, clock: Cl
 
 def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     """The parts of the configuration that the agent itself works with."""
-    from edge.agent.agent import AgentSettings
     from edge.agent.answer import AnswerSettings
+    from edge.agent.parts import AgentSettings
     from edge.agent.purse import DailyLimits
     from edge.agent.rollout import RolloutSettings
     from edge.dagrpo.advantages import AdvantageScale

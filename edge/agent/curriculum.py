@@ -81,6 +81,11 @@ class Curriculum:
         self._state.set_position(replace(position, phase=0, phase_step=0))
         return True
 
+    @property
+    def present_task(self) -> str:
+        """The label of the phase that learning is in."""
+        return self.phase_task(self._state.position().phase)
+
     def phase_task(self, phase: int) -> str:
         """The label of a phase (the last one's past the end)."""
         return self._tasks[min(phase, len(self._tasks) - 1)]

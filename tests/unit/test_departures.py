@@ -219,12 +219,12 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(4) if sampling.suppress_help else HELP)
     async with world.agent() as agent:
         sink = MemorySink()
-        state = agent._parts.state
+        state = agent.parts.state
         guarded = GuardedClient(world.client, REGISTRY, SentLog(state.database, world.clock, Keep()))
         watched = WatchedClient(guarded, sink, world.clock)
         watched.lost("away")
-        access = agent.answerer._access
-        answerer = Answerer(world.serving, watched, state, agent._gate, access, sink, world.clock, world.answer_settings())
+        access = agent.access
+        answerer = Answerer(world.serving, watched, state, agent.gate, access, sink, world.clock, world.answer_settings())
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
     assert world.client.calls == [] and not watched.online
