@@ -442,7 +442,7 @@ def serving_adapters(config: AgentConfig) -> tuple[Path, ...]:
 
     Raises StateError.
     """
-    from edge.agent.state import serving_versions
+    from edge.agent.state_reader import serving_versions
 
     folder = state_folder(config)
     folders = (folder / "checkpoints" / f"step-{version:06d}" / "adapter" for version in serving_versions(folder))
@@ -863,7 +863,7 @@ def _keep_measured_hints(config: AgentConfig, report: dict[str, Any]) -> None:
 
 def measured_hints(config: AgentConfig) -> dict[str, Any] | None:
     """The last verdict on hints, None where none was reached; read-only. Raises StateError."""
-    from edge.agent.state import kept_meta
+    from edge.agent.state_reader import kept_meta
 
     text = kept_meta(state_folder(config), _HINTS_MEASURED)
     return None if text is None else dict(json.loads(text))

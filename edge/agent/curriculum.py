@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge.agent.state import Position, StateFolder
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position
 from edge.agent.step import StepPlan
 from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError

@@ -13,7 +13,7 @@ from edge.agent.dial import DialReading, HelpDial
 from edge.agent.dials import default_rate, stored_dials
 from edge.agent.link import KnownBudget
 from edge.agent.quota import Circumstances, Quota, quota_of, stored_budget
-from edge.agent.state import StateReader
+from edge.agent.state_reader import StateReader
 from edge.agent.switch import PAUSED, is_paused
 from edge.core.errors import CoordinatorError
 

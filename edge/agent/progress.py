@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.agent.curriculum import Curriculum
 from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason
-from edge.agent.state import StateReader
+from edge.agent.state_reader import StateReader
 from edge.agent.step import StepPlan
 from edge.core.clock import Clock
 from edge.core.events import EventSink

@@ -16,7 +16,8 @@ from edge.agent.budget_watch import BudgetWatch
 from edge.agent.curriculum import Curriculum
 from edge.agent.events import Notice
 from edge.agent.link import KnownBudget, WatchedClient, why_away
-from edge.agent.state import StateFolder, Terms
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Terms
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, PermissionDenied
 from edge.core.events import EventSink

@@ -16,7 +16,7 @@ from aiohttp import web
 from edge.agent.agent import Agent
 from edge.agent.events import Offline, Online
 from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.state import reading
+from edge.agent.state_reader import reading
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient

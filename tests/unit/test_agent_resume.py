@@ -14,7 +14,8 @@ import pytest
 from edge.agent.checkpoints import Checkpoints
 from edge.agent.events import Notice, Offline, Online, OutboxDelivered
 from edge.agent.record import AnswerRequest
-from edge.agent.state import Position, Report, StateFolder, StepUnits
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position, Report, StepUnits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
 from edge.core.types import Message
@@ -214,7 +215,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        from edge.agent.state import Terms
+        from edge.agent.state_rows import Terms
 
         state.note_terms(Terms("math", 0.3, 0.5, 0))
     async with other.agent() as agent:

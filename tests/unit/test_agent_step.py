@@ -11,7 +11,7 @@ from edge.agent.cloud import CloudDesk
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.agent.hints import LEAD
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
-from edge.agent.state import StepUnits
+from edge.agent.state_rows import StepUnits
 from edge.agent.step import training_groups
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock

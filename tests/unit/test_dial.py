@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from edge.agent.dial import BIAS_BOUND, HelpDial, dial_step, threshold, wanted_rate
 from edge.agent.dials import DialBook, stored_dials
 from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder, reading
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import reading
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
