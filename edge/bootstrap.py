@@ -745,7 +745,7 @@ def build_embedded(config: AgentConfig, folder: Path, sink: EventSink, clock: Cl
 
 def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     """The parts of the configuration that the agent itself works with."""
-    from edge.agent.answer import AnswerSettings
+    from edge.agent.draft import AnswerSettings
     from edge.agent.parts import AgentSettings
     from edge.agent.purse import DailyLimits
     from edge.agent.rollout import RolloutSettings

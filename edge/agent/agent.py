@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Self
 
-from edge.agent.answer import Answerer, CloudAccess
+from edge.agent.answer import Answerer
+from edge.agent.asking import CloudAccess
 from edge.agent.budgets import TaskBudgets
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk

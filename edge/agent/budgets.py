@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.agent.answer import CloudAccess
+from edge.agent.asking import CloudAccess
 from edge.agent.curriculum import Curriculum
 from edge.agent.dial import DialReading
 from edge.agent.events import Notice

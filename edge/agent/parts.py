@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.agent.answer import AnswerSettings
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
+from edge.agent.draft import AnswerSettings
 from edge.agent.own_use import OwnUse
 from edge.agent.purse import NO_LIMITS, DailyLimits
 from edge.agent.reaching import CoordinatorProcess

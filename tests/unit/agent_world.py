@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent.agent import Agent
-from edge.agent.answer import AnswerSettings
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
+from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice
 from edge.agent.own_use import OwnUse, OwnUseRules
 from edge.agent.parts import AgentParts, AgentSettings

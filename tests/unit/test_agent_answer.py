@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from edge.agent.answer import (
     agreed_mode,
-    conversation_for_the_cloud,
-    cut_answer,
     local_messages,
 )
+from edge.agent.asking import conversation_for_the_cloud
 from edge.agent.events import AnswerFinished
 from edge.agent.hints import LEAD
 from edge.agent.hold_back import HelpHoldBack, may_become_request
 from edge.agent.record import AnswerRequest
+from edge.agent.recording import cut_answer
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
