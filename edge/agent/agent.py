@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Self
 
 from edge.agent.answer import Answerer
-from edge.agent.asking import CloudAccess
+from edge.agent.asking import CloudAccess, CloudAsker
 from edge.agent.budgets import TaskBudgets
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
 from edge.agent.completing import ServedTexts
 from edge.agent.dials import DialBook
 from edge.agent.doubts import CallsInDoubt
+from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice, RunFinished, StepFinished
 from edge.agent.gate import ServingGate
 from edge.agent.learning import BetweenSteps, Learning, LearningRoles
@@ -29,6 +30,7 @@ from edge.agent.purse import LearningPurse, PurseDesk
 from edge.agent.quota import Quotas
 from edge.agent.reaching import CoordinatorLink
 from edge.agent.readiness import Readiness
+from edge.agent.recording import AnswerRecorder
 from edge.agent.records import Records
 from edge.agent.serving_adapter import ServingAdapter
 from edge.agent.status import AgentStatus, StatusBoard
@@ -129,13 +131,19 @@ class Agent:
         if self.link.begun:
             await self.link.follow_budgets(task)
         self.budgets = TaskBudgets(self.access, task, parts.curriculum, lambda: backend.adapter_version, parts.sink, parts.clock)
-        answers, client = replace(settings.answers, task=task), self.link.client
-        self.answerer = Answerer(backend, client, parts.state, self.gate, self.access, parts.sink, parts.clock, answers)
+        answers = replace(settings.answers, task=task)
+        self.answerer = self._answerer(backend, answers)
         self.texts = ServedTexts(backend, self.gate)
         self._board = StatusBoard(
             parts, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
         )
         self._closing.push_async_callback(_cancelled, self._begin_settling())
+
+    def _answerer(self, backend: InferenceBackend, settings: AnswerSettings) -> Answerer:
+        state, access, clock = self.parts.state, self.access, self.parts.clock
+        recorder = AnswerRecorder(backend, state, access, self.parts.sink, clock)
+        asker = CloudAsker(self.link.client, access, recorder.record, clock, state.run_id, settings)
+        return Answerer(backend, self.gate, access, asker, recorder, clock, settings)
 
     def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
         parts = self.parts

@@ -18,15 +18,12 @@ from edge.agent.dial import HelpDial, Setting
 from edge.agent.draft import AnswerSettings, Draft, Pieces
 from edge.agent.gate import ServingGate
 from edge.agent.hold_back import HelpHoldBack
-from edge.agent.link import WatchedClient
 from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 from edge.agent.recording import AnswerRecorder
-from edge.agent.state import StateFolder
 from edge.agent.streams import closing
 from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, UsageError
-from edge.core.events import EventSink
 from edge.core.types import FinishReason, Message, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
@@ -44,11 +41,10 @@ class Answerer:
     def __init__(
         self,
         backend: InferenceBackend,
-        client: WatchedClient,
-        state: StateFolder,
         gate: ServingGate,
         access: CloudAccess,
-        sink: EventSink,
+        asker: CloudAsker,
+        recorder: AnswerRecorder,
         clock: Clock,
         settings: AnswerSettings,
         new_id: Callable[[], str] = lambda: secrets.token_hex(6),
@@ -59,8 +55,8 @@ class Answerer:
         self._clock = clock
         self._settings = settings
         self._new_id = new_id
-        self._recorder = AnswerRecorder(backend, state, access, sink, clock)
-        self._asker = CloudAsker(client, access, self._recorder.record, clock, state.run_id, settings)
+        self._asker = asker
+        self._recorder = recorder
 
     @property
     def answers(self) -> int:

@@ -359,7 +359,7 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
     assert "\n" not in str(caught.value)
     (folder / "agent.sqlite").unlink()
     with StateFolder(folder) as state:
-        state._db.execute("PRAGMA user_version = 99")
+        state.database.execute("PRAGMA user_version = 99")
     with pytest.raises(StateError, match="another version"):
         StateFolder(folder)
 
@@ -378,11 +378,11 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
             "waits",
             "calls_in_doubt",
         ):
-            state._db.execute(f"DROP TABLE {table}")
-        state._db.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
-        state._db.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
-        state._db.execute("PRAGMA user_version = 1")
-        state._db.commit()
+            state.database.execute(f"DROP TABLE {table}")
+        state.database.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
+        state.database.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
+        state.database.execute("PRAGMA user_version = 1")
+        state.database.commit()
     with StateFolder(folder) as state:
         assert state.outbox() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
 

@@ -121,8 +121,8 @@ def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path
     with pytest.raises(StateError, match="no agent's state"):
         read_daybook(tmp_path, 0.0, 1.0)
     with StateFolder(tmp_path) as state:
-        state._db.execute("DROP TABLE exams")
-        state._db.commit()
+        state.database.execute("DROP TABLE exams")
+        state.database.commit()
     with pytest.raises(StateError, match="older version, without exams") as refused:
         read_daybook(tmp_path, 0.0, 1.0)
     assert "start edge-agent run once" in refused.value.hint
