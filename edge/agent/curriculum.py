@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge.agent.state import Position, StateFolder
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position
 from edge.agent.step import StepPlan
 from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError
@@ -80,6 +81,11 @@ class Curriculum:
             return False
         self._state.set_position(replace(position, phase=0, phase_step=0))
         return True
+
+    @property
+    def present_task(self) -> str:
+        """The label of the phase that learning is in."""
+        return self.phase_task(self._state.position().phase)
 
     def phase_task(self, phase: int) -> str:
         """The label of a phase (the last one's past the end)."""

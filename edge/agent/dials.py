@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edge.agent.dial import WINDOW, HelpDial, check_rate
-from edge.agent.state import StateFolder, StateReader
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import StateReader
 from edge.core.clock import Clock
 
 _DEFAULT = "dial_default"

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from edge.core.events import Event
 
 Source = Literal["local", "cloud", "local-fallback"]
+StopReason = Literal["done", "max_steps", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +316,7 @@ class RunFinished(Event):
 
     kind: ClassVar[str] = "run_finished"
     run_id: str
-    reason: Literal["done", "max_steps", "stopped"]
+    reason: StopReason
     steps_done: int
     adapter_version: int
     total_cloud_calls: int

@@ -20,7 +20,8 @@ from typing import Literal
 from edge.agent.checkpoints import Checkpoints
 from edge.agent.evaluate import Candidate
 from edge.agent.promotion import Exam, Memory, candidates_by_source, results
-from edge.agent.state import BEST_VERSION, GATE_MEMORY, StateFolder
+from edge.agent.state import GATE_MEMORY, StateFolder
+from edge.agent.state_reader import BEST_VERSION
 from edge.core.errors import AdapterError
 from edge.training.evidence import liked_less, lost_more
 

@@ -13,7 +13,7 @@ from edge.agent.dial import DialReading, HelpDial
 from edge.agent.dials import default_rate, stored_dials
 from edge.agent.link import KnownBudget
 from edge.agent.quota import Circumstances, Quota, quota_of, stored_budget
-from edge.agent.state import StateReader
+from edge.agent.state_reader import StateReader
 from edge.agent.switch import PAUSED, is_paused
 from edge.core.errors import CoordinatorError
 
@@ -64,20 +64,20 @@ class Overview:
 
 async def overview(agent: Agent) -> Overview:
     """Of a running agent; asks the coordinator for what it has not told by itself."""
-    status, switch = agent.status(), agent.switch
-    for task in agent.tasks if status.online else ():
-        if not agent.follows(task):
+    status, budgets, link = agent.status(), agent.budgets, agent.link
+    for task in budgets.tasks if status.online else ():
+        if not link.follows(task):
             with suppress(CoordinatorError):  # what cannot be had stays as it was known
-                await agent.budget(task)
+                await link.budget(task)
     return Overview(
         origin="agent",
-        serving_task=agent.serving_task,
-        target_rate=agent.default_dial_rate,
-        paused=switch.paused,
-        switched_off=switch.reason,
+        serving_task=budgets.serving_task,
+        target_rate=budgets.default_dial_rate,
+        paused=budgets.switch.paused,
+        switched_off=budgets.switch.reason,
         outbox=status.outbox,
         unsettled_calls=status.unsettled_calls,
-        tasks=tuple(TaskBudget(agent.quota(task), agent.dial(task)) for task in agent.tasks),
+        tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task)) for task in budgets.tasks),
     )
 
 

@@ -20,7 +20,7 @@ from edge.agent.events import StepFinished
 from edge.agent.line import Line
 from edge.agent.mine import is_own
 from edge.agent.state import GATE_MEMORY, StateFolder
-from edge.agent.state import Exam as ExamResult
+from edge.agent.state_rows import Exam as ExamResult
 from edge.core.errors import AdapterError
 from edge.core.types import AdapterRef, AnswerKind, TaskItem
 from edge.dagrpo.advantages import mean

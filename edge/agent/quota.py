@@ -14,7 +14,8 @@ from typing import Any, Literal
 from edge.agent.dial import DialReading
 from edge.agent.dials import DialBook
 from edge.agent.link import KnownBudget
-from edge.agent.state import StateFolder, StateReader
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import StateReader
 from edge.agent.switch import CloudSwitch
 from edge.core.money import dollars
 from edge.rpc.client import BudgetSnapshot

@@ -48,6 +48,11 @@ class Readiness:
         set_paused(self._state, paused)
         self._changed.set()
 
+    @property
+    def held_back(self) -> bool:
+        """Somebody is served, or the next step waits."""
+        return self._gate.busy or bool(self.waiting)
+
     def told(self) -> str:
         """Why the next step waits, or would; a pause and its end are told at once."""
         if is_paused(self._state):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.gathering import all_of
 from edge.agent.hints import Cut, with_hint
-from edge.agent.state import StepUnits
+from edge.agent.state_rows import StepUnits
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed

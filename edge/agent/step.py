@@ -18,7 +18,8 @@ from edge.agent.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice,
 from edge.agent.line import Line, Outcome
 from edge.agent.promotion import Judgement, PromotionGate
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.agent.state import Commit, Position, StateFolder, StepUnits, step_from_json
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Commit, Position, StepUnits, step_from_json
 from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
 from edge.agent.summary import StepSetting, summarise
 from edge.core.clock import Clock

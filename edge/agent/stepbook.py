@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from edge import __version__
 from edge.agent.events import Notice, OutboxDelivered
-from edge.agent.state import Report, StateFolder, StepUnits, Terms
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Report, StepUnits, Terms
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
 from edge.core.events import EventSink

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.agent.state import StateFolder, StateReader
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import StateReader
 
 PAUSED = "the cloud is paused (edge-agent budget resume ends it)"
 _PAUSED_SINCE = "cloud_paused_since"

@@ -13,7 +13,8 @@ from typing import Any
 
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.line import Line
-from edge.agent.state import StateFolder, WentBackRow
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import WentBackRow
 from edge.core.errors import AdapterError, NotFound, StateError
 
 HINT = "see edge-agent adapters list"

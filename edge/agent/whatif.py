@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from edge.agent.state import StateReader
+from edge.agent.state_reader import StateReader
 from edge.core.errors import TooFewAnswers
 from edge.dagrpo.metrics import wilson_interval
 

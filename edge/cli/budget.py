@@ -82,7 +82,7 @@ async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
 
 async def _stored(config: AgentConfig) -> Mapping[str, Any]:
     from edge.agent.overview import nothing_stored, stored_overview, stored_tasks
-    from edge.agent.state import reading
+    from edge.agent.state_reader import reading
     from edge.bootstrap import state_folder
     from edge.cli.looking import told_budgets
 

@@ -237,7 +237,8 @@ def check_memory() -> Finding:
 
 def check_engine(config: AgentConfig) -> Finding:
     """Which engine serves and trains; a model that is not there is the next check's business."""
-    from edge.bootstrap import apple_silicon, engine_backend, mlx_installed, model_file
+    from edge.bootstrap import model_file
+    from edge.bootstrap.engines import apple_silicon, engine_backend, mlx_installed
 
     try:
         chosen = engine_backend(config, model_file(config.model.path))

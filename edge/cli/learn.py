@@ -23,7 +23,8 @@ from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent, BetweenSteps
+    from edge.agent.agent import Agent
+    from edge.agent.learning import BetweenSteps
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
@@ -95,9 +96,9 @@ async def _learn(config: AgentConfig, run_folder: RunFolder, options: LearnOptio
         async with build_agent(config, sink) as agent:
             _tell_where(agent, console)
             with stop_on_signals(lambda: _begin_stop(agent, console)):
-                async with gallery.open(agent.steps(SHOWN_STEPS), run_folder.held_out(agent.run_id), at_the_end=False):
+                async with gallery.open(agent.steps(SHOWN_STEPS), run_folder.held_out(agent.records.run_id), at_the_end=False):
                     finished = await agent.learn(between_steps=_retention(agent, run_folder, sink, options))
-            return run_folder.finish(agent.steps(), finished, agent.adapter())
+            return run_folder.finish(agent.steps(), finished, agent.adapter.in_use())
 
 
 def _tell_where(agent: Agent, console: Console) -> None:
@@ -115,12 +116,12 @@ def _retention(agent: Agent, run_folder: RunFolder, sink: EventSink, options: Le
     if not options.eval_limit:
         return None
     watch = RetentionWatch(
-        agent,
-        agent.held_out(options.eval_limit),
-        run_folder.held_out(agent.run_id),
+        agent.learning,
+        agent.learning.held_out(options.eval_limit),
+        run_folder.held_out(agent.records.run_id),
         sink,
         SystemClock(),
-        run_id=agent.run_id,
+        run_id=agent.records.run_id,
         every=options.eval_every,
     )
     return watch.between_steps

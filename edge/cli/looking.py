@@ -11,7 +11,7 @@ from edge.core.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from edge.agent.link import KnownBudget
-    from edge.agent.state import StateReader
+    from edge.agent.state_reader import StateReader
     from edge.config.schema import AgentConfig
     from edge.rpc.client import CoordinatorClient
 

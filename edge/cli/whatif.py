@@ -53,7 +53,7 @@ def _rates(options: WhatIfOptions) -> list[float]:
 
 
 async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-    from edge.agent.state import reading
+    from edge.agent.state_reader import reading
     from edge.agent.whatif import past_answers, what_if
     from edge.bootstrap import state_folder
 

@@ -37,7 +37,7 @@ async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
 
 async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
     from edge.agent.explain import explained
-    from edge.agent.state import reading
+    from edge.agent.state_reader import reading
     from edge.bootstrap import state_folder
     from edge.cli.looking import NOBODY, present_coordinator
 

@@ -14,7 +14,7 @@ from edge.agent.overview import overview
 from edge.agent.payloads import entry_json
 from edge.agent.sent import Choice
 from edge.agent.usage import Used
-from edge.agent.whatif import past_answers, what_if
+from edge.agent.whatif import what_if
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
@@ -29,7 +29,7 @@ class RunningAgent:
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
-        return await explained(self._agent.why(answer_id).to_json(), self._agent.call)
+        return await explained(self._agent.records.why(answer_id).to_json(), self._agent.link.call)
 
     async def status(self) -> Mapping[str, Any]:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
@@ -45,30 +45,29 @@ class RunningAgent:
 
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
         """The adapter versions on disk, oldest first."""
-        versions = self._agent.versions()
-        return [version.to_json() for version in await asyncio.to_thread(versions.all)]
+        return [version.to_json() for version in await asyncio.to_thread(self._agent.adapter.versions.all)]
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version."""
-        return asdict(await self._agent.rollback(version))
+        return asdict(await self._agent.adapter.rollback(version))
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
-        return self._agent.rate_answer(Feedback(answer_id, cast(Verdict, verdict), correction)).to_json()
+        return self._agent.records.rate(Feedback(answer_id, cast(Verdict, verdict), correction)).to_json()
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return self._agent.report(since)
+        return self._agent.records.report(since)
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
-        self._agent.pause_learning(paused)
-        status = self._agent.status()
-        return {"paused": status.paused, "waiting": status.waiting}
+        learning = self._agent.learning
+        learning.pause(paused)
+        return {"paused": learning.paused, "waiting": learning.waiting}
 
     async def usage(self) -> Mapping[str, Any]:
         """This device's own records, and what the coordinator's ledger says where it can be reached."""
-        status, today = self._agent.status(), self._agent.used_today()
+        status, today = self._agent.status(), self._agent.records.used_today()
         return {
             "day": today.day,
             "today": _used(today.today),
@@ -91,11 +90,11 @@ class RunningAgent:
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """What left the device, and what waits."""
-        return self._agent.sent().listing(choice)
+        return self._agent.records.sent().listing(choice)
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content. Raises NotFound."""
-        return entry_json(*self._agent.sent().entry(entry_id))
+        return entry_json(*self._agent.records.sent().entry(entry_id))
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
@@ -103,21 +102,21 @@ class RunningAgent:
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
-        self._agent.set_dial(target_rate, task)
+        self._agent.budgets.set_dial(target_rate, task)
         return await self.budget()
 
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
-        self._agent.pause_cloud(paused)
+        self._agent.budgets.pause_cloud(paused)
         return await self.budget()
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
-        return what_if(past_answers(self._agent.state, task, last), rates, task).to_json()
+        return what_if(self._agent.records.past_answers(task, last), rates, task).to_json()
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:
-            return asdict(self._agent.followed_budget() or await self._agent.budget())
+            return asdict(self._agent.link.followed_budget() or await self._agent.link.budget())
         except CoordinatorError:
             return None
 

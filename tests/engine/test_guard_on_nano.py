@@ -45,7 +45,7 @@ async def test_a_spoiled_adapter_that_serves_is_found_and_left(tmp_path: Path) -
         assert (bad.adapter_version, bad.final) != (2, "7")
         await agent.learn(1)
         good = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        told = agent.report(0.0)
+        told = agent.records.report(0.0)
     [event] = [one for one in sink.events if isinstance(one, WentBack)]
     assert (event.from_version, event.cause) == (2, "anchors")
     assert event.to_version in (0, 1)
@@ -58,10 +58,10 @@ async def test_a_corrected_answer_is_learned_from_on_this_device_alone(tmp_path:
     asked = Message("user", "What is 3 + 4?")
     async with build_agent(config, MemorySink(), lives_here=True) as agent:
         answer = await agent.answerer.answer(replace(AnswerRequest((asked,)), mode="local-only"))
-        agent.rate_answer(Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
+        agent.records.rate(Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
         await agent.learn(3)
         steps = agent.steps()
-        report = agent.report(0.0)
+        report = agent.records.report(0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"
     assert (steps[1].prompts, steps[1].responses, steps[1].cloud_calls) == (1, 4, 0)
     assert {task["source"] for task in report["tasks"]} == {"practice:group1", steps[1].source}

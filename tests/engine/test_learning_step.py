@@ -49,7 +49,7 @@ def numbers(step: StepFinished) -> dict[str, Any]:
 async def learn(config: AgentConfig, steps: int, sink: Any = None) -> tuple[list[StepFinished], Any]:
     async with build_agent(config, sink or MemorySink()) as agent:
         await agent.learn(steps)
-        return agent.steps(), await agent.budget()
+        return agent.steps(), await agent.link.budget()
 
 
 async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_agrees(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
         before = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         finished = await agent.learn(2)
         after = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        steps, budget = agent.steps(), await agent.budget()
-        summary = folder.finish(steps, finished, agent.adapter())
+        steps, budget = agent.steps(), await agent.link.budget()
+        summary = folder.finish(steps, finished, agent.adapter.in_use())
     folder.close()
     assert [step.step for step in steps] == [1, 2]
     assert (before.adapter_version, after.adapter_version) == (0, 2)
@@ -92,7 +92,7 @@ async def test_without_a_coordinator_the_agent_answers_and_learns_and_says_so(tm
         await agent.learn(1)
         status = agent.status()
         with pytest.raises(CoordinatorUnavailable):
-            await agent.budget()
+            await agent.link.budget()
     assert answer.source in ("local", "local-fallback")
     assert (status.online, status.outbox, status.steps_done) == (False, 1, 1)
 
@@ -113,14 +113,14 @@ async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatabl
 async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stopped_at_the_end(tmp_path: Path) -> None:
     agent = build_agent(tiny_config(tmp_path / "state"), MemorySink())
     async with agent:
-        child = agent._parts.coordinator
+        child = agent.parts.coordinator
         assert child is not None
         first = child.pid  # type: ignore[attr-defined]
         os.kill(first, 9)
         async with asyncio.timeout(60):
             while child.pid in (None, first) or not await child._probe():  # type: ignore[attr-defined]
                 await asyncio.sleep(0.05)
-        budget = await agent.budget("math")
+        budget = await agent.link.budget("math")
         last = child.pid  # type: ignore[attr-defined]
     assert budget.calls == 0
     with pytest.raises(ProcessLookupError):
@@ -131,7 +131,7 @@ async def test_a_state_folder_with_a_long_name_works(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / ("long" * 30))
     async with build_agent(config, MemorySink()) as agent:
         assert agent.status().online
-        assert (await agent.budget("math")).calls == 0
+        assert (await agent.link.budget("math")).calls == 0
 
 
 def test_a_model_that_is_not_there_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:

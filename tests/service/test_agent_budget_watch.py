@@ -97,11 +97,11 @@ async def test_a_running_agent_shows_the_budget_it_follows_and_asks_only_while_i
     world = World(tmp_path)
     async with world.agent() as agent:
         async with asyncio.timeout(30.0):
-            while agent.followed_budget() is None:
+            while agent.link.followed_budget() is None:
                 await asyncio.sleep(0.005)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
         assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
-        await agent._budget_watch.aclose()
+        await agent.link.watch.aclose()
         assert (await RunningAgent(agent).status())["budget"] is None
 
 
@@ -112,7 +112,7 @@ async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) ->
         await agent.learn(max_steps=1)
         await agent.learn()
         async with asyncio.timeout(30.0):
-            while (budget := agent.followed_budget()) is None:
+            while (budget := agent.link.followed_budget()) is None:
                 await asyncio.sleep(0.005)
     assert budget.dual == (await world.client.get_budget("second")).dual
 
@@ -125,5 +125,5 @@ async def test_an_agent_whose_coordinator_is_away_says_no_more_and_learns_no_les
     async with world.agent() as agent:
         finished = await agent.learn(max_steps=2)
         await asyncio.sleep(0.1)
-        assert agent.followed_budget() is None and not agent.status().online
+        assert agent.link.followed_budget() is None and not agent.status().online
     assert finished.steps_done == 2 and len(world.events(Offline)) == 1

@@ -99,7 +99,11 @@ async def test_what_was_set_in_an_idle_folder_steers_the_next_agent(world: World
     assert (await edge_agent("budget", "set", "15%", "--state", str(used)))[0] == 0
     assert (await edge_agent("budget", "pause", "--state", str(used)))[0] == 0
     async with world.agent() as agent:
-        assert (agent.dial().target_rate, agent.dial().known_log_odds, agent.quota().state) == (0.15, 24, "paused")
+        assert (agent.budgets.dial().target_rate, agent.budgets.dial().known_log_odds, agent.budgets.quota().state) == (
+            0.15,
+            24,
+            "paused",
+        )
 
 
 def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from edge.agent.agent import Agent
 from edge.agent.events import Offline, Online
 from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.state import reading
+from edge.agent.state_reader import reading
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
@@ -74,7 +74,7 @@ async def all_is_known(agent: Agent) -> None:
     """Wait until no call's end is unknown and no step report waits."""
     async with asyncio.timeout(60):
         while agent.status().unsettled_calls:
-            await agent.settle_calls()
+            await agent.access.doubts.settle()
             await asyncio.sleep(0.05)
 
 
@@ -121,15 +121,15 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             away = [await ask(agent, number) for number in range(4, 7)]
             await agent.learn(max_steps=1)
             assert (agent.status().outbox, agent.status().online) == (1, False)
-            assert agent.quota().state == "offline"
+            assert agent.budgets.quota().state == "offline"
             upstream.reply = right_after_a_while
             await coordinator.start()
             back = [await ask(agent, number) for number in range(7, 9)]
             await agent.learn()
             await all_is_known(agent)
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
-            await agent._book.deliver()
-            dual = (await agent.budget("math")).dual
+            await agent.learning.roles.book.deliver()
+            dual = (await agent.link.budget("math")).dual
             assert agent.steps()[-1].dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5
         assert [(record.source, record.final) for record in (cut, *away)] == [("local-fallback", "3")] * 4
@@ -164,7 +164,7 @@ async def test_a_reply_lost_on_the_way_is_found_again_under_its_key_and_paid_onc
         world.client = GrpcCoordinatorClient(coordinator.address, policy=POLICY)  # type: ignore[assignment]
         async with world.agent() as agent:
             await all_is_known(agent)
-            found = agent.why("q0")
+            found = agent.records.why("q0")
         await world.client.aclose()
         assert (found.call_state, found.charged_uusd, found.cloud_tokens) == ("completed", 20, 15)
         assert served_calls(coordinator) == {found.call_key: ("completed", 20)}

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent, AgentParts, AgentSettings, CoordinatorProcess
-from edge.agent.answer import AnswerSettings
+from edge.agent.agent import Agent
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
+from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice
 from edge.agent.own_use import OwnUse, OwnUseRules
+from edge.agent.parts import AgentParts, AgentSettings
 from edge.agent.purse import NO_LIMITS, DailyLimits
+from edge.agent.reaching import CoordinatorProcess
 from edge.agent.rollout import RolloutSettings
 from edge.agent.state import StateFolder
 from edge.agent.watched import WatchedFolder

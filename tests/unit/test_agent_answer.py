@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from edge.agent.answer import (
     agreed_mode,
-    conversation_for_the_cloud,
-    cut_answer,
     local_messages,
 )
+from edge.agent.asking import conversation_for_the_cloud
 from edge.agent.events import AnswerFinished
 from edge.agent.hints import LEAD
 from edge.agent.hold_back import HelpHoldBack, may_become_request
 from edge.agent.record import AnswerRequest
+from edge.agent.recording import cut_answer
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
@@ -45,7 +45,7 @@ async def answered(world: World, **options):  # type: ignore[no-untyped-def]
         assert record is not None
         assert all(piece.record is None for piece in pieces[:-1])
         assert "".join(piece.text for piece in pieces) == record.text
-        assert agent.why(record.id) == record
+        assert agent.records.why(record.id) == record
     return record, pieces
 
 
@@ -170,7 +170,7 @@ async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(
             with pytest.raises(UsageError, match="last message"):
                 await agent.answerer.answer(AnswerRequest(tuple(messages)))
         with pytest.raises(NotFound):
-            agent.why("nothing")
+            agent.records.why("nothing")
 
 
 async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: 
     async with world.agent() as agent:
         async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, id="left"))) as deltas:
             await anext(deltas)
-        assert not agent.busy
+        assert not agent.gate.busy
         with pytest.raises(NotFound):
-            agent.why("left")
+            agent.records.why("left")
 
 
 PIECES = st.lists(

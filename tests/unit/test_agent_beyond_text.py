@@ -28,7 +28,7 @@ def world_of(tmp_path: Path, **options: Any) -> World:
 async def answered(world: World, beyond: BeyondText, **options: Any) -> AnswerRecord:
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION, beyond=beyond, **options))
-        assert agent.why(record.id) == record
+        assert agent.records.why(record.id) == record
     return record
 
 

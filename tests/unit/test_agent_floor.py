@@ -11,7 +11,7 @@ import pytest
 
 from edge.agent.events import RunFinished, StepFinished
 from edge.agent.runfolder import RunFolder, summary_of
-from edge.agent.state import step_from_json
+from edge.agent.state_rows import step_from_json
 from edge.cli.learn import summary_lines
 from edge.console import Progress, progress_line
 from edge.core.events import FanOutSink

@@ -46,7 +46,7 @@ def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequenc
 async def learned(world: World) -> tuple[list[Any], Line]:
     async with world.agent() as agent:
         await agent.learn()
-        with_line = agent._parts.state.line()
+        with_line = agent.parts.state.line()
         return agent.steps(), with_line
 
 
@@ -167,9 +167,9 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
         async with world.agent(crash_at(place, times)) as agent:
             await agent.learn()
     async with world.agent() as agent:
-        assert agent.status().adapter_version == agent._parts.state.line().serving
+        assert agent.status().adapter_version == agent.parts.state.line().serving
         await agent.learn()
-        steps, line = agent.steps(), agent._parts.state.line()
+        steps, line = agent.steps(), agent.parts.state.line()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert line == expected_line
     assert world.learners[-1].step == calm.learners[-1].step
@@ -213,7 +213,7 @@ async def test_the_run_folders_table_has_the_gates_columns(tmp_path: Path) -> No
         with closing(RunFolder(tmp_path / "run", "")) as folder:
             for event in world.events(GateJudged):
                 folder.emit(event)
-            folder.finish(agent.steps(), finished, agent.adapter())
+            folder.finish(agent.steps(), finished, agent.adapter.in_use())
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
     assert [row["gate"] for row in rows] == ["", "promoted", "", "refused"]
     assert [row["gate_after"] for row in rows] == ["", "1.0", "", "0.0"]
@@ -226,15 +226,15 @@ async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_g
     async with world.agent() as agent:
         await agent.learn(max_steps=5)
         assert agent.status().adapter_version == 4
-        await agent.rollback(2)
+        await agent.adapter.rollback(2)
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 2)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
-        assert [(one.version, one.on_line) for one in agent.versions().all()] == [(2, True), (4, False), (5, False)]
+        assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (4, False), (5, False)]
         await agent.learn(max_steps=1)
         assert (agent.steps()[-1].step, agent.steps()[-1].base_version) == (6, 2)
         assert world.learners[-1].step == 3
         # 2 and 6 are the two that served last; 5 is kept as one of the newest two
-        assert [(one.version, one.on_line) for one in agent.versions().all()] == [(2, True), (5, False), (6, True)]
+        assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (5, False), (6, True)]
 
 
 async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_pa
 
         def goes_back(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
             if sampling.temperature and world.rollouts.adapter_version == 3 and not asked:
-                asked.append(asyncio.ensure_future(agent.rollback(2)))
+                asked.append(asyncio.ensure_future(agent.adapter.rollback(2)))
                 learner, update = world.learners[-1], world.learners[-1].update
 
                 async def after_going_back(groups: Sequence[TrainingGroup]) -> LearnerReport:
@@ -272,11 +272,11 @@ async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path
     world = gated(tmp_path / "state")
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
-        before = agent._parts.state.line()
+        before = agent.parts.state.line()
         shutil.rmtree(world.folder / "checkpoints" / "step-000002" / "adapter")
         with pytest.raises(StateError, match="the adapter is missing"):
-            await agent.rollback(2)
+            await agent.adapter.rollback(2)
         with pytest.raises(NotFound, match="no adapter version 9"):
-            await agent.rollback(9)
-        assert agent._parts.state.line() == before
+            await agent.adapter.rollback(9)
+        assert agent.parts.state.line() == before
         assert agent.status().adapter_version == 4

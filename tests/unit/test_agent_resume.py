@@ -14,7 +14,8 @@ import pytest
 from edge.agent.checkpoints import Checkpoints
 from edge.agent.events import Notice, Offline, Online, OutboxDelivered
 from edge.agent.record import AnswerRequest
-from edge.agent.state import Position, Report, StateFolder, StepUnits
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position, Report, StepUnits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
 from edge.core.types import Message
@@ -214,7 +215,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        from edge.agent.state import Terms
+        from edge.agent.state_rows import Terms
 
         state.note_terms(Terms("math", 0.3, 0.5, 0))
     async with other.agent() as agent:
@@ -358,7 +359,7 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
     assert "\n" not in str(caught.value)
     (folder / "agent.sqlite").unlink()
     with StateFolder(folder) as state:
-        state._db.execute("PRAGMA user_version = 99")
+        state.database.execute("PRAGMA user_version = 99")
     with pytest.raises(StateError, match="another version"):
         StateFolder(folder)
 
@@ -377,11 +378,11 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
             "waits",
             "calls_in_doubt",
         ):
-            state._db.execute(f"DROP TABLE {table}")
-        state._db.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
-        state._db.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
-        state._db.execute("PRAGMA user_version = 1")
-        state._db.commit()
+            state.database.execute(f"DROP TABLE {table}")
+        state.database.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
+        state.database.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
+        state.database.execute("PRAGMA user_version = 1")
+        state.database.commit()
     with StateFolder(folder) as state:
         assert state.outbox() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
 

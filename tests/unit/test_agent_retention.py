@@ -25,7 +25,9 @@ async def watched_run(world: World, seen: list[HeldOutScored], every: int | None
     """Learn with a watch; returns (step, source, adapter version) of each look, and the looks themselves."""
     sink = MemorySink()
     async with world.agent() as agent:
-        watch = RetentionWatch(agent, agent.held_out(4), seen, sink, ManualClock(), run_id=agent.run_id, every=every)
+        watch = RetentionWatch(
+            agent.learning, agent.learning.held_out(4), seen, sink, ManualClock(), run_id=agent.records.run_id, every=every
+        )
         await agent.learn(max_steps, between_steps=watch.between_steps)
     looks = [event for event in sink.events if isinstance(event, HeldOutScored)]
     return [(look.step, look.source, look.adapter_version) for look in looks], looks
@@ -89,7 +91,7 @@ async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_la
 async def test_a_source_in_two_phases_is_looked_at_once_under_its_first_label(tmp_path: Path) -> None:
     again = PhaseConfig(source="sums", steps=1, task="renamed")
     async with World(tmp_path / "state", phases=(*PHASES, again)).agent() as agent:
-        assert [(one.source, one.task, len(one.items)) for one in agent.held_out(3)] == [
+        assert [(one.source, one.task, len(one.items)) for one in agent.learning.held_out(3)] == [
             ("sums", "math", 3),
             ("other", "code", 3),
         ]
@@ -102,7 +104,9 @@ async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> 
 
     world = World(tmp_path / "state", script=asks_unless_it_must_not, phases=PHASES)
     async with world.agent() as agent:
-        watch = RetentionWatch(agent, agent.held_out(4), [], world.sink, ManualClock(), run_id=agent.run_id)
+        watch = RetentionWatch(
+            agent.learning, agent.learning.held_out(4), [], world.sink, ManualClock(), run_id=agent.records.run_id
+        )
         await watch.between_steps(None, 0, 0)
     [look, _] = world.events(HeldOutScored)
     assert (look.items, look.forced_local_accuracy, look.kept_accuracy, look.assist_rate) == (4, 1.0, None, 1.0)

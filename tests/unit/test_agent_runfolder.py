@@ -24,7 +24,7 @@ async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-d
     world.sink = FanOutSink([world.sink, folder])  # type: ignore[assignment]
     async with world.agent() as agent:
         finished = await agent.learn()
-        summary = folder.finish(agent.steps(), finished, agent.adapter())
+        summary = folder.finish(agent.steps(), finished, agent.adapter.in_use())
         folder.close()
         return folder.folder, summary, agent.steps(), finished
 

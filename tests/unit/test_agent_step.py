@@ -11,7 +11,7 @@ from edge.agent.cloud import CloudDesk
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.agent.hints import LEAD
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
-from edge.agent.state import StepUnits
+from edge.agent.state_rows import StepUnits
 from edge.agent.step import training_groups
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
@@ -227,7 +227,7 @@ def test_call_keys_depend_on_run_task_step_and_prompt_only() -> None:
 async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(world: World) -> None:
     async with world.agent() as agent:
         finished = await agent.learn()
-        steps, adapter = agent.steps(), agent.adapter()
+        steps, adapter = agent.steps(), agent.adapter.in_use()
     assert (finished.reason, finished.steps_done) == ("done", 4)
     dual = world.terms.dual_init
     for number, step in enumerate(steps, start=1):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge import bootstrap
+from edge.bootstrap import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
@@ -20,8 +21,8 @@ FILE = Path("model.gguf")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     def make(*, apple: bool, mlx: bool) -> None:
-        monkeypatch.setattr(bootstrap, "apple_silicon", lambda: apple)
-        monkeypatch.setattr(bootstrap, "mlx_installed", lambda: mlx)
+        monkeypatch.setattr(engines, "apple_silicon", lambda: apple)
+        monkeypatch.setattr(engines, "mlx_installed", lambda: mlx)
 
     return make
 
@@ -62,11 +63,11 @@ def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_pa
 
 def test_onnx_is_taken_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert bootstrap.engine_backend(AgentConfig(), FILE) != "onnx"
-    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: True)
+    monkeypatch.setattr(engines, "onnx_installed", lambda: True)
     assert bootstrap.engine_backend(config("onnx"), FILE) == "onnx"
     with pytest.raises(UsageError, match="GGUF"):
         bootstrap.engine_backend(config("onnx"), tmp_path)
-    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: False)
+    monkeypatch.setattr(engines, "onnx_installed", lambda: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
         bootstrap.engine_backend(config("onnx"), FILE)
     assert ".[onnx]" in caught.value.hint
@@ -91,7 +92,7 @@ def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_
 
 
 def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: True)
+    monkeypatch.setattr(engines, "onnx_installed", lambda: True)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
     finding = doctor.check_engine(config("onnx"))
     assert (finding.state, "cannot be loaded" in finding.text) == ("fail", True)

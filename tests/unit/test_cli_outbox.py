@@ -10,7 +10,8 @@ import pytest
 
 from edge.agent.departures import GuardedClient
 from edge.agent.sent import Keep, SentLog
-from edge.agent.state import Report, StateFolder, StepUnits
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Report, StepUnits
 from edge.bootstrap import build_registry
 from edge.cli.outbox import since_of
 from edge.cli.settings import Settings

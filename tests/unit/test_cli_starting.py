@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from edge import bootstrap
+from edge.bootstrap import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.cli.starting import length_line, privacy_line, profile_line, starting_lines
@@ -134,7 +135,7 @@ def test_doctor_fails_where_training_would_with_the_same_words(
 
 
 def test_the_device_of_torch_does_not_matter_where_mlx_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "mlx_installed", lambda: True)
+    monkeypatch.setattr(engines, "mlx_installed", lambda: True)
     path = find_model("nano-edge")
     on_mlx = Settings(sets=[CUDA, "engine.backend=mlx"]).config()
     assert bootstrap.with_its_device(on_mlx, path).learning.device == "auto"

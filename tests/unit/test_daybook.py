@@ -55,7 +55,7 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
         noon = world.clock.now()
         world.clock.advance(10)
         await agent.learn(max_steps=2)
-        since_noon, since_ever = agent.report(noon), agent.report(began)
+        since_noon, since_ever = agent.records.report(noon), agent.records.report(began)
     assert (since_noon["serving_version_then"], since_noon["serving_version"]) == (2, 4)
     [task] = since_noon["tasks"]
     assert task == {
@@ -74,9 +74,9 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         answers = [await agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),), seed=n)) for n in range(12)]
-        agent.rate_answer(Feedback(answers[0].id, "good"))
-        agent.rate_answer(Feedback(answers[1].id, "bad", "2"))
-        told = agent.report(0.0)
+        agent.records.rate(Feedback(answers[0].id, "good"))
+        agent.records.rate(Feedback(answers[1].id, "bad", "2"))
+        told = agent.records.report(0.0)
         steps = agent.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
@@ -113,10 +113,10 @@ async def test_a_rollback_is_told_with_who_and_why_and_what_serves_then_follows_
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         world.clock.advance(100)
-        await agent.rollback(2)
+        await agent.adapter.rollback(2)
         world.clock.advance(100)
-        later = agent.report(world.clock.now())
-        told = agent.report(0.0)
+        later = agent.records.report(world.clock.now())
+        told = agent.records.report(0.0)
     assert later["serving_version_then"] == later["serving_version"] == 2
     assert [(one["from_version"], one["to_version"], one["by"]) for one in told["went_back"]] == [(4, 2, "person")]
     assert any("from adapter 4 to adapter 2, by hand" in line for line in report_lines(told))
@@ -127,7 +127,7 @@ async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         used = read_daybook(tmp_path, 0.0, 1.0)
-        assert used == agent.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
+        assert used == agent.records.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
     before = (tmp_path / "agent.sqlite").read_bytes()
     assert read_daybook(tmp_path, 0.0, 1.0) == used
     assert (tmp_path / "agent.sqlite").read_bytes() == before
@@ -137,8 +137,8 @@ def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path
     with pytest.raises(StateError, match="no agent's state"):
         read_daybook(tmp_path, 0.0, 1.0)
     with StateFolder(tmp_path) as state:
-        state._db.execute("DROP TABLE exams")
-        state._db.commit()
+        state.database.execute("DROP TABLE exams")
+        state.database.commit()
     with pytest.raises(StateError, match="older version, without exams") as refused:
         read_daybook(tmp_path, 0.0, 1.0)
     assert "start edge-agent run once" in refused.value.hint

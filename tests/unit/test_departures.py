@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge.agent.answer import Answerer
+from edge.agent.asking import CloudAsker
 from edge.agent.cloud import CloudDesk
 from edge.agent.departures import GuardedClient
 from edge.agent.link import WatchedClient
 from edge.agent.payloads import entry_json
 from edge.agent.record import AnswerRequest
+from edge.agent.recording import AnswerRecorder
 from edge.agent.rollout import Batch, Rollout, RolloutSettings
 from edge.agent.sent import Choice, Departure, Keep, SentLog, SentReader, reading_sent
 from edge.agent.state import StateFolder
@@ -219,12 +221,14 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(4) if sampling.suppress_help else HELP)
     async with world.agent() as agent:
         sink = MemorySink()
-        state = agent._parts.state
+        state = agent.parts.state
         guarded = GuardedClient(world.client, REGISTRY, SentLog(state.database, world.clock, Keep()))
         watched = WatchedClient(guarded, sink, world.clock)
         watched.lost("away")
-        access = agent.answerer._access
-        answerer = Answerer(world.serving, watched, state, agent._gate, access, sink, world.clock, world.answer_settings())
+        access, settings = agent.access, world.answer_settings()
+        recorder = AnswerRecorder(world.serving, state, access, sink, world.clock)
+        asker = CloudAsker(watched, access, recorder.record, world.clock, state.run_id, settings)
+        answerer = Answerer(world.serving, agent.gate, access, asker, recorder, world.clock, settings)
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
     assert world.client.calls == [] and not watched.online

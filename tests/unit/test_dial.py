@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from edge.agent.dial import BIAS_BOUND, HelpDial, dial_step, threshold, wanted_rate
 from edge.agent.dials import DialBook, stored_dials
 from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder, reading
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import reading
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
@@ -221,33 +222,37 @@ def asks_at(log_odds: float):  # type: ignore[no-untyped-def]
 async def test_every_task_has_its_own_dial_and_a_rate_for_all_replaces_them(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        agent.set_dial(0.4, "code")
-        assert (agent.dial("code").target_rate, agent.dial("math").target_rate) == (0.4, None)
+        agent.budgets.set_dial(0.4, "code")
+        assert (agent.budgets.dial("code").target_rate, agent.budgets.dial("math").target_rate) == (0.4, None)
         for _ in range(50):
             await agent.answerer.answer(AnswerRequest(QUESTION, task="code"))
-        assert abs((agent.dial("code").realised_rate or 0) - 0.4) < 0.1
-        assert agent.dial("math").questions == 0
-        agent.set_dial(0.2)
-        assert (agent.dial("code").target_rate, agent.dial("math").target_rate, agent.dial("code").own) == (0.2, 0.2, False)
+        assert abs((agent.budgets.dial("code").realised_rate or 0) - 0.4) < 0.1
+        assert agent.budgets.dial("math").questions == 0
+        agent.budgets.set_dial(0.2)
+        assert (
+            agent.budgets.dial("code").target_rate,
+            agent.budgets.dial("math").target_rate,
+            agent.budgets.dial("code").own,
+        ) == (0.2, 0.2, False)
         for rate in (1.2, -0.1, float("nan")):
             with pytest.raises(UsageError, match=r"\[0, 1\]"):
-                agent.set_dial(rate)
+                agent.budgets.set_dial(rate)
 
 
 async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_end(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        agent.set_dial(0.4)
+        agent.budgets.set_dial(0.4)
         for _ in range(9):
             await agent.answerer.answer(AnswerRequest(QUESTION))
         with reading(tmp_path / "state") as state:  # what a kill would leave, while the agent is still open
             assert state is not None
             [kept] = stored_dials(state, None)
             assert len(state.requests(100)) == kept.reading().questions == 9
-        before = agent.dial()
+        before = agent.budgets.dial()
     assert kept.reading() == before
     async with world.agent() as agent:
-        assert agent.dial() == before
+        assert agent.budgets.dial() == before
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         assert (record.help_bias, record.target_rate) == (before.bias, 0.4)
 
@@ -271,7 +276,7 @@ async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_
         async with world.agent() as agent:
             for _ in range(60):
                 await agent.answerer.answer(AnswerRequest(QUESTION))
-            assert abs((agent.dial().realised_rate or 0.0) - 0.3) < 0.08
+            assert abs((agent.budgets.dial().realised_rate or 0.0) - 0.3) < 0.08
         assert world.client.calls == []
 
 
@@ -280,11 +285,11 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
     async with world.agent() as agent:
         for _ in range(30):
             await agent.answerer.answer(AnswerRequest(QUESTION))
-        before = agent.dial()
-        agent.pause_cloud(True)
+        before = agent.budgets.dial()
+        agent.budgets.pause_cloud(True)
         for _ in range(30):
             await agent.answerer.answer(AnswerRequest(QUESTION))
-        after = agent.dial()
+        after = agent.budgets.dial()
         assert (after.questions, after.asked) == (before.questions, before.asked)
         assert after.known_log_odds == before.known_log_odds + 30
 

@@ -40,14 +40,14 @@ async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(w
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         assert (record.source, record.call_state, record.charged_uusd, record.final) == ("local-fallback", "unsettled", 0, "3")
         await settled(agent)
-        found = agent.why(record.id)
+        found = agent.records.why(record.id)
         assert (found.call_state, found.charged_uusd, found.cloud_model, found.text) == (
             "completed",
             100,
             "scripted",
             record.text,
         )
-        assert await agent.settle_calls() == 0
+        assert await agent.access.doubts.settle() == 0
     assert len(world.client.calls) == 1
 
 
@@ -56,7 +56,7 @@ async def test_a_call_that_never_arrived_costs_nothing(world: World) -> None:
         world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         await settled(agent)
-        assert (agent.why(record.id).call_state, agent.why(record.id).charged_uusd) == ("never_arrived", 0)
+        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
 
 
 async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost_all_the_same(
@@ -72,7 +72,7 @@ async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         await settled(agent)
-        assert (agent.why(record.id).call_state, agent.why(record.id).charged_uusd) == ("in_doubt", 211)
+        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("in_doubt", 211)
 
 
 async def test_an_answer_left_while_the_cloud_was_speaking_keeps_a_record_of_what_it_cost(world: World) -> None:
@@ -91,18 +91,18 @@ async def test_an_answer_left_while_the_cloud_was_speaking_keeps_a_record_of_wha
                 if piece.source == "cloud":
                     break
         await settled(agent)
-        record = agent.why("left")
+        record = agent.records.why("left")
         assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
 
 
 async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_find_its_cost(world: World) -> None:
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION, id="one"))
-        draft = agent.why("one")
-        with agent._parts.state.database as database:  # as kill -9 between the reply and the record would leave it
+        draft = agent.records.why("one")
+        with agent.parts.state.database as database:  # as kill -9 between the reply and the record would leave it
             database.execute("DELETE FROM requests")
-        agent._doubts.begin(draft)
+        agent.access.doubts.begin(draft)
     async with world.agent() as agent:
         await settled(agent)
-        assert agent.why("one").charged_uusd == record.charged_uusd == 100
+        assert agent.records.why("one").charged_uusd == record.charged_uusd == 100
     assert len(world.client.calls) == 1

@@ -49,7 +49,7 @@ def guarded(folder: Path, recheck_every: int | None = 4, **options: Any) -> tupl
 
 
 def went_back(agent: Agent) -> list[tuple[int, int, str]]:
-    rows = agent._parts.state.database.execute("SELECT from_version, to_version, by FROM went_back ORDER BY id")
+    rows = agent.parts.state.database.execute("SELECT from_version, to_version, by FROM went_back ORDER BY id")
     return [(int(one), int(other), str(by)) for one, other, by in rows]
 
 
@@ -62,7 +62,7 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "anchors")]
         assert (agent.status().adapter_version, agent.steps()[-1].base_version) == (2, 2)
-        line = agent._parts.state.line()
+        line = agent.parts.state.line()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
     assert event.reason == "of 8 anchors 8 are wrong that were right, 0 are right that were wrong"
@@ -88,7 +88,7 @@ async def test_small_losses_that_the_gate_lets_pass_are_found_when_they_add_up(t
     async with world.agent() as agent:
         await agent.learn(max_steps=12)
         assert [step.gate for step in agent.steps() if step.gate] == ["promoted"] * 6
-        assert (went_back(agent), agent._parts.state.line().kept) == ([], (8, 10, 12))
+        assert (went_back(agent), agent.parts.state.line().kept) == ([], (8, 10, 12))
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(12, 2, "anchors")]
 
@@ -102,7 +102,7 @@ async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Pa
         left = [one for one, _, _ in went_back(agent)]
         assert left and len(left) == len(set(left)), "each version is left once"
         assert not {other for _, other, _ in went_back(agent)} & set(left), "and none that was left serves again"
-        assert agent._parts.state.line().serving not in left
+        assert agent.parts.state.line().serving not in left
 
 
 async def test_nothing_is_done_where_all_versions_are_alike_or_no_exam_is_wanted(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
         await agent.learn(max_steps=4)
         adapter = tmp_path / "checkpoints" / "step-000004" / "adapter"
         adapter.rename(adapter.with_name("moved"))
-        guard = made_guard(agent, await agent._for_rollouts())
+        guard = await made_guard(agent)
         found = await guard.withdrawal()
         assert found is not None and (found.version, found.better, found.cause) == (4, 2, "damage")
 
 
-def made_guard(agent: Agent, rollouts: Any) -> Guard:
-    guard = agent._made_guard(rollouts)
+async def made_guard(agent: Agent) -> Guard:
+    guard = await agent.learning.roles.workshop.guard()
     assert guard is not None
     return guard
 
@@ -155,7 +155,7 @@ async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> No
     world.gate = replace(RULES, every=4)
     async with world.agent() as agent:
         await agent.learn(max_steps=8)
-        await agent.rollback(4)
+        await agent.adapter.rollback(4)
         script.wrong = {4: 8}
         await agent.learn(max_steps=2)
         assert went_back(agent) == [(8, 4, "person")]
@@ -164,8 +164,8 @@ async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> No
 def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local") -> None:
     for number in range(good + bad):
         record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt="?")  # type: ignore[arg-type]
-        agent._parts.state.put_request(record.id, 1.0, record.to_json())
-        agent.rate_answer(Feedback(record.id, "good" if number < good else "bad"))
+        agent.parts.state.put_request(record.id, 1.0, record.to_json())
+        agent.records.rate(Feedback(record.id, "good" if number < good else "bad"))
 
 
 async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_path: Path) -> None:

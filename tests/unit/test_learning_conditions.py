@@ -207,7 +207,7 @@ async def test_a_paused_agent_answers_and_goes_on_learning_when_it_is_resumed(tm
         learning = asyncio.create_task(agent.learn())
         answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
         assert answer.id and agent.status().steps_done == 0
-        agent.pause_learning(False)
+        agent.learning.pause(False)
         assert (await learning).steps_done == 4
         assert not agent.status().paused
 

@@ -184,7 +184,7 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((agent._purse.today(), agent.steps()[-1].total_cloud_calls))
+            counts.append((agent.learning.roles.purse.today(), agent.steps()[-1].total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0
@@ -195,7 +195,7 @@ async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_
     world.client.fail_next("complete", CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent._purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+        assert agent.learning.roles.purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
 
 
 def test_days_are_local_ones() -> None:

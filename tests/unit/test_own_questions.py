@@ -15,7 +15,8 @@ from edge.agent.feedback import Feedback, FeedbackBook, Verdict
 from edge.agent.mine import OwnItem, own_items
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.agent.state import StateFolder, StepUnits
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import StepUnits
 from edge.agent.step import training_groups
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError

@@ -72,7 +72,7 @@ async def test_each_item_is_learned_from_so_often_and_a_new_correction_makes_it_
     async with world.agent() as agent:
         await agent.learn(max_steps=8)
         assert [step.source for step in agent.steps()].count("mine:math") == 2
-        agent.rate_answer(Feedback("amath1", "bad", "3"))
+        agent.records.rate(Feedback("amath1", "bad", "3"))
         await agent.learn(max_steps=8)
         assert [step.source for step in agent.steps()].count("mine:math") == 4
 
@@ -91,7 +91,7 @@ async def test_verdicts_that_come_while_it_learns_are_taken_up_at_the_next_turn(
     world = world_in(tmp_path / "state", steps=None)
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
-        give(agent._parts.state, 5)
+        give(agent.parts.state, 5)
         await agent.learn(max_steps=2)
         assert [step.source for step in agent.steps()] == ["sums", "sums", "sums", "mine:math", "sums"]
 
@@ -100,12 +100,12 @@ async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(
     world = world_in(tmp_path / "state", steps=1)
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
-        assert not agent.more_to_learn()
-        give(agent._parts.state, 5)
-        assert agent.more_to_learn()
+        assert not agent.learning.more_to_learn()
+        give(agent.parts.state, 5)
+        assert agent.learning.more_to_learn()
         await agent.learn()
         assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
-        assert not agent.more_to_learn()
+        assert not agent.learning.more_to_learn()
 
 
 async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None
         await agent.learn()
         own = [(step.source, step.task, step.target_rate) for step in agent.steps() if step.source != "sums"]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
-        assert agent._parts.state.terms("code") is not None
+        assert agent.parts.state.terms("code") is not None
 
 
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
@@ -132,7 +132,7 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            uses = dict(agent._parts.state.database.execute("SELECT item, uses FROM item_uses"))
+            uses = dict(agent.parts.state.database.execute("SELECT item, uses FROM item_uses"))
             runs.append(([numbers(step) for step in agent.steps()], uses))
     assert runs[0] == runs[1]
     assert set(runs[0][1].values()) == {2}
@@ -178,7 +178,7 @@ async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> N
         file_of(folder, "bad.jsonl", 8)
         await agent.learn(max_steps=2)
         assert len(world.events(Notice)) == 2
-        assert agent._parts.own_use is not None and agent._parts.own_use.problems() == {}
+        assert agent.parts.own_use is not None and agent.parts.own_use.problems() == {}
 
 
 async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
@@ -187,14 +187,14 @@ async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
-        assert agent._parts.own_use is not None
-        assert agent._parts.own_use.fresh() == 0
+        assert agent.parts.own_use is not None
+        assert agent.parts.own_use.fresh() == 0
         assert world.events(Notice) == []
         file_of(folder, "a.jsonl", 1, 2)
-        assert agent._parts.own_use.fresh() == 2
+        assert agent.parts.own_use.fresh() == 2
         (folder / "a.jsonl").write_text('{"question": "Wh')
-        agent._parts.own_use.fresh()
-        agent._parts.own_use.fresh()
+        agent.parts.own_use.fresh()
+        agent.parts.own_use.fresh()
         assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
 
 
@@ -213,14 +213,14 @@ async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_o
     corrected(tmp_path / "state", 1, task="secret")
     world = world_in(tmp_path / "state", steps=4)
     async with world.agent() as agent:
-        opened = agent._client.open_step
+        opened = agent.link.client.open_step
 
         async def refuses(task: str, *rest: Any) -> Any:
             if task == "secret":
                 raise PermissionDenied("this device may not work on secret")
             return await opened(task, *rest)
 
-        agent._client.open_step = refuses  # type: ignore[method-assign]
+        agent.link.client.open_step = refuses  # type: ignore[method-assign]
         await agent.learn()
         assert {step.source for step in agent.steps()} == {"sums"}
     [told] = [event for event in world.events(Notice) if "mine:secret" in event.text]
@@ -239,16 +239,16 @@ async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goe
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
-        before = anchors_of(agent._parts.state, "watched:math")
+        before = anchors_of(agent.parts.state, "watched:math")
         assert len(before) == 6
         file_of(folder, "a.jsonl", *range(100, 160))
         await agent.learn(max_steps=2)
-        after = anchors_of(agent._parts.state, "watched:math")
+        after = anchors_of(agent.parts.state, "watched:math")
         assert len(after) == 6 and after != before and before & after, "a sample of what there is now, and most of it as before"
         (folder / "a.jsonl").unlink()
         await agent.learn(max_steps=2)
-        assert anchors_of(agent._parts.state, "watched:math") == after
-        exams = agent._parts.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
+        assert anchors_of(agent.parts.state, "watched:math") == after
+        exams = agent.parts.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
     assert {source for source, _ in exams} == {"sums", "watched:math"}
     assert all(len(json.loads(verdicts)) <= 6 for _, verdicts in exams)
     last = world.events(GateJudged)[-1]
@@ -289,10 +289,10 @@ def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tm
         corrected(folder, *range(count))
         world = world_in(folder)
         agent = world.agent()
-        own = agent._parts.own_use
+        own = agent.parts.own_use
         assert own is not None
         [source] = own.sources()
-        agent._parts.state.close()
+        agent.parts.state.close()
         assert len(source.train) + len(source.held_out) == count
         assert not source.held_out if count < 10 else 4 <= len(source.held_out) <= 22
         assert all(isinstance(item, TaskItem) and item.split == "test" for item in source.held_out)
@@ -320,7 +320,7 @@ async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it
     world = world_in(tmp_path / "state", steps=1, gate=gate)
     async with world.agent() as agent:
         await agent.learn()
-        give(agent._parts.state, 1, 2, 3, 4)
+        give(agent.parts.state, 1, 2, 3, 4)
         await agent.learn()
         assert [step.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
         assert agent.status().adapter_version == 4

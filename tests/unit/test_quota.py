@@ -81,8 +81,8 @@ async def test_with_the_budget_used_up_answers_still_come_and_the_caller_is_told
             assert record.quota is not None and record.quota["calls_left"] == 0 and record.quota["state"] == "used_up"
             assert note_of(record).to_json()["quota"]["line"].startswith("used up; answers come from this device")
         assert [record.call_state for record in (first, second, third)] == ["completed", "refused", "refused"]
-        assert agent.status().quota == agent.quota()
-        assert agent.quota().calls == 1
+        assert agent.status().quota == agent.budgets.quota()
+        assert agent.budgets.quota().calls == 1
     assert len(world.client.calls) == 1
 
 
@@ -94,7 +94,7 @@ async def test_what_is_known_of_the_budget_outlives_the_agent_and_says_when_it_w
     for method in ("register", "watch_budget", "get_budget"):
         world.client.fail_next(method, CoordinatorUnavailable("nobody there"), times=1000)
     async with world.agent() as agent:
-        quota = agent.quota()
+        quota = agent.budgets.quota()
         assert (quota.state, quota.calls, quota.calls_left) == ("offline", 1, 4)
         assert quota.as_of == record.created_at < world.clock.now()
 
@@ -127,13 +127,13 @@ async def test_mode_kill_switch_pause_and_trouble_decide_together_where_an_answe
     source, words = expected(mode, off, paused, trouble)
     async with world.agent() as agent:
         if paused:
-            agent.pause_cloud(True)
+            agent.budgets.pause_cloud(True)
         if error := TROUBLE[trouble]:
             world.client.fail_next("stream_complete", error, times=9)
         if source in ("refusal", "failure"):
             with pytest.raises(UsageError if source == "refusal" else CoordinatorError, match=words.partition("(")[0] or "."):
                 await answer(agent, mode)
-            assert (world.client.calls, agent.state.requests(9)) == ([], [])
+            assert (world.client.calls, agent.parts.state.requests(9)) == ([], [])
             return
         record = await answer(agent, mode)
         assert (record.source, words in record.reason) == (source, True), record.reason
@@ -149,13 +149,13 @@ async def test_mode_kill_switch_pause_and_trouble_decide_together_where_an_answe
 async def test_a_pause_outlives_the_agent_and_stops_learning_from_asking_too(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
-        agent.pause_cloud(True)
+        agent.budgets.pause_cloud(True)
     async with world.agent() as agent:
-        assert agent.quota().state == "paused"
+        assert agent.budgets.quota().state == "paused"
         await agent.learn(max_steps=2)
         assert world.client.calls == []
         assert [step.masked > 0 for step in agent.steps()] == [True, True]
-        agent.pause_cloud(False)
+        agent.budgets.pause_cloud(False)
         await agent.learn(max_steps=1)
         assert world.client.calls != []
-        assert agent.quota().state == "ok"
+        assert agent.budgets.quota().state == "ok"

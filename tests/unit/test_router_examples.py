@@ -12,6 +12,7 @@ import pytest
 from edge import bootstrap
 from edge.agent.evaluate import EvalRoles
 from edge.agent.evaluation.examples import Example, examples_of
+from edge.bootstrap import engines
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, UsageError
@@ -105,7 +106,7 @@ def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyt
         bootstrap.build_policy(missing)
     with pytest.raises(ModelFileError, match="cannot be read"):
         bootstrap.policy_name(missing)
-    monkeypatch.setattr(bootstrap, "onnx_installed", lambda: False)
+    monkeypatch.setattr(engines, "onnx_installed", lambda: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
         bootstrap.build_policy(missing)
     assert ".[onnx]" in caught.value.hint

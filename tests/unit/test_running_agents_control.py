@@ -30,7 +30,7 @@ async def test_verdicts_are_kept_over_restarts_and_counted_in_the_report(tmp_pat
     async with world.agent() as agent:
         told = await RunningAgent(agent).report(0.0)
         assert [(one["bad"], one["corrected"]) for one in told["answers"]] == [(1, 1)]
-        assert agent.feedback.of(answer.id).to_json() == kept
+        assert agent.records.feedback.of(answer.id).to_json() == kept
 
 
 async def test_a_pause_is_told_by_the_status_and_kept(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_the_end_of_a_pause_is_told_at_once_while_learning_still_waits(tmp
         control = RunningAgent(agent)
         await control.pause_learning(True)
         learning = asyncio.create_task(agent.learn())
-        while not agent._readiness.waiting:
+        while not agent.learning.roles.readiness.waiting:
             await asyncio.sleep(0)
         assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
         await learning

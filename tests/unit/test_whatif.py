@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from edge.agent.explain import decision, explained
 from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder, reading
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import reading
 from edge.agent.whatif import PastAnswer, past_answers, percentile, replayed, what_if
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message

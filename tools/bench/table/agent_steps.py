@@ -170,9 +170,9 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
     Its parts are exchanged from outside, so that whatever else an agent is made of is measured too.
     """
     from edge import bootstrap
+    from edge.agent.agent import Agent
 
-    agent = bootstrap.build_agent(config, sink)
-    parts: Any = agent._parts
+    parts, settings = bootstrap.build_parts(config, sink)
 
     async def open_learner() -> Learner:
         counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))
@@ -182,8 +182,7 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
     for name in ("open_backend", "open_rollouts") if job["endless"] else ():
         if getattr(parts, name, None) is not None:
             exchanged[name] = opening_endless(getattr(parts, name))
-    agent._parts = replace(parts, **exchanged)
-    return agent
+    return Agent(replace(parts, **exchanged), settings)
 
 
 def opening_endless(opener: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

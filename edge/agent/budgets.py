@@ -1,0 +1,70 @@
+"""What people may ask of the cloud, task by task: pause, dials and quotas. Knows which tasks have a budget here; knows nothing of how an
+answer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.agent.asking import CloudAccess
+from edge.agent.curriculum import Curriculum
+from edge.agent.dial import DialReading
+from edge.agent.events import Notice
+from edge.agent.quota import Quota
+from edge.core.clock import Clock
+from edge.core.events import EventSink
+
+
+class TaskBudgets:
+    """The budgets of a running agent. `serving_task` is the label whose budget people's questions use."""
+
+    def __init__(
+        self,
+        access: CloudAccess,
+        serving_task: str,
+        curriculum: Curriculum,
+        adapter_version: Callable[[], int],
+        sink: EventSink,
+        clock: Clock,
+    ) -> None:
+        """`adapter_version`: of the adapter that serves now, to which a dial's readings belong."""
+        self.serving_task = serving_task
+        self.switch = access.switch
+        self.doubts = access.doubts
+        self._dials = access.dials
+        self._quotas = access.quotas
+        self._curriculum = curriculum
+        self._adapter_version = adapter_version
+        self._sink = sink
+        self._clock = clock
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that have a budget here: the one that serving uses, those of the phases, and those with a dial."""
+        return tuple(dict.fromkeys([self.serving_task, *self._curriculum.tasks, *self._dials.tasks]))
+
+    def quota(self, task: str | None = None) -> Quota:
+        """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""
+        return self._quotas.now(task or self.serving_task, self._adapter_version())
+
+    def dial(self, task: str | None = None) -> DialReading:
+        """The dial of a task (None: the one that serving uses)."""
+        return self._dials.of(task or self.serving_task).reading(self._adapter_version())
+
+    @property
+    def default_dial_rate(self) -> float | None:
+        """The dial's τ of tasks without one of their own."""
+        return self._dials.default_rate
+
+    def set_dial(self, rate: float | None, task: str | None = None) -> None:
+        """The share of served questions that may ask, from the next one on (None: the model decides alone), of one task or of every one.
+
+        Kept over restarts. Raises UsageError outside [0, 1].
+        """
+        self._dials.set(rate, task)
+
+    def pause_cloud(self, paused: bool) -> None:
+        """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
+        now = self._clock.now()
+        self.switch.pause(paused, now)
+        told = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
+        self._sink.emit(Notice(told, now))

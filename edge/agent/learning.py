@@ -1,0 +1,221 @@
+"""Learning, step after step. Knows when a step may begin, whose turn it is, and when to stop; knows nothing of how a step is made, of HTTP
+or of torch.
+
+It pauses while somebody is served, and stops at safe points only: a step that has not begun its update is given up (it is made again, with
+the same seeds and call keys), one that has is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from edge.agent.curriculum import HeldOut
+from edge.agent.evaluate import Candidate
+from edge.agent.evaluation.scores import Scores
+from edge.agent.events import RunFinished, StopReason, WentBack
+from edge.agent.guard import Guard
+from edge.agent.own_use import is_about_the_device
+from edge.agent.parts import AgentParts
+from edge.agent.progress import LearningProgress
+from edge.agent.purse import LearningPurse
+from edge.agent.quota import Quotas
+from edge.agent.reaching import CoordinatorLink
+from edge.agent.readiness import Readiness, is_paused
+from edge.agent.serving_adapter import ServingAdapter
+from edge.agent.step import LearningStep, StepPlan
+from edge.agent.stepbook import StepBook
+from edge.agent.stop import Stop
+from edge.agent.trainee import Trainee
+from edge.agent.workshop import Workshop
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, InvalidRequest, NotFound, PermissionDenied, UsageError
+
+BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
+"""Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
+steps done, and the version of the adapter that is trained."""
+_HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRoles:
+    """What learning works with. `closing` closes with the agent what is opened for learning."""
+
+    parts: AgentParts
+    link: CoordinatorLink
+    adapter: ServingAdapter
+    trainee: Trainee
+    workshop: Workshop
+    book: StepBook
+    readiness: Readiness
+    purse: LearningPurse
+    quotas: Quotas
+    progress: LearningProgress
+    stop: Stop
+    closing: AsyncExitStack
+
+
+class Learning:
+    """The learning of one agent: run it, hold it back, ask how it stands."""
+
+    def __init__(self, roles: LearningRoles) -> None:
+        self.roles = roles
+        self._stage = "idle"
+
+    async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
+        """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
+        if self._stage == "learning":
+            raise UsageError("this agent is learning already")
+        self._stage = "learning"
+        try:
+            loop = await self._begun(between_steps)
+            reason = await loop.run(max_steps)
+            await self._hand_in()
+            self._stage = "finished" if reason == "done" else "stopped"
+        except BaseException:
+            self._stage = "stopped"
+            raise
+        return self.roles.progress.ends(reason)
+
+    @property
+    def stage(self) -> str:
+        """One of idle, learning, paused (no step may begin now), stopped, finished."""
+        return "paused" if self._stage == "learning" and self.roles.readiness.held_back else self._stage
+
+    @property
+    def waiting(self) -> str:
+        """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
+        return self.roles.readiness.told()
+
+    @property
+    def paused(self) -> bool:
+        """A person has paused learning."""
+        return is_paused(self.roles.parts.state)
+
+    def pause(self, paused: bool) -> None:
+        """Begin no further step, or go on; kept over restarts. A step under way is finished."""
+        self.roles.readiness.pause(paused)
+
+    def more_to_learn(self) -> bool:
+        """Whether learning that was done has something new to learn from."""
+        return next_step(self.roles.parts) is not None
+
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
+        return self.roles.parts.curriculum.held_out(limit)
+
+    async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
+        """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
+        return await self.roles.workshop.scores(candidates, on_item)
+
+    async def _begun(self, between_steps: BetweenSteps | None) -> LearningLoop:
+        """Everything open and told, so that the first step can be made."""
+        roles, parts = self.roles, self.roles.parts
+        if not roles.link.begun:
+            await roles.link.begin(roles.closing)
+        roles.link.require_all_tasks()
+        await roles.trainee.prepare()
+        step = await roles.workshop.step()
+        # steps of one's own use come on top of those planned, as their events tell
+        roles.progress.begins(None if parts.own_use else parts.curriculum.steps_planned)
+        return LearningLoop(roles, step, await roles.workshop.guard(), between_steps)
+
+    async def _hand_in(self) -> None:
+        """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
+        roles = self.roles
+        for attempt in range(_HAND_IN_TRIES if roles.link.embedded else 1):
+            if attempt:
+                await roles.stop.cuts(asyncio.sleep(_HAND_IN_PAUSE_S))
+            if not roles.parts.state.outbox():
+                return
+            try:
+                await roles.book.deliver()
+            except CoordinatorUnavailable:
+                continue
+
+
+def next_step(parts: AgentParts) -> StepPlan | None:
+    """The phases' next step, or one of one's own use whose turn it is."""
+    plan = parts.curriculum.next_step()
+    return plan if parts.own_use is None else parts.own_use.next_step(plan)
+
+
+class LearningLoop:
+    """The steps of one run."""
+
+    def __init__(
+        self, roles: LearningRoles, step: LearningStep, guard: Guard | None, between_steps: BetweenSteps | None = None
+    ) -> None:
+        self._roles = roles
+        self._step = step
+        self._guard = guard
+        self._between_steps = between_steps
+        self._made = 0
+
+    async def run(self, max_steps: int | None) -> StopReason:
+        """Until the phases are done, so many steps are made, or a stop is asked for."""
+        while not self._roles.stop.asked:
+            plan = next_step(self._roles.parts)
+            await self._between(plan)
+            if self._roles.stop.asked:
+                break
+            if max_steps is not None and self._made >= max_steps:
+                return "max_steps"
+            if plan is None:
+                return "done"
+            if await self._may_begin():
+                await self._make(next_step(self._roles.parts) or plan)
+        return "stopped"
+
+    async def _between(self, plan: StepPlan | None) -> None:
+        if self._between_steps is not None:
+            await self._roles.trainee.follow_line()
+            done = self._roles.parts.state.position().steps_done
+            await self._roles.stop.cuts(self._between_steps(plan, done, self._roles.trainee.version))
+
+    async def _may_begin(self) -> bool:
+        """Wait until nothing holds learning back, and see to what serves. False where a stop was asked for meanwhile."""
+        stop = self._roles.stop
+        await stop.cuts(self._roles.readiness.ready())
+        if self._guard is not None and not stop.asked:
+            await stop.cuts(self._keep_the_best(self._guard))
+        return not stop.asked
+
+    async def _make(self, plan: StepPlan) -> None:
+        roles = self._roles
+        await roles.trainee.follow_line()
+        roles.progress.comes_to(plan)
+        await roles.link.watch.follow(plan.task)
+        if await self._made_or_left_out(plan):
+            roles.trainee.version = roles.parts.state.position().steps_done
+            self._keep_budget(plan.task)
+            self._made += 1
+
+    async def _made_or_left_out(self, plan: StepPlan) -> bool:
+        """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
+        roles, own_use = self._roles, self._roles.parts.own_use
+        try:
+            await roles.stop.cuts(self._step.run(plan, roles.trainee.version), may_cancel=lambda: self._step.interruptible)
+        except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
+            if own_use is None or not plan.own or is_about_the_device(error):
+                raise
+            own_use.leave_out(plan, error)
+            roles.progress.notice(f"{plan.source}: {len(plan.items)} questions cannot be learned from and are left out ({error})")
+            return False
+        return True
+
+    async def _keep_the_best(self, guard: Guard) -> None:
+        """Go back where the version that serves is worse than one before it."""
+        examined = guard.exam_is_due()
+        found = await guard.withdrawal()
+        if examined:
+            await self._roles.trainee.load_head()
+        if found is not None:
+            await self._roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
+            now = self._roles.parts.clock.now()
+            self._roles.parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, now))
+
+    def _keep_budget(self, task: str) -> None:
+        with self._roles.parts.state.database:
+            self._roles.quotas.save(task)

@@ -1,0 +1,95 @@
+"""The tables of a state folder, and how an older folder's become today's. Knows every table's columns; knows nothing of what is in them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from edge.core.errors import StateError
+
+SCHEMA_VERSION = 3
+_SENT = """
+CREATE TABLE sent (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
+    answer_id TEXT NOT NULL, call_key TEXT NOT NULL, payload BLOB NOT NULL, replaced TEXT NOT NULL,
+    times INTEGER NOT NULL DEFAULT 1, last_at REAL NOT NULL, outcome TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX sent_by_answer ON sent (answer_id) WHERE answer_id != '';
+"""
+_DIALS = """
+CREATE TABLE dials (task TEXT PRIMARY KEY, dial TEXT NOT NULL) STRICT;
+"""
+_FEEDBACK = """
+CREATE TABLE feedback (
+    request_id TEXT PRIMARY KEY, at REAL NOT NULL, verdict TEXT NOT NULL, correction TEXT
+) STRICT;
+"""
+_LEARNING_SPEND = """
+CREATE TABLE learning_spend (
+    call_key TEXT PRIMARY KEY, day TEXT NOT NULL, at REAL NOT NULL, task TEXT NOT NULL, tokens INTEGER NOT NULL,
+    spend_uusd INTEGER NOT NULL, settled INTEGER NOT NULL
+) STRICT;
+CREATE INDEX learning_spend_by_day ON learning_spend (day);
+"""
+_EXAMS = """
+CREATE TABLE exams (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, adapter_version INTEGER NOT NULL, source TEXT NOT NULL, task TEXT NOT NULL,
+    verdicts TEXT NOT NULL
+) STRICT;
+"""
+_ITEM_USES = """
+CREATE TABLE item_uses (item TEXT PRIMARY KEY, uses INTEGER NOT NULL, step INTEGER NOT NULL) STRICT;
+"""
+_WENT_BACK = """
+CREATE TABLE went_back (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, from_version INTEGER NOT NULL, to_version INTEGER NOT NULL,
+    by TEXT NOT NULL, reason TEXT NOT NULL
+) STRICT;
+"""
+_WAITS = """
+CREATE TABLE waits (id INTEGER PRIMARY KEY AUTOINCREMENT, began_at REAL NOT NULL, ended_at REAL NOT NULL, reason TEXT NOT NULL) STRICT;
+"""
+_DOUBTS = """
+CREATE TABLE calls_in_doubt (call_key TEXT PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL) STRICT;
+"""
+_OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS + _DOUBTS
+"""Tables that came with version 3; each belongs to the module that reads and writes it."""
+_SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE steps (step INTEGER PRIMARY KEY, task TEXT NOT NULL, task_step INTEGER NOT NULL, event TEXT NOT NULL) STRICT;
+CREATE TABLE terms (task TEXT PRIMARY KEY, target_rate REAL NOT NULL, dual REAL NOT NULL, next_step INTEGER NOT NULL) STRICT;
+CREATE TABLE cursors (source TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (source, seed)) STRICT;
+CREATE TABLE adapters (version INTEGER PRIMARY KEY, folder TEXT NOT NULL, created_at REAL NOT NULL) STRICT;
+CREATE TABLE outbox (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
+    group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL,
+    uncalled_units INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
+{_OF_VERSION_3}"""
+_MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;", 2: _OF_VERSION_3}
+"""From each older version to the next."""
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open or create the database, and bring it to this version. Raises StateError for one that is damaged or of a later version."""
+    try:
+        connection = sqlite3.connect(path, check_same_thread=False)
+        path.chmod(0o600)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        _create_or_check(connection, path)
+    except sqlite3.Error as error:
+        raise StateError(f"{path}: cannot be used: {error}", hint="move the file away to start afresh") from error
+    return connection
+
+
+def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    elif version in _MIGRATIONS:
+        connection.executescript(f"BEGIN;{_MIGRATIONS[version]}PRAGMA user_version = {version + 1};COMMIT;")
+        _create_or_check(connection, path)
+    elif version != SCHEMA_VERSION:
+        raise StateError(f"{path}: written by another version (format {version}, this program reads {SCHEMA_VERSION})")
