@@ -45,9 +45,9 @@ async def _keep(state: Path, rated: str, verdict: str, correction: str | None) -
 
 
 def _in_folder(state: Path, rated: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-    from edge.agent.dial import reading
     from edge.agent.feedback import Feedback, FeedbackBook
     from edge.agent.state import StateFolder
+    from edge.agent.state_reader import reading
     from edge.core.clock import SystemClock
 
     with reading(state) as there:

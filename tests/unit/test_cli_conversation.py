@@ -95,7 +95,7 @@ async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting
     assert good == {"id": first["id"], "verdict": "good", "correction": None}
     assert bad == {"id": second["id"], "verdict": "bad", "correction": "it is 4"}
     await setting.conversation.take(f"/bad {first['id']}")
-    assert [setting.agent.feedback.of(one["id"]).verdict for one in (first, second)] == ["bad", "bad"]
+    assert [setting.agent.records.feedback.of(one["id"]).verdict for one in (first, second)] == ["bad", "bad"]
     await setting.conversation.take("/good nosuchanswer")
     assert "no answer with id nosuchanswer" in told(capsys)[-1]["error"]
 
