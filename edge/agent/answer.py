@@ -146,6 +146,8 @@ class Answerer:
         draft.asked = self._asks(draft)
         _tell(dial, draft, setting)
         if not draft.asked:
+            if draft.swayed == "not to ask":
+                draft.reason = "the model wished to ask; the budget dial kept it on this device"
             yield AnswerDelta(hold.rest())
             return
         start, end = help_trigger_span(draft.local_text) or (hold.sent, hold.sent)
@@ -155,7 +157,7 @@ class Answerer:
             async with closing(self._asker.pieces(draft)) as pieces:
                 async for piece in pieces:
                     yield piece
-            draft.reason = "the model asked for help"
+            draft.reason = "the budget dial had the model ask for help" if draft.swayed else "the model asked for help"
             yield AnswerDelta(draft.local_text[end:], "cloud")
         except CoordinatorError as error:
             failure = why_not(error)
@@ -235,6 +237,8 @@ class Answerer:
         last = draft.responses[-1] if draft.responses else None
         if last is None or last.finish is not FinishReason.EOS:
             return False
+        if draft.swayed == "to ask":
+            return True
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
 
     def _usable(self, draft: Draft) -> bool:

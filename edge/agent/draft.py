@@ -10,7 +10,7 @@ from edge.agent.hints import Cut
 from edge.agent.record import AnswerDelta, AnswerRequest
 from edge.agent.token_line import TokenLine
 from edge.config.schema import Mode
-from edge.core.types import LocalResponse, Sampling
+from edge.core.types import LocalResponse, Sampling, Sway
 from edge.privacy.cutting import private_cut
 from edge.rpc.client import CloudCompletion
 
@@ -64,3 +64,8 @@ class Draft:
     local_s: float = 0.0
     cloud_s: float | None = None
     first_token_s: float | None = None
+
+    @property
+    def swayed(self) -> Sway:
+        """What the budget dial has made of the last local response's decision."""
+        return self.responses[-1].swayed if self.responses else ""

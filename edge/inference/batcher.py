@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.rng import stream
-from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, TokenChance
+from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, Sway, TokenChance
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
@@ -116,6 +116,7 @@ class _Sequence:
         "attended",
         "decided",
         "follower",
+        "free_choice",
         "help_log_odds",
         "index",
         "is_forced",
@@ -126,6 +127,7 @@ class _Sequence:
         "request",
         "said_times",
         "spoken",
+        "swayed",
         "temperature",
         "token_ids",
         "uniform",
@@ -151,6 +153,8 @@ class _Sequence:
         self.pieces: list[bytes] = []
         self.help_log_odds: float | None = None
         self.decided = False
+        self.free_choice: int | None = None
+        self.swayed: Sway = ""
 
     @property
     def position(self) -> int:
@@ -174,7 +178,9 @@ class _Sequence:
         """The finished response."""
         text = b"".join(self.pieces).decode("utf-8", "replace") if self.spoken is None else self.spoken.text
         tokens = () if self.spoken is None else self.spoken.tokens
-        return LocalResponse(text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens)
+        return LocalResponse(
+            text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens, self.swayed
+        )
 
 
 class Batcher:
@@ -356,13 +362,13 @@ class Batcher:
     def _sample(self, sequences: Sequence[_Sequence], logits_RV: Floats) -> list[bool]:
         """Take the next token of each sequence; true where that ended it."""
         narrow = False
-        for sequence, logits_V in zip(sequences, logits_RV, strict=True):
+        uniforms = np.array([sequence.uniform() for sequence in sequences])
+        for sequence, logits_V, uniform in zip(sequences, logits_RV, uniforms, strict=True):
             if sequence.follower.pending is not None:
-                self._steer(sequence, logits_V)
+                self._steer(sequence, logits_V, uniform)
             if sequence.attended:
                 narrow = self._attend(sequence, logits_V) or narrow
         temperatures = np.array([sequence.temperature for sequence in sequences])
-        uniforms = np.array([sequence.uniform() for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
             forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
@@ -370,10 +376,11 @@ class Batcher:
         ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced, shares)
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
-    def _steer(self, sequence: _Sequence, logits_V: Floats) -> None:
+    def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.
 
-        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from.
+        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. With a
+        bias, what would be taken without it is kept, to know whether the bias decides.
         """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
@@ -382,18 +389,32 @@ class Batcher:
         if sequence.request.sampling.suppress_help:
             logits_V[starts] = -np.inf
         elif sequence.request.sampling.help_bias:
+            chosen, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
+            sequence.free_choice = int(chosen[0])
             logits_V[starts] += np.float32(sequence.request.sampling.help_bias)
+
+    def _sway(self, sequence: _Sequence, token: int) -> Sway:
+        """What the bias has made of this token, where there was one."""
+        free, sequence.free_choice = sequence.free_choice, None
+        if free is None:
+            return ""
+        starts = self._help_ids[sequence.follower.pending or ""]
+        asks, would_ask = bool((starts == token).any()), bool((starts == free).any())
+        return "" if asks == would_ask else "to ask" if asks else "not to ask"
 
     def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
         """Append a token to its response; true when the response is over."""
         piece = self._tokens.pieces[token]
+        sequence.swayed = self._sway(sequence, token) or sequence.swayed
+        if sequence.swayed == "to ask":
+            piece = sequence.follower.request_text.encode()
         if sequence.follower.pending == "" and not self._help.is_space[token]:
             sequence.decided = True
         sequence.token_ids.append(token)
         sequence.logprobs.append(logprob)
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
-        finish = sequence.finish_reason(self._tokens.ends[token])
+        finish = sequence.finish_reason(self._tokens.ends[token] or sequence.swayed == "to ask")
         if sequence.attended and self._say(sequence, token, finish is not None):
             finish = FinishReason.STOP
         if finish is None:

@@ -116,6 +116,13 @@ class ResponseFollower:
         if self._limit is not None and tokens.may_open_step[token] and not self._thinking_over:
             self.steps_over = _step_opening(self._limit + 1).search(before + text) is not None
 
+    @property
+    def request_text(self) -> str:
+        """What makes a request for help of the response, where a decision can be taken now."""
+        missing = self.pending or ""
+        inside = (self._tail + missing).rstrip().endswith("<answer>")
+        return missing + HELP_PHRASE + ("</answer>" if inside else "")
+
     def _pending_now(self) -> str | None:
         for missing in missing_tag_ends(self._tail):
             if self._tokens.starts.get(missing):

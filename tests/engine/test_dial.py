@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge.agent.record import AnswerRequest
 from edge.bootstrap import build_agent, build_verifier
 from edge.core.events import MemorySink
+from edge.core.types import Message
 from tools.experiments.dial import Experiment, config_for, mixed_items
 
 
@@ -20,3 +22,15 @@ async def test_on_a_frozen_bundled_model_the_dial_realises_its_rate_from_a_cold_
             assert run.forced_local_accuracy < run.joint_accuracy <= run.oracle + 0.05
             assert run.joint_accuracy >= run.random_routing - 0.02
             assert len(run.rates_by_question) == 60
+
+
+async def test_a_dial_turned_all_the_way_asks_for_every_question_and_never_shows_half_a_request(tmp_path: Path) -> None:
+    config = config_for(tmp_path / "state")
+    async with build_agent(config, MemorySink()) as agent:
+        agent.budgets.set_dial(1.0)
+        records = [
+            await agent.answerer.answer(AnswerRequest((Message("user", item.question),))) for item in mixed_items(24, seed=5)
+        ]
+    assert [record.source for record in records[4:]] == ["cloud"] * 20
+    assert all(record.asked == (record.source == "cloud") for record in records)
+    assert all(record.reason == "the budget dial had the model ask for help" for record in records if record.help_log_odds < 0)

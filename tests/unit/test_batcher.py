@@ -355,3 +355,35 @@ def test_rollouts_keep_no_text_while_they_grow() -> None:
     batcher.add(group)
     batcher.step()
     assert batcher._active[0].spoken is None
+
+
+def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request() -> None:
+    batcher, _ = planned(2, {1: ids("a", "</think>\n", "b"), 2: ids("a", "</think>\n", "<answer>", "b")}, favour=20.0)
+    ((thought,), (answered,)) = run(
+        batcher, request(1, help_bias=40.0, temperature=0.0), request(2, help_bias=40.0, temperature=0.0)
+    )
+    assert (thought.text, thought.finish, thought.swayed) == (
+        "a</think>\nI need external assistance.",
+        FinishReason.EOS,
+        "to ask",
+    )
+    assert answered.text == "a</think>\nI need external assistance."
+
+
+def test_a_bias_inside_the_answer_closes_it_behind_the_request() -> None:
+    batcher, _ = planned(1, {1: ids("<answer>", "b")}, favour=20.0)
+    ((response,),) = run(batcher, request(1, help_bias=40.0, temperature=0.0))
+    assert (response.text, response.swayed) == ("<answer>I need external assistance.</answer>", "to ask")
+
+
+def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
+    batcher, _ = planned(2, {1: ids("</think>\n", "I", " need"), 2: ids("</think>\n", "b")}, favour=20.0)
+    ((asks,), (stays,), (kept,)) = run(
+        batcher,
+        request(1, help_bias=3.0, temperature=0.0),
+        request(2, help_bias=-3.0, temperature=0.0),
+        request(1, help_bias=-60.0, temperature=0.0),
+    )
+    assert (asks.text, asks.swayed) == ("</think>\nI need", "")
+    assert (stays.text, stays.swayed) == ("</think>\nb", "")
+    assert kept.swayed == "not to ask" and first_letter_of_decision(kept.text) != "i"
