@@ -7,7 +7,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edge.agent.events import Offline, Online
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.state_reader import reading
 from edge.config.schema import PhaseConfig
+from edge.core.errors import CoordinatorError
 from edge.core.types import Message
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.processes import CoordinatorProcess, FakeUpstream, command, coordinator_process, fake_upstream, settings_for
@@ -107,6 +108,15 @@ async def verified(coordinator: CoordinatorProcess) -> None:
     assert code == 0, stdout + stderr
 
 
+async def reached_again(agent: Agent) -> None:
+    """Until the connection is back: gRPC tries again after a pause of its own, and a person waits 2 s where the coordinator was away."""
+    while True:
+        with suppress(CoordinatorError):
+            await agent.link.budget("math")
+            return
+        await asyncio.sleep(0.05)
+
+
 async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_counted_twice(tmp_path: Path) -> None:
     async with upstream_and_coordinator(tmp_path) as (upstream, coordinator), world_over(tmp_path, coordinator) as world:
         async with world.agent() as agent:
@@ -124,6 +134,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             assert agent.budgets.quota().state == "offline"
             upstream.reply = right_after_a_while
             await coordinator.start()
+            await reached_again(agent)
             back = [await ask(agent, number) for number in range(7, 9)]
             await agent.learn()
             await all_is_known(agent)
