@@ -142,7 +142,7 @@ async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) 
 
         forced = [await last(Sampling(max_tokens=1, help_bias=30.0), seed) for seed in range(12)]
         forbidden = [await last(Sampling(max_tokens=1, suppress_help=True), seed) for seed in range(12)]
-        assert {text.strip().casefold() for text, _ in forced} <= {"i"}
+        assert {text.strip().casefold() for text, _ in forced} <= {"i", "i need external assistance."}
         assert "i" not in {text.strip().casefold() for text, _ in forbidden}
         assert len({log_odds for _, log_odds in forced + forbidden}) == 1
         assert forced[0][1] is not None

@@ -138,7 +138,7 @@ async def test_a_coordinator_killed_in_the_middle_of_a_cloud_call_comes_back_and
         assert process.returncode == 0, errors.decode()
     assert killed == 2
     events = [json.loads(line) for line in output.splitlines()]
-    assert any("embedded coordinator ended (-9)" in event.get("text", "") for event in events)
+    assert any("embedded coordinator ended (SIGKILL)" in event.get("text", "") for event in events)
     steps = committed(state)
     assert len(steps) == STEPS
     counts = ledger(state)
