@@ -67,7 +67,9 @@ class CloudAsker:
         self._settings = settings
 
     async def pieces(self, draft: Draft) -> Pieces:
-        """Stream the cloud's answer into the draft. Raises CoordinatorError."""
+        """Stream the cloud's answer into the draft. Raises CoordinatorError; Withheld when the cloud was switched off meanwhile."""
+        if off := self._access.switch.reason:
+            raise Withheld(off)
         draft.line.begin()
         draft.call_key, draft.call_state = f"{self._run_id}-{draft.id}", UNSETTLED
         call, deadline_s = self._call(draft), self._deadline_s()

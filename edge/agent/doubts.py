@@ -81,36 +81,13 @@ class CallsInDoubt:
         settled = 0
         for key in self.waiting():
             try:
-                end = await self._end_of(key)
+                end = await end_of_call(self._client, key)
             except CallInProgress:
                 continue
             except CoordinatorError:
                 break
             settled += self._write(key, end)
         return settled
-
-    async def _end_of(self, key: str) -> dict[str, Any]:
-        """What the record has to say of a call. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
-        try:
-            found = await self._client.get_call(key)
-        except NotFound:
-            return {"call_state": NEVER_ARRIVED, "charged_uusd": 0}
-        except CallInProgress:
-            raise
-        except CoordinatorError as error:
-            if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
-                raise
-            return await self._failed_end(key)
-        tokens = found.usage.input_tokens + found.usage.output_tokens
-        state = CallProgress.COMPLETED.value
-        return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
-
-    async def _failed_end(self, key: str) -> dict[str, Any]:
-        """Of a call that ended without an answer: how, and what it cost all the same."""
-        ended = await self._client.cancel_call(key)
-        if ended.progress is CallProgress.RUNNING:
-            raise CallInProgress(f"call {key!r} is running")
-        return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}
 
     def forget(self, key: str) -> bool:
         """Nothing came of the call: it was refused, or never arrived."""
@@ -135,3 +112,29 @@ class CallsInDoubt:
             text = f"the cloud call of answer {request_id}, whose reply was lost, cost {dollars(end['charged_uusd'])}"
             self._sink.emit(Notice(text, self._clock.now()))
         return True
+
+
+async def end_of_call(client: CoordinatorClient, key: str) -> dict[str, Any]:
+    """What a record has to say of a call whose reply was lost: `call_state`, `charged_uusd`, and of one that was answered its tokens and
+    model. Starts no work. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
+    try:
+        found = await client.get_call(key)
+    except NotFound:
+        return {"call_state": NEVER_ARRIVED, "charged_uusd": 0}
+    except CallInProgress:
+        raise
+    except CoordinatorError as error:
+        if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
+            raise
+        return await _failed_end(client, key)
+    tokens = found.usage.input_tokens + found.usage.output_tokens
+    state = CallProgress.COMPLETED.value
+    return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
+
+
+async def _failed_end(client: CoordinatorClient, key: str) -> dict[str, Any]:
+    """Of a call that ended without an answer: how, and what it cost all the same."""
+    ended = await client.cancel_call(key)
+    if ended.progress is CallProgress.RUNNING:
+        raise CallInProgress(f"call {key!r} is running")
+    return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}

@@ -87,7 +87,7 @@ class AnswerRecorder:
             model=self._backend.model.name,
             cloud_model=draft.completion.model if draft.completion else "",
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
-            charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
+            charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
             created_at=draft.began_at,
             finish=finish_of(told) or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
             prompt_tokens=draft.prompt_tokens,
@@ -106,6 +106,8 @@ class AnswerRecorder:
             first_token_s=draft.first_token_s,
             quota=quota.to_json(),
             openai_json=told,
+            cached=draft.completion is not None and draft.completion.cached,
+            might_ask=draft.might_ask,
         )
 
 

@@ -255,3 +255,14 @@ async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is
     world.hint_chars = 100
     await answered(world)
     assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)
+
+
+async def test_a_pause_while_the_model_writes_holds_before_the_call_leaves(world: World) -> None:
+    async with world.agent() as agent:
+        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
+            await anext(deltas)
+            agent.budgets.pause_cloud(True)
+            record = [delta async for delta in deltas][-1].record
+    assert record is not None and record.source == "local-fallback" and record.asked
+    assert "the cloud is paused" in record.reason
+    assert world.client.calls == [] and record.call_key == ""
