@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge.agent.events import Notice
@@ -18,7 +19,7 @@ from edge.agent.link import LOST_REASONS
 from edge.agent.record import AnswerRecord
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
-from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound
+from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import EventSink
 from edge.core.money import dollars
 from edge.rpc.client import CallProgress, CoordinatorClient
@@ -40,11 +41,17 @@ class CallsInDoubt:
         self.wake = asyncio.Event()
 
     def begin(self, record: AnswerRecord) -> None:
-        """Note a call before it is sent; `record` is the answer's as it would be left by a crash now."""
+        """Note a call before it is sent, or what became of it; `record` is the answer's as it would be left by a crash now.
+
+        Raises Withheld when it cannot be written: then the call must not leave.
+        """
+        row = (record.call_key, record.id, record.created_at, json.dumps(record.to_json()))
+        try:
+            with self._state.database as database:
+                database.execute("REPLACE INTO calls_in_doubt VALUES (?, ?, ?, ?)", row)
+        except sqlite3.Error as error:
+            raise Withheld(f"the call cannot be written down ({error})", hint="make room on the disk") from error
         self._under_way.add(record.call_key)
-        with self._state.database as database:
-            row = (record.call_key, record.id, record.created_at, json.dumps(record.to_json()))
-            database.execute("REPLACE INTO calls_in_doubt VALUES (?, ?, ?, ?)", row)
 
     @contextmanager
     def waited_for(self, call_key: Callable[[], str]) -> Iterator[None]:
@@ -86,12 +93,13 @@ class CallsInDoubt:
                 continue
             except CoordinatorError:
                 break
-            settled += self._write(key, end)
+            with suppress(sqlite3.Error):  # it stays to be settled, once it can be written down
+                settled += self._write(key, end)
         return settled
 
     def forget(self, key: str) -> bool:
-        """Nothing came of the call: it was refused, or never arrived."""
-        with self._state.database:
+        """Nothing came of the call: it was refused, or never arrived. Where that cannot be written it is asked for again later."""
+        with suppress(sqlite3.Error), self._state.database:
             self.cross_out(key)
         return True
 

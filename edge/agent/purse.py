@@ -11,8 +11,9 @@ before; the ledger's own limits stand behind.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -100,12 +101,13 @@ class LearningPurse:
         """Note what a call cost (None: it was cut off). One that the ledger refused, or that never left, was not made; of one that failed
         the ledger is asked."""
         try:
-            if outcome is not None and outcome.completion is not None:
-                self._settle(call.call_key, *_paid(outcome.completion))
-            elif outcome is not None and (outcome.refused or outcome.unsent):
-                self._forget(call.call_key)
-            elif outcome is not None:
-                await self._settle_by_asking(call.call_key)
+            with suppress(sqlite3.Error):  # it stays open, and is asked for again
+                if outcome is not None and outcome.completion is not None:
+                    self._settle(call.call_key, *_paid(outcome.completion))
+                elif outcome is not None and (outcome.refused or outcome.unsent):
+                    self._forget(call.call_key)
+                elif outcome is not None:
+                    await self._settle_by_asking(call.call_key)
         finally:
             async with self._paid:
                 self._under_way.discard(call.call_key)
@@ -201,6 +203,8 @@ class PurseDesk(CloudDesk):
             await self._purse.admit(call)
         except BudgetExhausted as error:
             return CloudOutcome(None, reason=f"{error}; learning goes on without the cloud", unsent=True)
+        except sqlite3.Error as error:
+            return CloudOutcome(None, reason=f"the call cannot be written down ({error})", unsent=True)
         outcome = None
         try:
             outcome = await self._desk.ask(call)
