@@ -99,8 +99,11 @@ class CallsInDoubt:
 
     def forget(self, key: str) -> bool:
         """Nothing came of the call: it was refused, or never arrived. Where that cannot be written it is asked for again later."""
-        with suppress(sqlite3.Error), self._state.database:
-            self.cross_out(key)
+        try:
+            with self._state.database:
+                self.cross_out(key)
+        except sqlite3.Error:
+            return False
         return True
 
     def _write(self, key: str, end: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,14 @@ async def test_learning_makes_no_call_that_its_purse_cannot_count(world: World) 
         assert agent.learning.roles.purse.today().calls == 0
     assert outcome.unsent and "cannot be written down" in outcome.reason
     assert world.client.calls == []
+
+
+async def test_a_call_that_never_arrived_is_not_taken_for_settled_before_that_is_written(world: World) -> None:
+    async with world.agent() as agent:
+        record = await agent.answerer.answer(question(mode="local-only"))
+        agent.access.doubts.begin(replace(record, id="other", call_key="k"))
+        with agent.access.doubts.waited_for(lambda: "k"):
+            fill(agent)
+        assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (0, ["k"])
+        fill(agent, False)
+        assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (1, [])
