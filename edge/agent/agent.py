@@ -19,7 +19,7 @@ from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.cloud import CloudDesk
 from edge.agent.completing import ServedTexts
 from edge.agent.dials import DialBook
-from edge.agent.doubts import CallsInDoubt
+from edge.agent.doubts import CallsInDoubt, end_of_call
 from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice, RunFinished, StepFinished
 from edge.agent.gate import ServingGate
@@ -154,7 +154,7 @@ class Agent:
     def _learning(self, settings: AgentSettings) -> Learning:
         parts, adapter, client, closing = self.parts, self.adapter, self.link.client, self._closing
         state, sink, clock = parts.state, parts.sink, parts.clock
-        purse = LearningPurse(state, clock, settings.daily_limits, self._notice)
+        purse = LearningPurse(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
         book = StepBook(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
         desk = PurseDesk(CloudDesk(client, settings.call_deadline_s, lambda: self.access.switch.reason), purse)
         open_engine = None if settings.gate is None else parts.open_rollouts

@@ -138,7 +138,7 @@ class Answerer:
 
     async def _as_the_model_decides(self, draft: Draft) -> Pieces:
         hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
-        setting = dial.setting(self._backend.adapter_version)
+        setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
         draft.sampling = replace(draft.sampling, help_bias=setting.bias)
         async with closing(self._local_pieces(draft, draft.sampling)) as texts:
             async for text in texts:

@@ -4,7 +4,7 @@ when it is right to ask."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from edge.agent.dials import DialBook
@@ -67,7 +67,9 @@ class CloudAsker:
         self._settings = settings
 
     async def pieces(self, draft: Draft) -> Pieces:
-        """Stream the cloud's answer into the draft. Raises CoordinatorError."""
+        """Stream the cloud's answer into the draft. Raises CoordinatorError; Withheld when the cloud was switched off meanwhile."""
+        if off := self._access.switch.reason:
+            raise Withheld(off)
         draft.line.begin()
         draft.call_key, draft.call_state = f"{self._run_id}-{draft.id}", UNSETTLED
         call, deadline_s = self._call(draft), self._deadline_s()
@@ -104,7 +106,7 @@ class CloudAsker:
     def _settling(self, draft: Draft) -> Iterator[None]:
         """Around a call: noted on disk before it is sent, and what is known of its end afterwards."""
         access, began = self._access, self._clock.monotonic()
-        access.doubts.begin(replace(self._record_of(draft), reason="cut off while the cloud was asked"))
+        self._note(draft, "cut off while the cloud was asked")
         try:
             yield
             access.quotas.answered(draft.task)
@@ -117,8 +119,20 @@ class CloudAsker:
             draft.call_state = CallProgress.FAILED.value
             access.doubts.forget(draft.call_key)
             raise
+        except CoordinatorError as error:
+            with suppress(Withheld):  # what was noted first stays
+                access.doubts.begin(replace(self._record_of(draft), reason=f"the cloud gave no answer: {error}"))
+            raise
         finally:
             draft.cloud_s = self._clock.monotonic() - began
+
+    def _note(self, draft: Draft, reason: str) -> None:
+        """On disk, before anything is sent. Raises Withheld; the draft has no call then."""
+        try:
+            self._access.doubts.begin(replace(self._record_of(draft), reason=reason))
+        except Withheld:
+            draft.call_key = draft.call_state = ""
+            raise
 
 
 def conversation_for_the_cloud(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:

@@ -65,6 +65,6 @@ class TaskBudgets:
     def pause_cloud(self, paused: bool) -> None:
         """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
         now = self._clock.now()
-        self.switch.pause(paused, now)
+        failure = self.switch.pause(paused, now)
         told = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
-        self._sink.emit(Notice(told, now))
+        self._sink.emit(Notice(f"{told}; only until this agent stops: {failure}" if failure else told, now))

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from edge.agent.streams import closing
-from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, RateLimited
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, RateLimited, Withheld
 from edge.rpc.client import CallReply, CloudCall, CloudCompletion, CoordinatorClient
 
 _POLL_S = 0.2
@@ -54,7 +54,7 @@ class CloudDesk:
         if calls < 2 or self.switched_off():
             yield self
             return
-        batch = SharedBatch(self._client, self._deadline_s)
+        batch = SharedBatch(self._client, self._deadline_s, self.switched_off)
         try:
             yield CloudDesk(self._client, self._deadline_s, self.switched_off, batch.complete)
         finally:
@@ -63,12 +63,14 @@ class CloudDesk:
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """Ask once; the same call key never pays twice. Never raises CoordinatorError."""
         if off := self.switched_off():
-            return CloudOutcome(None, reason=off)
+            return CloudOutcome(None, reason=off, unsent=True)
         try:
             async with asyncio.timeout(self._deadline_s + 5.0):
                 return CloudOutcome(await self._waiting_out(call))
         except BudgetExhausted as error:
             return CloudOutcome(None, refused=True, reason=refusal_text(error))
+        except Withheld as error:
+            return CloudOutcome(None, reason=str(error), unsent=True)
         except CoordinatorError as error:
             return CloudOutcome(None, reason=str(error))
         except TimeoutError:
@@ -81,6 +83,8 @@ class CloudDesk:
             try:
                 if recovering:
                     return await self._client.get_call(call.call_key)
+                if off := self.switched_off():
+                    raise Withheld(off)
                 return await self._complete(call, self._deadline_s)
             except RateLimited as error:
                 await asyncio.sleep(error.retry_after_s or _POLL_S)
@@ -92,9 +96,11 @@ class CloudDesk:
 class SharedBatch:
     """One batch of the client, opened by its first call. Everybody who asks waits for the reply to the own call."""
 
-    def __init__(self, client: CoordinatorClient, deadline_s: float) -> None:
+    def __init__(self, client: CoordinatorClient, deadline_s: float, switched_off: Callable[[], str] = lambda: "") -> None:
+        """`switched_off` is asked once more as each call leaves; what may not is answered Withheld."""
         self._client = client
         self._deadline_s = deadline_s
+        self._switched_off = switched_off
         self._calls: asyncio.Queue[CloudCall] = asyncio.Queue()
         self._waiting: dict[str, list[asyncio.Future[CallReply]]] = defaultdict(list)
         self._replies: asyncio.Task[None] | None = None
@@ -128,7 +134,11 @@ class SharedBatch:
 
     async def _as_they_come(self) -> AsyncIterator[CloudCall]:
         while True:
-            yield await self._calls.get()
+            call = await self._calls.get()
+            if off := self._switched_off():
+                self._waiting[call.call_key].pop(0).set_result(CallReply(call.call_key, Withheld(off)))
+            else:
+                yield call
 
 
 def refusal_text(error: BudgetExhausted) -> str:

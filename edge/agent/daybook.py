@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent.line import Line
+from edge.agent.usage import Used, used_since
 from edge.core.errors import StateError
 
 _STRETCHES_S = (60, 3600, 86_400)
@@ -53,8 +54,8 @@ def daybook(database: sqlite3.Connection, since: float, now: float) -> dict[str,
         "learning": _learning(made),
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
-        "cloud": {"serving": _serving_spend(database, since), "learning": _learning_spend(made)},
-        "spend": _spend_over_time(database, made, since),
+        "cloud": _cloud(used_since(database, since)),
+        "spend": _spend_over_time(database, since),
         "rates": _rates(database, since),
         "waits": _waits(database, since, now),
         "paused": _meta(database, "learning_paused") == "1",
@@ -150,27 +151,19 @@ def _answers(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]
     return [dict(zip(("source", "answers", "good", "bad", "corrected"), row, strict=True)) for row in rows]
 
 
-def _serving_spend(database: sqlite3.Connection, since: float) -> dict[str, int]:
-    row = database.execute(
-        "SELECT coalesce(sum(json_extract(record, '$.source') = 'cloud'), 0),"
-        " coalesce(sum(json_extract(record, '$.cloud_tokens')), 0), coalesce(sum(json_extract(record, '$.charged_uusd')), 0)"
-        " FROM requests WHERE created_at >= ?",
-        (since,),
-    ).fetchone()
-    return dict(zip(("calls", "tokens", "spend_uusd"), row, strict=True))
+def _cloud(used: Used) -> dict[str, dict[str, int]]:
+    return {
+        "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
+        "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
+    }
 
 
-def _learning_spend(made: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    steps = list(made)
-    fields = {"calls": "cloud_calls", "tokens": "cloud_tokens", "spend_uusd": "spend_uusd"}
-    return {name: sum(step[field] for step in steps) for name, field in fields.items()}
-
-
-def _spend_over_time(database: sqlite3.Connection, made: Iterable[Mapping[str, Any]], since: float) -> dict[str, Any]:
+def _spend_over_time(database: sqlite3.Connection, since: float) -> dict[str, Any]:
     """What was charged in each stretch of `stretch_s` seconds, oldest first; a stretch without a charge is left out."""
     query = "SELECT created_at, json_extract(record, '$.charged_uusd') FROM requests WHERE created_at >= ?"
     charged = [(at, "serving_uusd", uusd) for at, uusd in database.execute(query, (since,)) if uusd]
-    charged += [(step["at"], "learning_uusd", step["spend_uusd"]) for step in made if step["spend_uusd"]]
+    query = "SELECT at, spend_uusd FROM learning_spend WHERE at >= ?"
+    charged += [(at, "learning_uusd", uusd) for at, uusd in database.execute(query, (since,)) if uusd]
     times = [at for at, _, _ in charged]
     length = max(times) - min(times) if times else 0.0
     stretch = next((known for known in _STRETCHES_S if length / known < _MOST_STRETCHES), _STRETCHES_S[-1])
@@ -184,9 +177,10 @@ def _spend_over_time(database: sqlite3.Connection, made: Iterable[Mapping[str, A
 def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
     """Of the answers in which the model could ask: how many did, beside the newest τ of the dial (None: the model decided alone)."""
     rows = database.execute(
-        "SELECT json_extract(record, '$.task'), count(*), sum(json_extract(record, '$.source') != 'local'),"
+        "SELECT json_extract(record, '$.task'), count(*), sum(coalesce(json_extract(record, '$.asked'), 0)),"
         " json_extract(record, '$.target_rate'), max(created_at)"
-        " FROM requests WHERE created_at >= ? AND json_extract(record, '$.mode') = 'auto' GROUP BY 1 ORDER BY 1",
+        " FROM requests WHERE created_at >= ? AND json_extract(record, '$.mode') = 'auto'"
+        " AND coalesce(json_extract(record, '$.might_ask'), 1) GROUP BY 1 ORDER BY 1",
         (since,),
     )
     return [

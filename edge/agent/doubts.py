@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge.agent.events import Notice
@@ -18,7 +19,7 @@ from edge.agent.link import LOST_REASONS
 from edge.agent.record import AnswerRecord
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
-from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound
+from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import EventSink
 from edge.core.money import dollars
 from edge.rpc.client import CallProgress, CoordinatorClient
@@ -40,11 +41,17 @@ class CallsInDoubt:
         self.wake = asyncio.Event()
 
     def begin(self, record: AnswerRecord) -> None:
-        """Note a call before it is sent; `record` is the answer's as it would be left by a crash now."""
+        """Note a call before it is sent, or what became of it; `record` is the answer's as it would be left by a crash now.
+
+        Raises Withheld when it cannot be written: then the call must not leave.
+        """
+        row = (record.call_key, record.id, record.created_at, json.dumps(record.to_json()))
+        try:
+            with self._state.database as database:
+                database.execute("REPLACE INTO calls_in_doubt VALUES (?, ?, ?, ?)", row)
+        except sqlite3.Error as error:
+            raise Withheld(f"the call cannot be written down ({error})", hint="make room on the disk") from error
         self._under_way.add(record.call_key)
-        with self._state.database as database:
-            row = (record.call_key, record.id, record.created_at, json.dumps(record.to_json()))
-            database.execute("REPLACE INTO calls_in_doubt VALUES (?, ?, ?, ?)", row)
 
     @contextmanager
     def waited_for(self, call_key: Callable[[], str]) -> Iterator[None]:
@@ -81,41 +88,22 @@ class CallsInDoubt:
         settled = 0
         for key in self.waiting():
             try:
-                end = await self._end_of(key)
+                end = await end_of_call(self._client, key)
             except CallInProgress:
                 continue
             except CoordinatorError:
                 break
-            settled += self._write(key, end)
+            with suppress(sqlite3.Error):  # it stays to be settled, once it can be written down
+                settled += self._write(key, end)
         return settled
 
-    async def _end_of(self, key: str) -> dict[str, Any]:
-        """What the record has to say of a call. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
-        try:
-            found = await self._client.get_call(key)
-        except NotFound:
-            return {"call_state": NEVER_ARRIVED, "charged_uusd": 0}
-        except CallInProgress:
-            raise
-        except CoordinatorError as error:
-            if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
-                raise
-            return await self._failed_end(key)
-        tokens = found.usage.input_tokens + found.usage.output_tokens
-        state = CallProgress.COMPLETED.value
-        return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
-
-    async def _failed_end(self, key: str) -> dict[str, Any]:
-        """Of a call that ended without an answer: how, and what it cost all the same."""
-        ended = await self._client.cancel_call(key)
-        if ended.progress is CallProgress.RUNNING:
-            raise CallInProgress(f"call {key!r} is running")
-        return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}
-
     def forget(self, key: str) -> bool:
-        """Nothing came of the call: it was refused, or never arrived."""
-        with self._state.database:
-            self.cross_out(key)
+        """Nothing came of the call: it was refused, or never arrived. Where that cannot be written it is asked for again later."""
+        try:
+            with self._state.database:
+                self.cross_out(key)
+        except sqlite3.Error:
+            return False
         return True
 
     def _write(self, key: str, end: dict[str, Any]) -> bool:
@@ -135,3 +123,29 @@ class CallsInDoubt:
             text = f"the cloud call of answer {request_id}, whose reply was lost, cost {dollars(end['charged_uusd'])}"
             self._sink.emit(Notice(text, self._clock.now()))
         return True
+
+
+async def end_of_call(client: CoordinatorClient, key: str) -> dict[str, Any]:
+    """What a record has to say of a call whose reply was lost: `call_state`, `charged_uusd`, and of one that was answered its tokens and
+    model. Starts no work. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
+    try:
+        found = await client.get_call(key)
+    except NotFound:
+        return {"call_state": NEVER_ARRIVED, "charged_uusd": 0}
+    except CallInProgress:
+        raise
+    except CoordinatorError as error:
+        if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
+            raise
+        return await _failed_end(client, key)
+    tokens = found.usage.input_tokens + found.usage.output_tokens
+    state = CallProgress.COMPLETED.value
+    return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
+
+
+async def _failed_end(client: CoordinatorClient, key: str) -> dict[str, Any]:
+    """Of a call that ended without an answer: how, and what it cost all the same."""
+    ended = await client.cancel_call(key)
+    if ended.progress is CallProgress.RUNNING:
+        raise CallInProgress(f"call {key!r} is running")
+    return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}

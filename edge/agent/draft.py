@@ -64,6 +64,7 @@ class Draft:
     local_s: float = 0.0
     cloud_s: float | None = None
     first_token_s: float | None = None
+    might_ask: bool = False
 
     @property
     def swayed(self) -> Sway:

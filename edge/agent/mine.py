@@ -31,6 +31,8 @@ SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
 """Of these newest answers with verdicts, and as many of the cloud's without, items are made."""
 _STEPS = 4
+_LEFT = ("completed", "in_doubt")
+"""What becomes of calls that are known to have reached the cloud LLM."""
 _OPTION = re.compile(r"\(?([A-J])[.):]\s+(\S.*)")
 _LETTER = re.compile(r"\(?([A-Ja-j])[.):]?\)?")
 _NUMBER = re.compile(
@@ -40,7 +42,7 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OwnItem:
-    """An item; `sent`: its question has left this device before, when it was answered."""
+    """An item; `sent`: its question has reached the cloud before, when it was answered. What was withheld or met nobody has not."""
 
     item: TaskItem
     sent: bool
@@ -86,7 +88,7 @@ def _gathered(answers: Iterable[RatedAnswer], *, use_verdicts: bool, agreement: 
         if not prompt or not task or int(record.get("turns") or 1) > 1:
             continue
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))
-        one.sent = one.sent or bool(record.get("call_key") or record.get("cloud_text"))
+        one.sent = one.sent or bool(record.get("call_state") in _LEFT or record.get("cloud_text"))
         if use_verdicts:
             _note_verdict(one, answer)
         if agreement and record.get("source") == "cloud" and answer.feedback.verdict != "bad" and _whole(record):

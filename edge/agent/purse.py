@@ -2,22 +2,27 @@
 
 Counted on disk before a call leaves, under its call key, so that a step that is made again counts nothing twice, and what a crash has cut
 off stays counted. Days are local ones. The price of a call is not known before its answer: one that is under way, or was cut, counts
-as much as the dearest one so far, and while none was paid yet only one is let out at a time. So the day's spend can pass its limit by a
-first call that is dearer than all of it, or by what the calls under way are dearer than those before; the ledger's own limits stand behind.
+as much as the dearest one so far, and while none was paid yet only one is let out at a time. One that failed may have been charged: its end
+is asked for by its key, at once and before each later call, until it is known; where no price is known no other call leaves meanwhile. So
+the day's spend can pass its limit by a first call that is dearer than all of it, or by what the calls under way are dearer than those
+before; the ledger's own limits stand behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
+from edge.agent.doubts import NEVER_ARRIVED
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
-from edge.core.errors import BudgetExhausted
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError
 from edge.rpc.client import CloudCall, CloudCompletion
 
 
@@ -30,6 +35,8 @@ class DailyLimits:
 
 
 NO_LIMITS = DailyLimits()
+EndOf = Callable[[str], Awaitable[Mapping[str, Any]]]
+"""What became of a call, by its key: `call_state`, `charged_uusd` and `cloud_tokens`; raises CoordinatorError while nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +54,16 @@ class LearningPurse:
     """The day's budget of learning, in the state folder's database."""
 
     def __init__(
-        self, state: StateFolder, clock: Clock, limits: DailyLimits, tell: Callable[[str], None] = lambda text: None
+        self,
+        state: StateFolder,
+        clock: Clock,
+        limits: DailyLimits,
+        tell: Callable[[str], None] = lambda text: None,
+        end_of: EndOf | None = None,
     ) -> None:
-        """`tell` is given one line on each day whose budget is used up."""
+        """`tell` is given one line on each day whose budget is used up; without `end_of` a call that failed stays open."""
         self._tell = tell
+        self._end_of = end_of
         self._told_on = ""
         self._state = state
         self._clock = clock
@@ -70,6 +83,7 @@ class LearningPurse:
 
     async def admit(self, call: CloudCall) -> None:
         """Count a call, durably, before it leaves. Raises BudgetExhausted when the day's budget is used up; nothing is counted then."""
+        await self._settle_left_over()
         async with self._paid:
             await self._paid.wait_for(self._price_is_known)
             if self._is_counted(call):
@@ -83,15 +97,44 @@ class LearningPurse:
                 database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", values)
             self._under_way.add(call.call_key)
 
-    async def ended(self, call: CloudCall, outcome: CloudOutcome) -> None:
-        """Note what a call cost. One that the ledger refused was not made; one that failed may have been, and stays counted."""
-        async with self._paid:
-            self._under_way.discard(call.call_key)
-            if outcome.completion is not None:
-                self._settle(call, outcome.completion)
-            elif outcome.refused:
-                self._forget(call)
-            self._paid.notify_all()
+    async def ended(self, call: CloudCall, outcome: CloudOutcome | None) -> None:
+        """Note what a call cost (None: it was cut off). One that the ledger refused, or that never left, was not made; of one that failed
+        the ledger is asked."""
+        try:
+            with suppress(sqlite3.Error):  # it stays open, and is asked for again
+                if outcome is not None and outcome.completion is not None:
+                    self._settle(call.call_key, *_paid(outcome.completion))
+                elif outcome is not None and (outcome.refused or outcome.unsent):
+                    self._forget(call.call_key)
+                elif outcome is not None:
+                    await self._settle_by_asking(call.call_key)
+        finally:
+            async with self._paid:
+                self._under_way.discard(call.call_key)
+                self._paid.notify_all()
+
+    async def _settle_left_over(self) -> None:
+        """Ask for the end of the calls that nobody waits for; those before today too, so that their price becomes known."""
+        rows = self._state.rows("SELECT call_key FROM learning_spend WHERE settled = 0 ORDER BY at, call_key")
+        for key in [str(key) for (key,) in rows if key not in self._under_way]:
+            if not await self._settle_by_asking(key):
+                return
+
+    async def _settle_by_asking(self, key: str) -> bool:
+        """False where nobody could be asked, so that the others need not be asked for either."""
+        if self._end_of is None:
+            return False
+        try:
+            end = await self._end_of(key)
+        except CallInProgress:
+            return True
+        except CoordinatorError:
+            return False
+        if end["call_state"] == NEVER_ARRIVED:
+            self._forget(key)
+        else:
+            self._settle(key, end.get("cloud_tokens", 0), end["charged_uusd"])
+        return True
 
     def _tell_once_a_day(self, reason: str) -> None:
         day = local_day(self._clock.now())
@@ -99,16 +142,15 @@ class LearningPurse:
             self._told_on = day
             self._tell(f"{reason}; learning goes on without the cloud")
 
-    def _forget(self, call: CloudCall) -> None:
+    def _forget(self, key: str) -> None:
         with self._state.database as database:
-            database.execute("DELETE FROM learning_spend WHERE call_key = ? AND settled = 0", (call.call_key,))
+            database.execute("DELETE FROM learning_spend WHERE call_key = ? AND settled = 0", (key,))
 
-    def _settle(self, call: CloudCall, completion: CloudCompletion) -> None:
-        tokens, spend = completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd
+    def _settle(self, key: str, tokens: int, spend_uusd: int) -> None:
         with self._state.database as database:
             database.execute(
-                "UPDATE learning_spend SET tokens = ?, spend_uusd = ?, settled = 1 WHERE call_key = ? AND settled = 0",
-                (0 if completion.cached else tokens, 0 if completion.cached else spend, call.call_key),
+                "UPDATE learning_spend SET tokens = max(tokens, ?), spend_uusd = max(spend_uusd, ?), settled = 1 WHERE call_key = ?",
+                (tokens, spend_uusd, key),
             )
 
     def _price_is_known(self) -> bool:
@@ -125,6 +167,8 @@ class LearningPurse:
             return f"learning, today's calls {today.calls} of {limits.calls}"
         if limits.spend_uusd is not None:
             most = self._dearest()
+            if today.open_calls and not most:
+                return f"learning, what {today.open_calls} of today's calls cost is not known yet"
             if today.spend_uusd + (today.open_calls + 1) * most > limits.spend_uusd or today.spend_uusd >= limits.spend_uusd:
                 return f"learning, today's spend {today.spend_uusd} of {limits.spend_uusd} micro-USD"
         return ""
@@ -159,12 +203,21 @@ class PurseDesk(CloudDesk):
             await self._purse.admit(call)
         except BudgetExhausted as error:
             return CloudOutcome(None, reason=f"{error}; learning goes on without the cloud", unsent=True)
-        outcome = CloudOutcome(None)
+        except sqlite3.Error as error:
+            return CloudOutcome(None, reason=f"the call cannot be written down ({error})", unsent=True)
+        outcome = None
         try:
             outcome = await self._desk.ask(call)
         finally:
             await self._purse.ended(call, outcome)
         return outcome
+
+
+def _paid(completion: CloudCompletion) -> tuple[int, int]:
+    """Tokens and micro-USD; an answer from the cache was paid for before."""
+    if completion.cached:
+        return 0, 0
+    return completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd
 
 
 def local_day(at: float) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from dataclasses import replace
 
 from edge.agent.asking import CloudAccess
 from edge.agent.beyond_text import finish_of
 from edge.agent.doubts import UNSETTLED
 from edge.agent.draft import Draft
-from edge.agent.events import AnswerFinished
+from edge.agent.events import AnswerFinished, Notice
 from edge.agent.record import AnswerRecord
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
@@ -33,9 +35,9 @@ class AnswerRecorder:
         self.kept = 0
 
     def keep(self, draft: Draft) -> AnswerRecord:
-        """Keep the record of a finished answer, with all that has changed by it, and tell of it."""
-        record = self.record(draft)
-        self._state.put_request(record.id, record.created_at, record.to_json(), beside=lambda: self._settled(draft))
+        """Keep the record of a finished answer, with all that has changed by it, and tell of it. Where it cannot be written its reason
+        says so: the answer is given all the same, and what it cost is asked for when there is room again."""
+        record = self._written(self.record(draft), draft)
         self.kept += 1
         self._sink.emit(
             AnswerFinished(
@@ -50,6 +52,15 @@ class AnswerRecorder:
                 record.charged_uusd,
             )
         )
+        return record
+
+    def _written(self, record: AnswerRecord, draft: Draft) -> AnswerRecord:
+        try:
+            self._state.put_request(record.id, record.created_at, record.to_json(), beside=lambda: self._settled(draft))
+        except sqlite3.Error as error:
+            failure = f"not recorded, the state folder cannot be written ({error})"
+            self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))
+            return replace(record, reason=f"{record.reason}; {failure}")
         return record
 
     def _settled(self, draft: Draft) -> None:
@@ -87,7 +98,7 @@ class AnswerRecorder:
             model=self._backend.model.name,
             cloud_model=draft.completion.model if draft.completion else "",
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
-            charged_uusd=draft.completion.charged_uusd if draft.completion else 0,
+            charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
             created_at=draft.began_at,
             finish=finish_of(told) or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
             prompt_tokens=draft.prompt_tokens,
@@ -106,6 +117,8 @@ class AnswerRecorder:
             first_token_s=draft.first_token_s,
             quota=quota.to_json(),
             openai_json=told,
+            cached=draft.completion is not None and draft.completion.cached,
+            might_ask=draft.might_ask,
         )
 
 

@@ -182,8 +182,8 @@ class SentLog:
         self._again[number] += 1
 
     def not_delivered(self, numbers: Sequence[int], outcome: str) -> None:
-        """Note that these did not leave after all, and why."""
-        with self._db:
+        """Note that these did not leave after all, and why; where that cannot be written they stay as if they had left."""
+        with suppress(sqlite3.Error), self._db:
             self._db.executemany("UPDATE sent SET outcome = ? WHERE id = ?", [(outcome, number) for number in numbers])
 
     def flush(self) -> None:

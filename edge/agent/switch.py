@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import StateReader
+from edge.core.errors import StateError
 
 PAUSED = "the cloud is paused (edge-agent budget resume ends it)"
 _PAUSED_SINCE = "cloud_paused_since"
@@ -15,8 +18,11 @@ def is_paused(state: StateReader) -> bool:
 
 
 def set_paused(state: StateFolder, paused: bool, at: float) -> None:
-    """Pause or resume; `at` in seconds since the epoch."""
-    state.set_meta(_PAUSED_SINCE, repr(at) if paused else "")
+    """Pause or resume; `at` in seconds since the epoch. Raises StateError when it cannot be written."""
+    try:
+        state.set_meta(_PAUSED_SINCE, repr(at) if paused else "")
+    except sqlite3.Error as error:
+        raise StateError(f"{state.folder}: cannot be written ({error})", hint="make room on the disk") from error
 
 
 class CloudSwitch:
@@ -32,7 +38,15 @@ class CloudSwitch:
         """One line, or "" when it may be asked."""
         return self.always_off or (PAUSED if self.paused else "")
 
-    def pause(self, paused: bool, at: float) -> None:
-        """Pause or resume, on disk before it holds."""
-        set_paused(self._state, paused, at)
+    def pause(self, paused: bool, at: float) -> str:
+        """Pause or resume, on disk before it holds. A pause that cannot be written holds as long as the process, and why is told ("": it
+        was written). Raises StateError for a resumption that cannot be written: the pause goes on."""
+        failure = ""
+        try:
+            set_paused(self._state, paused, at)
+        except StateError as error:
+            if not paused:
+                raise
+            failure = str(error)
         self.paused = paused
+        return failure

@@ -1,20 +1,27 @@
-"""What this device has used, by its own records. Knows the tables of answers and steps; knows nothing of limits."""
+"""What this device has used, by its own records. Knows which answers' and learning's calls were billed; knows nothing of limits.
+
+A call counts when it was answered, or charged all the same, as in the coordinator's ledger: what was withheld, refused or came from the
+cache does not, and neither does one whose end is not known yet. Days are local ones, as in learning's purse.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-SECONDS_A_DAY = 86_400
-_OF_ANSWERS = """
-SELECT count(*), sum(json_extract(record, '$.call_key') <> ''), sum(json_extract(record, '$.cloud_tokens')),
+_ENDED = ("completed", "in_doubt")
+_BILLED = f"""(json_extract(record, '$.charged_uusd') > 0
+    OR (json_extract(record, '$.call_state') IN {_ENDED} AND NOT coalesce(json_extract(record, '$.cached'), 0)))"""
+_OF_ANSWERS = f"""
+SELECT count(*), sum({_BILLED}), sum(CASE WHEN {_BILLED} THEN json_extract(record, '$.cloud_tokens') ELSE 0 END),
     sum(json_extract(record, '$.charged_uusd'))
 FROM requests WHERE created_at >= ?
-"""
+"""  # noqa: S608 - of constants
 _OF_LEARNING = """
-SELECT sum(json_extract(event, '$.cloud_calls')), sum(json_extract(event, '$.cloud_tokens')), sum(json_extract(event, '$.spend_uusd'))
-FROM steps WHERE json_extract(event, '$.at') >= ?
+SELECT sum(settled AND (tokens > 0 OR spend_uusd > 0)), sum(tokens), sum(spend_uusd) FROM learning_spend WHERE at >= ?
 """
 
 
@@ -33,7 +40,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class UsedToday:
-    """What was used on a day, YYYY-MM-DD in UTC, and on all days."""
+    """What was used on a day, YYYY-MM-DD where this machine is, and on all days."""
 
     day: str
     today: Used
@@ -42,8 +49,14 @@ class UsedToday:
 
 def used_today(database: sqlite3.Connection, now: float) -> UsedToday:
     """What was used on the day of `now`, in Unix seconds, and ever."""
-    began = datetime.fromtimestamp(now - now % SECONDS_A_DAY, UTC)
+    began = datetime.fromtimestamp(now, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    began = began.replace(tzinfo=None).astimezone()  # on a day whose clocks change midnight has another offset than now
     return UsedToday(began.date().isoformat(), used_since(database, began.timestamp()), used_since(database, 0.0))
+
+
+def is_billed(record: Mapping[str, Any]) -> bool:
+    """Whether an answer's record stands for a billed call."""
+    return bool(record.get("charged_uusd")) or (record.get("call_state") in _ENDED and not record.get("cached"))
 
 
 def used_since(database: sqlite3.Connection, since: float) -> Used:

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from edge.agent.state_reader import StateReader
+from edge.agent.usage import is_billed
 from edge.core.errors import TooFewAnswers
 from edge.dagrpo.metrics import wilson_interval
 
@@ -28,7 +29,8 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class PastAnswer:
-    """What a replay needs of one answer; times in seconds, `cloud_s` None where no call was made. `judged`: a person's verdict, if any."""
+    """What a replay needs of one answer; times in seconds, `cloud_s` None where no call was made. `judged`: a person's verdict, if any.
+    `billed`: there was a call that the ledger counts, answered or not."""
 
     log_odds: float | None
     asked: bool
@@ -38,6 +40,7 @@ class PastAnswer:
     cloud_s: float | None
     total_s: float
     judged: Verdict | None = None
+    billed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def present(answers: Sequence[PastAnswer]) -> Outlook:
     judged = [answer for answer in answers if answer.judged]
     good = sum(answer.judged == "good" for answer in judged)
     enough = len(judged) >= LEAST_VERDICTS
-    calls = sum(answer.from_cloud for answer in answers)
+    calls = sum(answer.billed for answer in answers)
     return Outlook(
         target_rate=None,
         rate=sum(answer.asked for answer in answers) / len(answers),
@@ -169,6 +172,7 @@ def _past(record: Mapping[str, Any], verdict: Verdict | None) -> PastAnswer:
         cloud_s=record.get("cloud_latency_s"),
         total_s=total_s,
         judged=verdict,
+        billed=is_billed(record),
     )
 
 

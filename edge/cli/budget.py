@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from edge.agent.overview import StoredSettings
     from edge.cli.settings import Settings
 
+_UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
+"""What is counted, and the field of its limit."""
 _ORIGINS = {
     "agent": "",
     "coordinator": "told by the coordinator; no agent was asked",
@@ -136,8 +138,11 @@ def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
-    """All budgets for a person."""
-    lines = [line for task in budgets["tasks"] for line in [*_task_lines(task), ""]]
+    """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
+    tasks = budgets["tasks"]
+    shared = [unit for unit in _UNITS if _is_shared(unit, tasks)]
+    lines = ["device   this device in all", *_unit_lines(shared, tasks[0]), ""] if shared else []
+    lines += [line for task in tasks for line in [*_task_lines(task, [unit for unit in _UNITS if unit not in shared]), ""]]
     if not budgets["tasks"]:
         lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets['target_rate'])}"]
     if budgets["switched_off"]:
@@ -151,14 +156,23 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _task_lines(task: Mapping[str, Any]) -> list[str]:
-    spend, limit = task["spend_uusd"], task["spend_limit_uusd"]
-    of_limit = "no limit" if limit is None else dollars(limit)
+def _is_shared(unit: str, tasks: Sequence[Mapping[str, Any]]) -> bool:
+    """The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then shows the same."""
+    return len({(task[unit], task[_UNITS[unit]]) for task in tasks}) == 1
+
+
+def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
+    return [f"{unit.removesuffix('_uusd'):<8} {_amount(task[unit], task[_UNITS[unit]], unit)}" for unit in units]
+
+
+def _amount(used: int | None, limit: int | None, unit: str) -> str:
+    return _used(used, limit, dollars if unit == "spend_uusd" else str)
+
+
+def _task_lines(task: Mapping[str, Any], own: Sequence[str]) -> list[str]:
     return [
         f"task     {task['task']}",
-        f"calls    {_used(task['calls'], task['calls_limit'])}",
-        f"tokens   {_used(task['tokens'], task['tokens_limit'])}",
-        f"spend    {'not known yet' if spend is None else f'{dollars(spend)} of {of_limit}'}",
+        *_unit_lines(own, task),
         f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
         f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
         f"state    {task['state'].replace('_', ' ')}: {task['line']}",
@@ -169,21 +183,23 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
     """The budget on one line; None where the coordinator cannot be asked."""
     if budget is None:
         return "the coordinator cannot be reached; answers are local"
-    spend, limit = dollars(budget["spend_uusd"]), budget["spend_limit_uusd"]
     parts = [
         f"calls {_used(budget['calls'], budget['calls_limit'])}",
         f"tokens {_used(budget['tokens'], budget['tokens_limit'])}",
-        f"spend {spend} of {'no limit' if limit is None else dollars(limit)}",
-        f"target {percent(budget['target_rate'])}",
+        f"spend {_used(budget['spend_uusd'], budget['spend_limit_uusd'], dollars)}",
+        f"learning's target {percent(budget['target_rate'])}",
         f"λ {budget['dual']:.3f}",
     ]
     return " · ".join(parts)
 
 
-def _used(used: int | None, limit: int | None) -> str:
+def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
+    """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
     if used is None:
         return "not known yet"
-    return f"{used} of {'no limit' if limit is None else limit}"
+    if limit is not None and used >= limit:
+        return f"{words(used)}, nothing left"
+    return f"{words(used)} of {'no limit' if limit is None else words(limit)}"
 
 
 def _dial_words(rate: float | None) -> str:

@@ -61,7 +61,14 @@ def problem_of(error: Exception) -> RequestProblem:
     return RequestProblem(500, f"internal error ({type(error).__name__})", code="internal")
 
 
+def _is_too_long(error: EdgeError) -> bool:
+    """A prompt that the cloud LLM's context cannot hold: asking again is pointless, and it would leave the device again."""
+    return isinstance(error, CoordinatorUnavailable) and error.metadata.get("cause") == "too_long"
+
+
 def _status(error: EdgeError) -> int:
+    if _is_too_long(error):
+        return 400
     table: tuple[tuple[type[EdgeError], int], ...] = (
         (UsageError, 400),
         (ContextOverflow, 400),
@@ -78,7 +85,8 @@ def _status(error: EdgeError) -> int:
 
 def _headers(error: EdgeError) -> dict[str, str]:
     """When asking again makes sense; clients of OpenAI's ask again by themselves unless they are told not to."""
-    if isinstance(error, BudgetExhausted):
+    rejected = isinstance(error, CoordinatorUnavailable) and error.reason == "UPSTREAM_REJECTED"
+    if isinstance(error, BudgetExhausted) or rejected:
         return {"x-should-retry": "false"}
     wait_s = error.retry_after_s if isinstance(error, CoordinatorError) else None
     return {} if wait_s is None else {"retry-after": str(math.ceil(wait_s))}
@@ -86,6 +94,8 @@ def _headers(error: EdgeError) -> dict[str, str]:
 
 def _code(error: EdgeError) -> str:
     """A word for programs: the coordinator's reason, or what kind of mistake it was."""
+    if _is_too_long(error):
+        return "context_length_exceeded"
     if isinstance(error, CoordinatorError):
         return error.reason.lower()
     if isinstance(error, ContextOverflow):

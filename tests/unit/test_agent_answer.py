@@ -255,3 +255,25 @@ async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is
     world.hint_chars = 100
     await answered(world)
     assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)
+
+
+async def test_a_pause_while_the_model_writes_holds_before_the_call_leaves(world: World) -> None:
+    async with world.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
+        await anext(deltas)
+        agent.budgets.pause_cloud(True)
+        record = [delta async for delta in deltas][-1].record
+    assert record is not None and record.source == "local-fallback" and record.asked
+    assert "the cloud is paused" in record.reason
+    assert world.client.calls == [] and record.call_key == ""
+
+
+async def test_a_call_that_the_cloud_would_not_take_is_kept_with_that_reason(world: World) -> None:
+    error = CoordinatorUnavailable("the cloud LLM did not take the call (too_long)", reason="UPSTREAM_REJECTED")
+    world.client.fail_next("stream_complete", error)
+    world.client.fail_next("get_call", error)
+    async with world.agent() as agent:
+        agent.access.doubts.wake = asyncio.Event()
+        with pytest.raises(CoordinatorUnavailable):
+            await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
+        [(begun,)] = agent.parts.state.rows("SELECT record FROM calls_in_doubt")
+    assert "the cloud gave no answer: the cloud LLM did not take the call (too_long)" in begun

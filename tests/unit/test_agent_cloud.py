@@ -127,3 +127,29 @@ async def test_what_a_batch_meets_is_noticed_and_the_newest_budget_kept() -> Non
     replies = [reply async for reply in watched.complete_batch(calls(), 5.0)]
     assert len(replies) == 2 and [type(event).__name__ for event in sink.events] == ["Offline", "Online"]
     assert watched.online and watched.newest_budget is not None and watched.newest_budget.calls == 2
+
+
+async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:
+    client, off = CountingClient(), []
+    client.fail_next("complete", RateLimited("soon", retry_after_s=0.01))
+    desk = CloudDesk(client, 5.0, lambda: off.pop() if off else "")
+    asking = asyncio.create_task(desk.ask(numbered(1)[0]))
+    while client._failures["complete"]:
+        await asyncio.sleep(0)
+    off.append("paused")
+    outcome = await asking
+    assert (outcome.completion, outcome.reason, outcome.unsent) == (None, "paused", True)
+    assert client.calls == []
+
+
+async def test_a_call_of_a_batch_does_not_leave_after_the_cloud_was_switched_off() -> None:
+    client, off = CountingClient(), ""
+    async with CloudDesk(client, 5.0, lambda: off).together(2) as desk:
+        first, second = numbered(2)
+        assert (await desk.ask(first)).completion is not None
+        asking = asyncio.create_task(desk.ask(second))
+        await asyncio.sleep(0)
+        off = "paused"
+        outcome = await asking
+    assert (outcome.completion, outcome.reason, outcome.unsent) == (None, "paused", True)
+    assert [call.call_key for call in client.calls] == [first.call_key]

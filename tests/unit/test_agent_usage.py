@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from edge.agent.state import StateFolder
 from edge.agent.usage import Used, used_today
 
 NOW = 1_800_000_000.0
-DAY_START = NOW - NOW % 86_400
+DAY_START = NOW - NOW % 86_400 - 2 * 3600
+"""Midnight two hours east of Greenwich."""
+
+
+@pytest.fixture(autouse=True)
+def east_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "TST-2")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def put(state: StateFolder, number: int, at: float, **fields: object) -> None:
@@ -17,10 +30,10 @@ def put(state: StateFolder, number: int, at: float, **fields: object) -> None:
     state.put_request(f"r{number}", at, record)
 
 
-def put_step(state: StateFolder, number: int, at: float, calls: int) -> None:
-    event = json.dumps({"at": at, "cloud_calls": calls, "cloud_tokens": 10 * calls, "spend_uusd": 100 * calls})
+def put_learning(state: StateFolder, number: int, at: float, spend_uusd: int, settled: int = 1) -> None:
     with state.database as database:
-        database.execute("INSERT INTO steps VALUES (?, 'math', ?, ?)", (number, number, event))
+        values = (f"k{number}", "", at, "math", spend_uusd // 10, spend_uusd, settled)
+        database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def test_an_empty_folder_has_used_nothing(tmp_path: Path) -> None:
@@ -29,13 +42,30 @@ def test_an_empty_folder_has_used_nothing(tmp_path: Path) -> None:
     assert (told.day, told.today, told.ever) == ("2027-01-15", Used(), Used())
 
 
-def test_today_begins_at_midnight_in_utc_and_learning_is_counted_apart(tmp_path: Path) -> None:
+def test_today_begins_at_local_midnight_and_learning_is_counted_apart(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
-        put(state, 1, DAY_START - 1, call_key="a", cloud_tokens=7, charged_uusd=50)
-        put(state, 2, DAY_START, call_key="b", cloud_tokens=5, charged_uusd=30)
+        put(state, 1, DAY_START - 1, call_state="completed", cloud_tokens=7, charged_uusd=50)
+        put(state, 2, DAY_START, call_state="completed", cloud_tokens=5, charged_uusd=30)
         put(state, 3, NOW)
-        put_step(state, 1, DAY_START - 1, 2)
-        put_step(state, 2, DAY_START, 3)
+        put_learning(state, 1, DAY_START - 1, 200)
+        put_learning(state, 2, DAY_START, 300)
         told = used_today(state.database, NOW)
-    assert told.today == Used(2, 1, 5, 30, 3, 30, 300)
-    assert told.ever == Used(3, 2, 12, 80, 5, 50, 500)
+    assert told.today == Used(2, 1, 5, 30, 1, 30, 300)
+    assert told.ever == Used(3, 2, 12, 80, 2, 50, 500)
+
+
+def test_what_was_withheld_refused_cached_or_lost_is_no_billed_call_and_what_was_charged_without_an_answer_is(
+    tmp_path: Path,
+) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        put(state, 1, NOW, call_key="a", call_state="failed")
+        put(state, 2, NOW, call_key="b", call_state="refused")
+        put(state, 3, NOW, call_key="c", call_state="completed", cached=True, cloud_tokens=9)
+        put(state, 4, NOW, call_key="d", call_state="never_arrived")
+        put(state, 5, NOW, call_key="e", call_state="in_doubt", charged_uusd=70)
+        put(state, 6, NOW, call_key="f", call_state="failed", charged_uusd=30)
+        put(state, 7, NOW, call_key="g", call_state="completed", cloud_tokens=4)
+        put_learning(state, 1, NOW, 0)
+        put_learning(state, 2, NOW, 0, settled=0)
+        told = used_today(state.database, NOW)
+    assert told.today == Used(7, 3, 4, 100, 0, 0, 0)

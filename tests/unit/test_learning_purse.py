@@ -15,6 +15,7 @@ from edge.agent.events import Notice
 from edge.agent.purse import DailyLimits, LearningPurse, PurseDesk, local_day
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
+from edge.agent.usage import used_today
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.core.types import Message, Sampling, TokenUsage
@@ -192,7 +193,8 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
 
 async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_answered(tmp_path: Path) -> None:
     world = World(tmp_path, daily_limits=DailyLimits(calls=3))
-    world.client.fail_next("complete", CoordinatorUnavailable("gone"), times=1000)
+    for method in ("complete", "get_call"):
+        world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
         assert agent.learning.roles.purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
@@ -201,3 +203,71 @@ async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_
 def test_days_are_local_ones() -> None:
     assert local_day(ManualClock().now())[:4] == "2023"
     assert local_day(0.0) <= local_day(DAY_S)
+
+
+class Ledger:
+    """What `end_of` is told: the end of each call by its key, or nobody there."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, dict[str, object]] = {}
+        self.asked: list[str] = []
+
+    async def end_of(self, key: str) -> dict[str, object]:
+        self.asked.append(key)
+        if key not in self.ends:
+            raise CoordinatorUnavailable("nobody there")
+        return self.ends[key]
+
+
+async def test_calls_that_were_charged_without_an_answer_use_the_days_money_up(state: StateFolder) -> None:
+    paid, ledger = PaidDesk(None), Ledger()
+    ledger.ends = {call(number).call_key: {"call_state": "in_doubt", "charged_uusd": 200} for number in range(9)}
+    purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    assert not any(await asked(PurseDesk(paid, purse), [call(number) for number in range(9)]))
+    assert len(paid.asked) == 2
+    assert (purse.today().spend_uusd, purse.today().open_calls) == (400, 0)
+
+
+async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_other_out(state: StateFolder) -> None:
+    paid, ledger = PaidDesk(None), Ledger()
+    purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    desk = PurseDesk(paid, purse)
+    await asked(desk, [call(1), call(2)])
+    assert paid.asked == [call(1).call_key]
+    assert (await desk.ask(call(3))).reason.startswith("learning, what 1 of today's calls cost is not known yet")
+    ledger.ends[call(1).call_key] = {"call_state": "completed", "charged_uusd": 30, "cloud_tokens": 7}
+    paid.prices = [20]
+    assert await asked(desk, [call(3)]) == [True]
+    assert (purse.today().spend_uusd, purse.today().tokens, purse.today().open_calls) == (50, 14, 0)
+
+
+async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -> None:
+    paid, ledger = PaidDesk(100, None), Ledger()
+    desk = PurseDesk(paid, LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=350), end_of=ledger.end_of))
+    for number in range(5):
+        await desk.ask(call(number))
+    assert len(paid.asked) == 3
+
+
+async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when_it_is_made_again(state: StateFolder) -> None:
+    paid, ledger = PaidDesk(None), Ledger()
+    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1), end_of=ledger.end_of)
+    desk = PurseDesk(paid, purse)
+    ledger.ends[call(1).call_key] = {"call_state": "never_arrived", "charged_uusd": 0}
+    await desk.ask(call(1))
+    assert purse.today().calls == 0
+    paid.prices = [5]
+    assert await asked(desk, [call(2)]) == [True]
+    assert (await desk.ask(call(1))).unsent
+
+
+async def test_learning_asks_the_ledger_what_a_lost_reply_has_cost(tmp_path: Path) -> None:
+    world = World(tmp_path, daily_limits=DailyLimits(spend_uusd=250))
+    for _ in range(50):
+        world.client.lose_next_reply()
+    async with world.agent() as agent:
+        await agent.learn()
+        used = agent.learning.roles.purse.today()
+        spent = used_today(agent.parts.state.database, world.clock.now()).today.learning_spend_uusd
+    assert used.spend_uusd == 100 * len(world.client.calls) == spent == 200
+    assert used.open_calls == 0

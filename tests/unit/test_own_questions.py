@@ -170,10 +170,14 @@ def test_a_dislike_taken_back_by_a_later_like_of_the_same_words_is_no_longer_kno
 
 def test_a_question_that_never_left_is_marked(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
-    answered(state, "b", "3+3?", "6", source="cloud", call_key="run-b")
-    for id in "ab":
+    answered(state, "b", "3+3?", "6", source="cloud", call_key="run-b", call_state="completed")
+    answered(state, "c", "4+4?", "8", call_key="run-c", call_state="failed")
+    answered(state, "d", "5+5?", "10", call_key="run-d", call_state="unsettled")
+    answered(state, "e", "6+6?", "12", call_key="run-e", call_state="in_doubt")
+    for id in "abcde":
         rated(state, id, "good")
-    assert {own.item.question: own.sent for own in items(state)} == {"2+2?": False, "3+3?": True}
+    told = {own.item.question: own.sent for own in items(state)}
+    assert told == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
 
 
 def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -> None:

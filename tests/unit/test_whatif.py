@@ -22,7 +22,9 @@ ODDS = st.one_of(st.none(), st.floats(-20, 20))
 
 
 def past(log_odds: float | None, *, cloud: bool = False, judged: Any = None, charged: int = 100) -> PastAnswer:
-    return PastAnswer(log_odds, cloud, cloud, charged if cloud else 0, 0.5, 2.0 if cloud else None, 2.5 if cloud else 0.5, judged)
+    return PastAnswer(
+        log_odds, cloud, cloud, charged if cloud else 0, 0.5, 2.0 if cloud else None, 2.5 if cloud else 0.5, judged, cloud
+    )
 
 
 def forty() -> list[PastAnswer]:
