@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from edge.core.privacy_rules import checked_term
 from edge.privacy.found import Found
-from edge.privacy.views import folded
+from edge.privacy.views import folded, lower
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _GAP = re.compile(r"[^\w]{0,3}|_|\s{1,8}")
@@ -34,9 +34,7 @@ class Terms:
 
     def found(self, text: str) -> Iterator[Found]:
         """The terms in a text whose characters are folded already but for their case."""
-        low = text.lower()
-        if len(low) != len(text):  # a letter whose small form is two: compare what has the same length
-            low = "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
+        low = lower(text)
         if self._by_first:
             yield from self._words(low)
         for term in self._unspaced:
