@@ -12,7 +12,9 @@ from typing import Any
 from edge.privacy.found import Found, Kind
 from edge.privacy.views import lower
 
-SHORTEST_KNOWN = 6
+_SHORTEST, _LONGEST_WORD = 6, 256
+"""What is longer, such as a private key, has a form of its own that tells it anywhere; it could repeat itself, and each place would be
+compared with all of it."""
 _NUMBERED: frozenset[Kind] = frozenset({"card", "phone", "iban"})
 _PIECE = re.compile(r"\w+|\W")
 _SIGN = re.compile(r"[^\W_]")
@@ -26,9 +28,9 @@ class KnownWords:
     """Texts that are looked for as they are written, not inside a longer word."""
 
     def __init__(self, words: Iterable[tuple[str, Any]]) -> None:
-        """`words`: each with what to tell of it."""
+        """`words`: each with what to tell of it; very short and very long ones do not count."""
         self._tree: _Tree = {}
-        for word, told in words:
+        for word, told in (entry for entry in words if _SHORTEST <= len(entry[0]) <= _LONGEST_WORD):
             _put(self._tree, _PIECE.findall(word), told)
 
     def places(self, text: str) -> Iterator[tuple[int, int, Any]]:
@@ -93,8 +95,8 @@ class Known:
         wanted = [(one, lower(original)) for one, original in known if one.kind != "term"]
         numbers = [(original, one) for one, original in wanted if one.kind in _NUMBERED]
         words = [(original, one) for one, original in wanted if one.kind not in _NUMBERED]
-        self._numbers = KnownNumbers(entry for entry in numbers if len(_SIGN.findall(entry[0])) >= SHORTEST_KNOWN)
-        self._words = KnownWords(entry for entry in words if len(entry[0]) >= SHORTEST_KNOWN)
+        self._numbers = KnownNumbers(entry for entry in numbers if len(_SIGN.findall(entry[0])) >= _SHORTEST)
+        self._words = KnownWords(words)
 
     def again(self, text: str) -> Iterator[Found]:
         """Its places in a text."""

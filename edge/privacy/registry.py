@@ -17,7 +17,7 @@ from functools import partial
 from edge.privacy.finder import Finder
 from edge.privacy.found import KINDS, Found, Kind, resolved
 from edge.privacy.json_text import changed_json, strings_in
-from edge.privacy.known import SHORTEST_KNOWN, Known, KnownWords
+from edge.privacy.known import Known, KnownWords
 from edge.privacy.never_send import NeverSend
 from edge.privacy.placeholders import Placeholders, Restoring, restored, spans_of_names
 
@@ -112,7 +112,7 @@ class Registry:
         found: Counter[str] = Counter()
         if not self.enabled:
             return found
-        values = KnownWords((value, value) for value in originals.values() if len(value) >= SHORTEST_KNOWN)
+        values = KnownWords((value, value) for value in originals.values())
         for text in [*texts, *_strings(json)]:
             found.update(one.kind for one in _outside_names(self._finder.find(text), text, originals))
             found.update("known" for _ in values.places(text))

@@ -109,10 +109,12 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
     ("said", "meant"),
     [
         ("[email_1]", "jo@x.org"),
-        ("[Email 1]", "jo@x.org"),
+        ("[Email_1]", "jo@x.org"),
         ("EMAIL_1.", "jo@x.org."),
         (r"\[EMAIL\_1\]", "jo@x.org"),
-        ("<EMAIL_1>", "jo@x.org"),
+        ("[EMAIL_1](home)", "jo@x.org(home)"),
+        ("[[EMAIL_1]]", "[jo@x.org]"),
+        ("x[EMAIL_1], EMAIL_1 = EMAIL_1", "xjo@x.org, EMAIL_1 = jo@x.org"),
         ("([EMAIL_1])", "(jo@x.org)"),
         ("[EMAIL_1](mailto:[EMAIL_1])", "[jo@x.org](mailto:jo@x.org)"),
         ("email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]", "email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]"),
@@ -120,6 +122,21 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
 )
 def test_a_model_may_write_a_placeholder_its_own_way(said: str, meant: str) -> None:
     assert restored(said, {"EMAIL_1": "jo@x.org"}) == meant
+
+
+CODE = """
+def get(rows, path1, ip_1):
+    EMAIL_1 = rows[email_1] or rows[email1][email_1] or {email1} or {EMAIL_1}
+    return f"${path1} ${EMAIL_1} $EMAIL_1 <Email1> <EMAIL_1> [email1] [EMAIL 1]", os.path.join(self.EMAIL_1, EMAIL_1.lower(), EMAIL_1[0])
+"""
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 1000])
+def test_a_program_in_an_answer_stays_as_it_is_whole_and_streamed(length: int) -> None:
+    originals = {"EMAIL_1": "jo@x.org", "PATH_1": "/a", "IP_1": "10.1.1.1"}
+    stream = Restoring(originals)
+    told = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
+    assert told + stream.rest() == restored(CODE, originals) == CODE
 
 
 PIECES = st.lists(
@@ -135,7 +152,13 @@ PIECES = st.lists(
             "\\",
             "2",
             "E",
-            "[email 1]",
+            "[email_1]",
+            " =",
+            "(mail",
+            "to:",
+            ".",
+            "=",
+            "$",
             "(",
             " ",
             "x",
