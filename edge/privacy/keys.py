@@ -38,12 +38,18 @@ _NAME = (
     rf"{_BEGINS}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
     r"|client[_-]?secret|private[_-]?key)"
 )
-_CALLED_PASSWORD = rf"{_BEGINS}(?:password|passwd|passphrase|passwort|kennwort|pwd|contraseña|mot de passe)"
+_CALLED_PASSWORD = rf"{_BEGINS}(?:password|passwd|passphrase|passwort|kennwort|pwd|pass(?=[\"']?[:=])|contraseña|mot de passe)"
 _NAMED = re.compile(rf"(?i){_NAME}[\"']?\s{{0,8}}(?:[:=]|\bis\b)\s{{0,8}}[\"'`]?([A-Za-z0-9._~+/=!@#$%^&*-]{{8,}})")
 _PASSWORDS = re.compile(
-    rf"(?i){_CALLED_PASSWORD}[\"']?\s{{0,8}}(?::=|[:=]|\bis\b)\s{{0,8}}"
+    rf"(?i){_CALLED_PASSWORD}[\"']?(?:\s{{0,8}}(?::=|[:=]|\b(?:is|was|ist|war|lautet)\b)|(?<=-password)|(?<=-passwd))\s{{0,8}}"
     r"(?:\"([^\"\n]{1,120})\"|'([^'\n]{1,120})'|`([^`\n]{1,120})`|([^\s\"'`,;()\[\]{}<>]{4,}))"
 )
+_GIVEN_TO_PROGRAMS = (
+    re.compile(r"\b(?:mysql|mariadb|mysqldump|mysqladmin)\b[^\n|;]{0,200}?\s-p([^\s\"'|;]{3,64})"),
+    re.compile(r"\b(?:curl|wget)\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]?[\"']?[^\s:\"']{1,64}:([^\s\"']{1,120})"),
+    re.compile(r"(?i)<(?:password|passwd|pwd|secret|token)>([^<>\n]{1,120})</"),
+)
+_NAMED_HEX = re.compile(r"(?i)(?<![^\W_])key[\"']?\s{0,8}[:=]\s{0,8}[\"']?([0-9a-f]{32,128})(?![0-9a-z])")
 _CODE_WORDS = frozenset(
     [
         "str",
@@ -96,6 +102,8 @@ def secrets_in(text: str) -> Iterator[Found]:
     for match in _NAMED.finditer(text):
         if _looks_random(match.group(1), _BITS_OF_A_NAMED_KEY):
             yield _found(match, 1)
+    for form in (*_GIVEN_TO_PROGRAMS, _NAMED_HEX):
+        yield from (_found(match, 1) for match in form.finditer(text))
     yield from _passwords(text)
     yield from (_found(match, 0) for match in _LONG_WORD.finditer(text) if _is_random_word(match.group()))
 

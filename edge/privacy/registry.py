@@ -72,6 +72,8 @@ class Registry:
     ) -> None:
         """Not `enabled`: nothing is replaced or tested, but `never_send` holds. Raises ValueError for a bad term or rule."""
         self.enabled = enabled
+        self.region = region
+        self.kinds = tuple(kind for kind in KINDS if kind in kinds or (kind == "term" and terms))
         self._finder = Finder(kinds, terms, region)
         self._rules = NeverSend(never_send)
 

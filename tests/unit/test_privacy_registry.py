@@ -31,6 +31,20 @@ PRIVATE = [
     ("DE89 3704 0044 0532 0130 00 it is", "iban"),
     ("host 10.1.2.3:80 and fe80::1234:5678", "ip"),
     ("AKIAIOSFODNN7EXAMPLE", "secret"),
+    ("run --password hunter2", "secret"),
+    ("mysql -u root -phunter2 shop", "secret"),
+    ("curl -s -u jo:pw1 https://x.org", "secret"),
+    ("export DB_PASS=hunter2", "secret"),
+    ("<password>hunter2</password>", "secret"),
+    ("mein Passwort lautet hunter2", "secret"),
+    ("das Passwort ist hunter2", "secret"),
+    ("my password was hunter2", "secret"),
+    ("AZURE_KEY=0123456789abcdef0123456789abcdef", "secret"),
+    ("4111.1111.1111.1111 it is", "card"),
+    ("4111  1111  1111  1111 it is", "card"),
+    ('to "jo schmidt"@firma.de', "email"),
+    ("to jo@192.168.1.4 now", "email"),
+    ("card 00:1A:2b:3c:4d:5e is on", "ip"),
     ("password: hunter2", "secret"),
     ("project  FALCON's plan", "term"),
     ("two anneliéses came", "term"),
@@ -49,6 +63,7 @@ ORDINARY = [
     "https://example.org/a/b/c?d=e",
     "4111111111111112 has a wrong check digit",
     "node.js and Next.js",
+    "the bridge will pass: yes; key = 12; pass_rate=0.5; if x == pass: -p 80 -port",
 ]
 
 
