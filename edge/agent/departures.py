@@ -248,7 +248,9 @@ class GuardedClient:
 class _Batch:
     """One batch: what may leave goes to the client, what may not is answered here."""
 
-    def __init__(self, calls: AsyncIterable[CloudCall], check: Callable[[CloudCall, str], Awaitable[_Leaving]], log: SentLog) -> None:
+    def __init__(
+        self, calls: AsyncIterable[CloudCall], check: Callable[[CloudCall, str], Awaitable[_Leaving]], log: SentLog
+    ) -> None:
         self._calls = calls
         self._check = check
         self._log = log

@@ -33,7 +33,7 @@ _VENDORS = tuple(
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?=[^\s\"']*[\d/+_=-])([A-Za-z0-9._~+/=-]{12,})")
 _BEGINS = r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[A-Z])))"
-"""Where a name begins, `my_` or `my` before it or not. No pattern here walks over what stands before: that would take its square in time."""
+"""Where a name begins, `my_` or `my` before it or not. No pattern walks over what stands before: that takes its square in time."""
 _NAME = (
     rf"{_BEGINS}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
     r"|client[_-]?secret|private[_-]?key)"

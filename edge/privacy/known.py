@@ -40,9 +40,10 @@ class KnownWords:
         pieces = _PIECE.findall(text)
         start = 0
         for index, piece in enumerate(pieces):
-            if piece in self._tree and not (index and _is_word(pieces[index - 1]) and not _is_word(piece)):
-                if (longest := self._longest(pieces, index)) is not None:
-                    yield start, start + sum(map(len, pieces[index : longest[0]])), longest[1]
+            inside = index and _is_word(pieces[index - 1]) and not _is_word(piece)
+            longest = None if inside else self._longest(pieces, index)
+            if longest is not None:
+                yield start, start + sum(map(len, pieces[index : longest[0]])), longest[1]
             start += len(piece)
 
     def _longest(self, pieces: Sequence[str], index: int) -> tuple[int, Any] | None:

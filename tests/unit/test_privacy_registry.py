@@ -49,6 +49,11 @@ PRIVATE = [
     ("project  FALCON's plan", "term"),
     ("two anneliéses came", "term"),
     ("株式会社秘密の会議", "term"),
+    ("class ProjectFalcon:", "term"),
+    ("the myProjectFalconPlan and", "term"),
+    ("see blueheronltd.com now", "term"),
+    ("a BlueHeronLtd contract", "term"),
+    ("call getACMEReport()", "term"),
 ]
 ORDINARY = [
     "123456 + 98765 = 222221",

@@ -14,8 +14,21 @@ from edge.privacy.registry import Registry
 
 GENEROUS_S = 120
 """Far beyond what any machine needs: one pattern that takes its square needs hours for these texts, and nothing else needs minutes."""
-SIGNS = "aA0-_.@/:+= \"\\"
-WORDS = ("sk-", "PN-", "a-c-g-t-", "xoxb-", "eyJaaaa-", "/home/a b ", "/home/a b/", "a+/", "password ", "myPassword", "jo@x.org ", "+1 ")
+SIGNS = 'aA0-_.@/:+= "\\'
+WORDS = (
+    "sk-",
+    "PN-",
+    "a-c-g-t-",
+    "xoxb-",
+    "eyJaaaa-",
+    "/home/a b ",
+    "/home/a b/",
+    "a+/",
+    "password ",
+    "myPassword",
+    "jo@x.org ",
+    "+1 ",
+)
 EACH = """
 import sys
 from edge.privacy.cutting import cutter
