@@ -1,8 +1,9 @@
 """The one seam through which anything leaves the device.
 
 Knows the order rules -> redaction -> leak test -> entry on disk -> sending -> restoring; knows nothing of what is private or how entries
-are kept. What a rule forbids, what the leak test finds and what cannot be written down raises Withheld, and nothing is sent. The label of a
-task, a call's key and a model's alias are names that both sides have agreed upon, and leave as they are.
+are kept. What a rule forbids, what the leak test finds, what is too long to be looked through and what cannot be written down raises
+Withheld, and nothing is sent. The label of a task and a model's alias are names that both sides have agreed upon: they leave as they are
+or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -41,8 +42,8 @@ EVALUATION = "eval:"
 _LABELS = frozenset({"call_key", "task", "model_alias"})
 _MOST_REMEMBERED = 4096
 _MOST_AHEAD = 256
-_LONG_CHARS = 20_000
-"""What takes some ten milliseconds to look through."""
+_LONG_CHARS = 4_000
+"""What takes some milliseconds to look through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,21 @@ class GuardedClient:
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device."""
+        self._refuse_labels(tasks)
         message = codec.encode_register(agent_version, tasks)
         with self._entered(Departure("registration", "the agent starts", "RegisterDevice", message.SerializeToString())):
             return await self._client.register(agent_version, tasks)
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
+        self._refuse_labels([task])
         message = codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
         with self._entered(Departure("step report", f"step {step} of {task} begins", "OpenStep", message.SerializeToString())):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
     async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ."""
+        self._refuse_labels([task])
         message = codec.encode_close_step(task, step, total_units, help_units, uncalled_units)
         with self._entered(Departure("step report", f"step {step} of {task} is done", "CloseStep", message.SerializeToString())):
             return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
@@ -106,7 +110,7 @@ class GuardedClient:
 
     async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
         """Ask the cloud for many calls. One that may not leave is answered Withheld; entries that come together are written together."""
-        batch = _Batch(calls, self._leaving, self._log)
+        batch = _Batch(calls, self._checked, self._log)
         work = asyncio.create_task(batch.run(self._client, deadline_s), name="guarded-batch")
         try:
             while (reply := await batch.replies.get()) is not None:
@@ -130,11 +134,13 @@ class GuardedClient:
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
+        self._refuse_labels([task])
         with self._inquired("GetBudget", budget_pb2.GetBudgetRequest(task=task)):
             return await self._client.get_budget(task)
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget, then each new version."""
+        self._refuse_labels([task])
         with self._inquired("WatchBudget", budget_pb2.WatchBudgetRequest(task=task)):
             async with closing(self._client.watch_budget(task)) as budgets:
                 async for budget in budgets:
@@ -147,12 +153,18 @@ class GuardedClient:
 
     async def _checked(self, call: CloudCall, method: str) -> _Leaving:
         """The same; a long conversation is looked through on a thread, so that others are served meanwhile."""
-        if len(call.openai_json) + sum(len(message.content) for message in call.messages) < _LONG_CHARS:
+        if _chars_of(call) < _LONG_CHARS:
             return self._leaving(call, method)
         return await asyncio.to_thread(self._leaving, call, method)
 
     def _leaving(self, call: CloudCall, method: str) -> _Leaving:
         """The call as it may leave. Raises Withheld, or InvalidRequest for what is no JSON."""
+        self._refuse_labels([call.task, call.model_alias])
+        if _chars_of(call) > self._registry.most_chars:
+            raise Withheld(
+                f"it is too long to be looked through: {_chars_of(call):,} characters of at most {self._registry.most_chars:,}",
+                hint="send less of the conversation at once, or shorter documents",
+            )
         texts = [message.content for message in call.messages]
         rule = self._registry.broken_rule([*texts, call.prompt_id], call.openai_json)
         if rule:
@@ -169,6 +181,13 @@ class GuardedClient:
         answer_id = call.prompt_id if kind == "answering" else ""
         payload = message.SerializeToString()
         return _Leaving(sent, Departure(kind, why, method, payload, answer_id, call.call_key, redacted.replaced), redacted)
+
+    def _refuse_labels(self, labels: Sequence[str]) -> None:
+        """The label of a task cannot be replaced, since both sides count by it. Raises Withheld for one that tells something private."""
+        if rule := self._registry.broken_rule(labels):
+            raise Withheld(f"never-send rule {rule} forbids the task's name", hint="give the task another name")
+        if told := self._registry.told_by_names(labels):
+            raise Withheld(f"the task's name tells a {', a '.join(sorted(told))}", hint="give the task another name")
 
     def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:
         messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
@@ -229,7 +248,9 @@ class GuardedClient:
 class _Batch:
     """One batch: what may leave goes to the client, what may not is answered here."""
 
-    def __init__(self, calls: AsyncIterable[CloudCall], check: Callable[[CloudCall, str], _Leaving], log: SentLog) -> None:
+    def __init__(
+        self, calls: AsyncIterable[CloudCall], check: Callable[[CloudCall, str], Awaitable[_Leaving]], log: SentLog
+    ) -> None:
         self._calls = calls
         self._check = check
         self._log = log
@@ -261,7 +282,7 @@ class _Batch:
         ended = False
         while not ended:
             calls, ended = await self._together()
-            for call in self._written_down(calls):
+            for call in await self._written_down(calls):
                 yield call
 
     async def _together(self) -> tuple[list[CloudCall], bool]:
@@ -272,9 +293,10 @@ class _Batch:
             handed.append(self._handed.get_nowait())
         return [call for call in handed if call is not None], None in handed
 
-    def _written_down(self, calls: Sequence[CloudCall]) -> list[CloudCall]:
+    async def _written_down(self, calls: Sequence[CloudCall]) -> list[CloudCall]:
         """Those that may leave, as they leave; the others are answered."""
-        leaving = [one for one in map(self._checked, calls) if one is not None]
+        checked = [await self._checked(call) for call in calls]
+        leaving = [one for one in checked if one is not None]
         if not leaving:
             return []
         try:
@@ -286,9 +308,9 @@ class _Batch:
         self._leaving.update({one.call.call_key: (one, number) for one, number in zip(leaving, numbers, strict=True)})
         return [one.call for one in leaving]
 
-    def _checked(self, call: CloudCall) -> _Leaving | None:
+    async def _checked(self, call: CloudCall) -> _Leaving | None:
         try:
-            return self._check(call, "CompleteBatch")
+            return await self._check(call, "CompleteBatch")
         except CoordinatorError as error:
             self.replies.put_nowait(CallReply(call.call_key, error))
             return None
@@ -300,6 +322,10 @@ class _Batch:
                 self._log.not_delivered([number], "the coordinator could not be reached; nothing left")
             return reply
         return CallReply(reply.call_key, leaving.back(reply.outcome))
+
+
+def _chars_of(call: CloudCall) -> int:
+    return len(call.openai_json) + sum(len(message.content) for message in call.messages)
 
 
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:

@@ -31,12 +31,20 @@ def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
         "placeholders": dict(redacted.originals),
         "never_send_rule": rule or None,
         "leaks": dict(leaks),
+        "region": registry.region,
+        "kinds": list(registry.kinds) if registry.enabled else [],
     }
     if as_json:
         print_json(found)
     else:
+        print_line(_in_force(found))
         _print(found, enabled=registry.enabled)
     return 0 if found["sent"] else WITHHELD
+
+
+def _in_force(found: dict[str, Any]) -> str:
+    region = found["region"] or "no country (privacy.region sets one)"
+    return f"looked for: {', '.join(found['kinds']) or 'nothing'}; telephone numbers without a prefix: {region}"
 
 
 def _print(found: dict[str, Any], *, enabled: bool) -> None:

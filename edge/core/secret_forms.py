@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 QUOTED = r"""(?:b?"(?:[^"\\]|\\.)*"?|b?'(?:[^'\\]|\\.)*'?)"""
-_JWT = r"\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*"
+_JWT = r"\beyJ[A-Za-z0-9_-]{4,1024}\.[A-Za-z0-9_-]{0,8192}\.[A-Za-z0-9_-]*"
 _PRIVATE_KEY = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 _VENDOR_KEY = r"\b(?:sk|pk|rk|xai|gsk|hf|ghp|glpat|AKIA|AIza)[-_]?[A-Za-z0-9_-]{16,}"
 _URL_PASSWORD = r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"  # noqa: S105

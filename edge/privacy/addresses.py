@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from edge.privacy.found import Found
 
 _EMAIL = re.compile(
-    r"(?<![\w.+-])(?:\w[\w.!#$&'*+/^`{|}~-]{0,63}|\"[^\"\s]{1,62}\")@\n?(?:(?:[\w](?:[\w-]{0,61}[\w])?\.)+(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})\b"
-    r"|\[[0-9A-Fa-f.:]{7,45}\])"
+    r"(?<![\w.+-])(?:\w[\w.!#$&'*+/^`{|}~-]{0,63}|\"[^\"\n]{1,62}\")@\n?(?:(?:[\w](?:[\w-]{0,61}[\w])?\.)+(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})\b"
+    r"|(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|\[[0-9A-Fa-f.:]{7,45}\])"
 )
 _IP4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)(?:/\d{1,2}\b)?")
 _IP6 = re.compile(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:\d{1,3}\.){3}\d{1,3})?(?![\w:]|\.\d)(?:%\w{1,16})?(?:/\d{1,3}\b)?"
 )
+_MAC = re.compile(r"(?<![\w:.-])(?:(?:[0-9A-Fa-f]{2}:){5}|(?:[0-9A-Fa-f]{2}-){5})[0-9A-Fa-f]{2}(?![\w:-])")
 _FEWEST_GROUPS = 3
 
 
@@ -30,12 +31,14 @@ def emails(text: str) -> Iterator[Found]:
 
 
 def ips(text: str) -> Iterator[Found]:
-    """Addresses of version 4 and 6, with a network's length; a port behind one stays."""
+    """Addresses of version 4 and 6, with a network's length, and of network cards; a port behind one stays."""
     for pattern in (_IP4, _IP6) if ":" in text else (_IP4,):
         for match in pattern.finditer(text):
             address = _address(match.group())
             if address is not None:
                 yield Found(match.start(), match.end(), "ip", address)
+    for match in _MAC.finditer(text):
+        yield Found(match.start(), match.end(), "ip", match.group().lower().replace("-", ":"))
 
 
 def _address(text: str) -> str | None:

@@ -12,9 +12,9 @@ from edge.core.secret_forms import without_secrets
 from edge.privacy.registry import CUT, Registry
 
 MOST_DIGITS = 8
-_ADDRESS = re.compile(r"[^\s@<>\"'()]+@[^\s@<>\"'()]+\.\w+")
+_ADDRESS = re.compile(r"[^\s@<>\"'()]{1,64}@[^\s@<>\"'()]{1,250}\.\w+")
 _GROUPED = re.compile(r"\d+(?:[ ,.()/\-]\d{2,})*")
-_LONG_WORD = re.compile(r"\b(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
+_LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
 
 
 def cutter(registry: Registry) -> Callable[[str], str]:

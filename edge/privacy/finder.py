@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from edge.privacy.addresses import emails, ips
@@ -14,8 +13,6 @@ from edge.privacy.terms import Terms
 from edge.privacy.views import View, views_of
 
 Detector = Callable[[str], Iterable[Found]]
-_SHORTEST_KNOWN = 6
-_NUMBERED: frozenset[Kind] = frozenset({"card", "phone", "iban"})
 
 
 class Finder:
@@ -52,24 +49,3 @@ class Finder:
             for one in detector(view.text):
                 start, end = view.span(one.start, one.end)
                 yield Found(start, end, one.kind, one.value)
-
-
-def known_again(text: str, known: Iterable[tuple[Found, str]]) -> Iterator[Found]:
-    """Further places of what was found elsewhere, given with its text: numbers in any grouping, everything else as it was written."""
-    for one, original in known:
-        pattern = _pattern_of(one.kind, original)
-        if pattern is not None:
-            yield from (Found(match.start(), match.end(), one.kind, one.value) for match in pattern.finditer(text))
-
-
-def _pattern_of(kind: Kind, original: str) -> re.Pattern[str] | None:
-    if kind == "term":
-        return None
-    if kind in _NUMBERED:
-        signs = [char for char in original if char.isalnum()]
-        if len(signs) < _SHORTEST_KNOWN:
-            return None
-        return re.compile(rf"(?i)(?<![^\W_])\+?{'[ ().,/-]{0,2}'.join(map(re.escape, signs))}(?![^\W_])")
-    if len(original) < _SHORTEST_KNOWN:
-        return None
-    return re.compile(rf"(?i)(?<!\w){re.escape(original)}(?!\w)")

@@ -22,7 +22,7 @@ _VENDORS = tuple(
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
         r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b",
         r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|npm|pypi|dop_v1|shpat|sq0atp|hf|xai|gsk)[_-][A-Za-z0-9_-]{16,}",
-        r"\b(?:sk|pk|rk)[-_](?:[a-z]+[-_]){0,3}[A-Za-z0-9_-]{16,}",
+        r"\b(?:sk|pk|rk)[-_](?:[a-z]{1,16}[-_]){0,3}[A-Za-z0-9_-]{16,}",
         r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
         r"\bxapp-[A-Za-z0-9-]{10,}",
         r"https://hooks\.slack\.com/services/[A-Za-z0-9/_-]{10,}",
@@ -32,17 +32,24 @@ _VENDORS = tuple(
     )
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?=[^\s\"']*[\d/+_=-])([A-Za-z0-9._~+/=-]{12,})")
-_PREFIX = r"(?:[\w-]*[_-])?"
+_BEGINS = r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[A-Z])))"
+"""Where a name begins, `my_` or `my` before it or not. No pattern walks over what stands before: that takes its square in time."""
 _NAME = (
-    rf"{_PREFIX}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
+    rf"{_BEGINS}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
     r"|client[_-]?secret|private[_-]?key)"
 )
-_CALLED_PASSWORD = rf"{_PREFIX}(?:password|passwd|passphrase|passwort|kennwort|pwd|contraseña|mot de passe)"
-_NAMED = re.compile(rf"(?i)\b{_NAME}[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?([A-Za-z0-9._~+/=!@#$%^&*-]{{8,}})")
+_CALLED_PASSWORD = rf"{_BEGINS}(?:password|passwd|passphrase|passwort|kennwort|pwd|pass(?=[\"']?[:=])|contraseña|mot de passe)"
+_NAMED = re.compile(rf"(?i){_NAME}[\"']?\s{{0,8}}(?:[:=]|\bis\b)\s{{0,8}}[\"'`]?([A-Za-z0-9._~+/=!@#$%^&*-]{{8,}})")
 _PASSWORDS = re.compile(
-    rf"(?i)\b{_CALLED_PASSWORD}[\"']?\s*(?::=|[:=]|\bis\b)\s*"
+    rf"(?i){_CALLED_PASSWORD}[\"']?(?:\s{{0,8}}(?::=|[:=]|\b(?:is|was|ist|war|lautet)\b)|(?<=-password)|(?<=-passwd))\s{{0,8}}"
     r"(?:\"([^\"\n]{1,120})\"|'([^'\n]{1,120})'|`([^`\n]{1,120})`|([^\s\"'`,;()\[\]{}<>]{4,}))"
 )
+_GIVEN_TO_PROGRAMS = (
+    re.compile(r"\b(?:mysql|mariadb|mysqldump|mysqladmin)\b[^\n|;]{0,200}?\s-p([^\s\"'|;]{3,64})"),
+    re.compile(r"\b(?:curl|wget)\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]?[\"']?[^\s:\"']{1,64}:([^\s\"']{1,120})"),
+    re.compile(r"(?i)<(?:password|passwd|pwd|secret|token)>([^<>\n]{1,120})</"),
+)
+_NAMED_HEX = re.compile(r"(?i)(?<![^\W_])key[\"']?\s{0,8}[:=]\s{0,8}[\"']?([0-9a-f]{32,128})(?![0-9a-z])")
 _CODE_WORDS = frozenset(
     [
         "str",
@@ -95,6 +102,8 @@ def secrets_in(text: str) -> Iterator[Found]:
     for match in _NAMED.finditer(text):
         if _looks_random(match.group(1), _BITS_OF_A_NAMED_KEY):
             yield _found(match, 1)
+    for form in (*_GIVEN_TO_PROGRAMS, _NAMED_HEX):
+        yield from (_found(match, 1) for match in form.finditer(text))
     yield from _passwords(text)
     yield from (_found(match, 0) for match in _LONG_WORD.finditer(text) if _is_random_word(match.group()))
 

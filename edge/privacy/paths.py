@@ -7,6 +7,7 @@ machine has (`/dev/null`, `/bin/sh`) and addresses of the web are not found.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from edge.privacy.found import Found
@@ -18,7 +19,7 @@ _ENDING = (
 )
 _END = r"(?![\w-]|\.\w)"
 _SEGMENT = r"[^\s/\\:*?\"'<>|`(),;{}\[\]$=]+"
-_SPACED = r"[^/\\:*?\"'<>|`(),;{}\[\]$=\n]+"
+_SPACED = r"[^/\\:*?\"'<>|`(),;{}\[\]$=\n]{1,80}"
 _ROOTS = (
     r"(?:home|Users|root|etc|var|tmp|opt|srv|mnt|media|usr|private|Volumes|Library|Applications|data|proc|sys|run|boot|lib|bin|sbin|workspace"
     r"|app|nix|snap)"
@@ -26,14 +27,14 @@ _ROOTS = (
 _BEFORE = r"(?<![\w/.:<~\\\])}&-])"
 _FORMS = (
     re.compile(r"(?i)\bfile:/{1,3}[^\s\"'<>`)\]]+"),
-    re.compile(rf"{_BEFORE}/{_ROOTS}(?:/(?:{_SPACED}/)*?{_SPACED}\.{_ENDING}{_END}|(?:/{_SEGMENT})+/?|/)"),
+    re.compile(rf"{_BEFORE}/{_ROOTS}(?:/(?:{_SPACED}/){{0,20}}?{_SPACED}\.{_ENDING}{_END}|(?:/{_SEGMENT})+/?|/)"),
     re.compile(rf"{_BEFORE}(?:/{_SEGMENT}){{3,}}/?|{_BEFORE}(?:/{_SEGMENT}){{1,}}\.{_ENDING}{_END}"),
     re.compile(rf"(?<![\w/.:<~\\])~[\w.-]*/(?:{_SEGMENT}/?)+"),
-    re.compile(rf"(?<![\w])[A-Za-z]:(?:\\\\?|/)(?:{_SPACED}(?:\\\\?|/))*(?:{_SPACED}\.{_ENDING}{_END}|{_SEGMENT})?"),
+    re.compile(rf"(?<![\w])[A-Za-z]:(?:\\\\?|/)(?:{_SPACED}(?:\\\\?|/)){{0,40}}(?:{_SPACED}\.{_ENDING}{_END}|{_SEGMENT})?"),
     re.compile(
-        rf"(?<![\w\\])\\\\(?:\\\\)?[\w.$-]+\\\\?(?:{_SPACED}\\\\?)*(?:{_SPACED}\.{_ENDING}{_END}|[^\s\\/:*?\"'<>|`(),;{{}}\[\]=]+)"
+        rf"(?<![\w\\])\\\\(?:\\\\)?[\w.$-]+\\\\?(?:{_SPACED}\\\\?){{0,40}}(?:{_SPACED}\.{_ENDING}{_END}|[^\s\\/:*?\"'<>|`(),;{{}}\[\]=]+)"
     ),
-    re.compile(rf"(?<![\w/.:@~\\%-])\.{{0,2}}/?(?:[\w.@+~-]+/)+[\w.@+~-]*\.{_ENDING}{_END}"),
+    re.compile(rf"(?<![\w/.:@~\\%+-])\.{{0,2}}/?(?:[\w.@+~-]+/)+[\w.@+~-]*\.{_ENDING}{_END}"),
     re.compile(rf"(?<![\w/.:@~\\%-])(?:[\w-]+\.)*[\w-]+\.{_ENDING}{_END}(?!\()"),
 )
 _QUOTED_NAME = re.compile(rf"(?<=[\"'`])[^\s\"'`/\\][^\"'`/\\\n]{{0,120}}\.{_ENDING}(?=[\"'`])")
@@ -48,10 +49,12 @@ _TRAILING = ".,;:!?"
 def paths(text: str) -> Iterator[Found]:
     """Paths (POSIX, home, Windows, network shares, file addresses), and names with a known ending."""
     web = [match.span() for match in _WEB.finditer(text)]
+    starts = [start for start, _ in web]
     for form in (*_FORMS, _QUOTED_NAME) if ("/" in text or "." in text or "\\" in text) else ():
         for match in form.finditer(text):
             name = match.group().rstrip(_TRAILING).rstrip()
-            if _is_name(name) and not any(start <= match.start() < end for start, end in web):
+            place = bisect_right(starts, match.start()) - 1
+            if _is_name(name) and not (place >= 0 and match.start() < web[place][1]):
                 yield Found(match.start(), match.start() + len(name), "path", name)
 
 

@@ -2,8 +2,8 @@
 
 The same thing has the same placeholder from its first appearance on, so a later turn, sent with the whole conversation, agrees with an
 earlier one. A name that the conversation itself contains is not used. On the way back a model may have changed the case inside the
-brackets, used other brackets, escaped the underscore for Markdown, or left the brackets out (then only in capitals, since `email_1` may
-be its variable).
+brackets, escaped the underscore for Markdown, or left the brackets out, then only in capitals. What may be a program's own stays: other
+brackets, `rows[ip_1]`, `${PATH_1}`, `PATH_1 = ...`, and a name without its underscore.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from collections.abc import Iterable, Mapping
 from edge.privacy.found import KINDS, Found
 
 _NAMES = "|".join(kind.upper() for kind in KINDS)
-_SEPARATOR = r"(?:\\?_|[ -])"
 _TAKEN = re.compile(rf"(?i)\b({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
+_NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
 _LABEL = re.compile(
-    rf"(?P<escaped>\\)?[\[<{{]\s?(?P<kind>(?i:{_NAMES})){_SEPARATOR}?(?P<number>\d{{1,6}})\s?(?(escaped)\\)[\]>}}](?P<link>(?=\())?"
-    rf"|(?<![A-Za-z0-9_\\])(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_])"
+    rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?P<link>(?=\((?:mailto|tel|file|https?):))?"
+    rf"|{_NOT_BEFORE}(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_]| ?=|[(\[{{}}>]|\.[A-Za-z_])"
 )
 _UNFINISHED = re.compile(
-    rf"\\?\Z|\\?[\[<{{]\s?(?:[A-Za-z]{{0,6}}|(?i:{_NAMES})(?:\\|{_SEPARATOR})?|(?i:{_NAMES}){_SEPARATOR}?\d{{1,6}}\s?\\?[\]>}}]?)\Z"
-    rf"|(?<![A-Za-z0-9_\\])(?:[A-Z]{{1,6}}|(?:{_NAMES})\\?_?|(?:{_NAMES})\\?_\d{{1,6}})\Z"
+    rf"\\?\Z|\\?\[(?:[A-Za-z]{{0,6}}|(?i:{_NAMES})(?:\\|\\?_\d{{0,6}}\\?(?:\](?:\([a-z]{{0,6}})?)?))\Z"
+    rf"|{_NOT_BEFORE}(?:[A-Z]{{1,6}}|(?:{_NAMES})(?:\\|\\?_\d{{0,6}}|\\?_\d{{1,6}}[ .]))\Z"
 )
+_SUBSCRIBED = re.compile(r"[\w)\]$]")
+"""Behind this, something in brackets and small letters is an index."""
 _LONGEST = 32
 
 
@@ -92,7 +94,9 @@ class Restoring:
 
     def _told(self, end: int) -> str:
         parts: list[str] = []
-        for match in _LABEL.finditer(self._text, self._done, max(end, self._done)):
+        for match in _LABEL.finditer(self._text, self._done):  # to the very end: what follows a name decides about it
+            if match.end() > end:
+                break
             parts += [self._text[self._done : match.start()], _meant(match, self._originals)]
             self._done = match.end()
         parts.append(self._text[self._done : end])
@@ -102,9 +106,14 @@ class Restoring:
 
 def _meant(match: re.Match[str], originals: Mapping[str, str]) -> str:
     original = originals.get(_name_of(match))
-    if original is None:
+    if original is None or _is_an_index(match):
         return match.group()
     return f"[{original}]" if match["link"] is not None else original
+
+
+def _is_an_index(match: re.Match[str]) -> bool:
+    kind, start = match["kind"], match.start()
+    return kind is not None and not kind.isupper() and start > 0 and _SUBSCRIBED.match(match.string, start - 1) is not None
 
 
 def _name_of(match: re.Match[str]) -> str:

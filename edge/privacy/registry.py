@@ -6,20 +6,28 @@ itself: nothing that was replaced may be left in it, and nothing that would have
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from edge.privacy.finder import Finder, known_again
+from edge.privacy.finder import Finder
 from edge.privacy.found import KINDS, Found, Kind, resolved
 from edge.privacy.json_text import changed_json, strings_in
+from edge.privacy.known import Known, KnownWords
 from edge.privacy.never_send import NeverSend
 from edge.privacy.placeholders import Placeholders, Restoring, restored, spans_of_names
 
 _PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
 CUT = "[cut]"
+MOST_CHARS = 1_000_000
+"""The longest conversation that is looked through: some seconds of work."""
+_NOT_IN_NAMES: frozenset[Kind] = frozenset({"path"})
+"""A task is often called after the file that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +72,24 @@ class Registry:
     ) -> None:
         """Not `enabled`: nothing is replaced or tested, but `never_send` holds. Raises ValueError for a bad term or rule."""
         self.enabled = enabled
+        self.region = region
+        self.kinds = tuple(kind for kind in KINDS if kind in kinds or (kind == "term" and terms))
         self._finder = Finder(kinds, terms, region)
         self._rules = NeverSend(never_send)
 
     def broken_rule(self, texts: Sequence[str], json: str = "") -> int:
         """The number, from 1, of the never-send rule that forbids this conversation; 0 where none does."""
         return self._rules.broken([*texts, *_strings(json)])
+
+    @property
+    def most_chars(self) -> float:
+        """How long a conversation may be in all to be looked through; without a limit where nothing is looked for."""
+        return MOST_CHARS if self.enabled else math.inf
+
+    def told_by_names(self, names: Sequence[str]) -> set[Kind]:
+        """The kinds of private things that names of tasks and models tell, which cannot be replaced; none where not enabled."""
+        found = [one for name in names for one in self._finder.find(name)] if self.enabled else []
+        return {one.kind for one in found} - _NOT_IN_NAMES
 
     def redacted(self, texts: Sequence[str], json: str = "") -> Redacted:
         """The conversation as it may leave. `json`: a JSON text that belongs to it. Raises ValueError where that is none."""
@@ -94,10 +114,10 @@ class Registry:
         found: Counter[str] = Counter()
         if not self.enabled:
             return found
-        values = [value for value in originals.values() if len(value) >= _WORTH_A_LOOK]
+        values = KnownWords((value, value) for value in originals.values())
         for text in [*texts, *_strings(json)]:
             found.update(one.kind for one in _outside_names(self._finder.find(text), text, originals))
-            found.update("known" for value in values if _stands_in(value, text))
+            found.update("known" for _ in values.places(text))
         return found
 
     def cut(self, text: str) -> str:
@@ -107,9 +127,6 @@ class Registry:
             parts += [text[place : one.start], CUT]
             place = one.end
         return "".join([*parts, text[place:]])
-
-
-_WORTH_A_LOOK = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +139,24 @@ class _Replacing:
 
     def whole(self, conversation: Redacted) -> Redacted:
         """The conversation after one more pass: beside a placeholder, something may stand free that did not before."""
-        texts = tuple(self.text(text) for text in conversation.texts)
-        json = changed_json(conversation.json, self.string) if conversation.json else ""
+        again = Known(self.known.values())
+        texts = tuple(self.text(text, again) for text in conversation.texts)
+        json = changed_json(conversation.json, partial(self.string, again=again)) if conversation.json else ""
         return Redacted(texts, json, dict(self.names.originals), dict(self.names.replaced))
 
-    def text(self, text: str) -> str:
-        found = self._found(text)
+    def text(self, text: str, again: Known) -> str:
+        found = self._found(text, again)
         return self._replaced(text, found) if found else text
 
-    def string(self, text: str, is_name: bool) -> str:
+    def string(self, text: str, is_name: bool, *, again: Known) -> str:
         """A string of a JSON text. One that programs use as a name is replaced as a whole, by a name they can use."""
         if not (is_name and _PROGRAM_NAME.fullmatch(text)):
-            return self.text(text)
-        found = self._found(text)
+            return self.text(text, again)
+        found = self._found(text, again)
         return self.names.name(Found(0, len(text), found[0].kind, text), text) if found else text
 
-    def _found(self, text: str) -> list[Found]:
-        found = resolved([*self.finder.find(text), *known_again(text, self.known.values())])
+    def _found(self, text: str, again: Known) -> list[Found]:
+        found = resolved([*self.finder.find(text), *again.again(text)])
         return _outside_names(found, text, self.names.originals)
 
     def _replaced(self, text: str, found: Sequence[Found]) -> str:
@@ -154,11 +172,13 @@ class _Replacing:
 def _outside_names(found: Sequence[Found], text: str, originals: Mapping[str, str]) -> list[Found]:
     """What is found and not, if only in part, a placeholder's own name."""
     names = spans_of_names(text, originals) if originals else []
-    return [one for one in found if not any(start < one.end and one.start < end for start, end in names)]
+    ends = [end for _, end in names]
+    return [one for one in found if not _overlaps(one, names, bisect_right(ends, one.start))]
 
 
-def _stands_in(value: str, text: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+def _overlaps(one: Found, names: Sequence[tuple[int, int]], index: int) -> bool:
+    """Whether it overlaps the first name that ends behind its start."""
+    return index < len(names) and names[index][0] < one.end
 
 
 def _strings(json: str) -> list[str]:

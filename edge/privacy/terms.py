@@ -1,6 +1,7 @@
 """Words that a person listed as private. Knows how such a word may be written; knows nothing of what it means.
 
-Whole words count, in any case, with any accents and separators, in the plural and before an apostrophe; of scripts without spaces between
+Whole words count, in any case, with any accents and separators or none, in the plural and before an apostrophe, and as parts of a name in
+camel case; of scripts without spaces between
 words every occurrence. The work is in proportion to the text, however many terms there are.
 """
 
@@ -12,12 +13,16 @@ from collections.abc import Iterator, Sequence
 
 from edge.core.privacy_rules import checked_term
 from edge.privacy.found import Found
-from edge.privacy.views import folded
+from edge.privacy.views import folded, lower
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _GAP = re.compile(r"[^\w]{0,3}|_|\s{1,8}")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _SHORTEST_PLURAL = 3
+_SHORTEST_PART = 4
+"""A shorter term is a part of too many names."""
+_PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[^\W\d_]+|\d+")
+_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
 
 
 class Terms:
@@ -34,11 +39,12 @@ class Terms:
 
     def found(self, text: str) -> Iterator[Found]:
         """The terms in a text whose characters are folded already but for their case."""
-        low = text.lower()
-        if len(low) != len(text):  # a letter whose small form is two: compare what has the same length
-            low = "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
+        low = lower(text)
         if self._by_first:
-            yield from self._words(low)
+            yield from self._words(low, [match.span() for match in _WORD.finditer(low)])
+            if _CAMEL.search(text):
+                parts = self._words(low, [match.span() for match in _PART.finditer(text)])
+                yield from (one for one in parts if one.end - one.start >= _SHORTEST_PART)
         for term in self._unspaced:
             yield from (Found(match.start(), match.end(), "term", term) for match in re.finditer(re.escape(term), low))
 
@@ -49,9 +55,12 @@ class Terms:
             self._unspaced.append(form)
         else:
             self._by_first[words[0]].append((words, form))
+            joined = "".join(words)
+            if len(words) > 1 and len(_WORD.findall(joined)) == 1:
+                self._by_first[joined].append(((joined,), form))
 
-    def _words(self, low: str) -> Iterator[Found]:
-        places = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(low)]
+    def _words(self, low: str, spans: Sequence[tuple[int, int]]) -> Iterator[Found]:
+        places = [(low[start:end], start, end) for start, end in spans]
         for index, (word, start, _) in enumerate(places):
             for first in dict.fromkeys((word, *_singulars(word))):
                 for words, form in self._by_first.get(first, ()):

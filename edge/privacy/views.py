@@ -54,6 +54,12 @@ def folded(text: str) -> str:
     return " ".join(seen.casefold().split())
 
 
+def lower(text: str) -> str:
+    """The text in small letters, and of the same length: a letter whose small form is two stays."""
+    low = text.lower()
+    return low if len(low) == len(text) else "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
+
+
 def _view(pieces: Iterator[tuple[str, int, int]]) -> View:
     letters: list[str] = []
     starts: list[int] = []

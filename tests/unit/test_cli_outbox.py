@@ -95,8 +95,15 @@ def test_times_ago_and_dates() -> None:
 
 
 def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:
-    code, out, err = run(capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]")
-    assert (code, out, err) == (0, "write to [EMAIL_1] of [TERM_1]\n", "replaced: 1 email, 1 term\n")
+    code, out, err = run(
+        capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]", "--set", "privacy.region=DE"
+    )
+    assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and err.endswith("\nreplaced: 1 email, 1 term\n")
+    assert err.startswith("looked for: term, secret,") and "telephone numbers without a prefix: DE\n" in err
+    code, out, _ = run(
+        capsys, "privacy", "check", "x", "--json", "--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"
+    )
+    assert json.loads(out)["kinds"] == ["email", "ip"] and json.loads(out)["region"] == "DE"
     code, out, err = run(capsys, "privacy", "check", "The  Vault", "--never-send", "the vault")
     assert (code, out) == (3, "") and "never-send rule 1" in err
 

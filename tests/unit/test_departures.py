@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,3 +279,41 @@ async def test_a_plain_call_without_anything_private_leaves_as_it_is(seam: Seam)
     asked = call("k1", "What is 2 + 2?", openai_json='{ "tools": [] }')
     await seam.client.complete(asked, 5.0)
     assert seam.inner.calls == [asked]
+
+
+@pytest.mark.parametrize(("task", "why"), [("Project Falcon", "a term"), ("Top  secret", "rule 1"), ("jo@x.org", "an? email")])
+async def test_a_tasks_name_that_tells_something_private_leaves_with_nothing(seam: Seam, task: str, why: str) -> None:
+    for asked in (
+        seam.client.complete(replace(call("k1"), task=task), 5.0),
+        seam.client.get_budget(task),
+        anext(seam.client.watch_budget(task)),
+        seam.client.register("1", ["math", task]),
+        seam.client.open_step(task, 1, 1, 1, 0.1),
+        seam.client.close_step(task, 1, 1, 1),
+    ):
+        with pytest.raises(Withheld, match=f"{why}.*") as caught:
+            await asked
+        assert "name" in str(caught.value)
+    assert isinstance((await replies_of(seam.client, [replace(call("k2"), task=task)]))["k2"], Withheld)
+    assert seam.inner.calls == [] and seam.entries() == []
+
+
+async def test_what_is_too_long_to_be_looked_through_is_withheld_and_a_long_text_is_looked_through_elsewhere(
+    seam: Seam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.privacy.registry.MOST_CHARS", 9_000)
+    with pytest.raises(Withheld, match=r"too long to be looked through: 9,001 characters of at most 9,000"):
+        await seam.client.complete(call("k1", "x" * 9_001), 5.0)
+    threads: list[bool] = []
+    broken_rule = Registry.broken_rule
+
+    def noted(self: Registry, texts, json: str = "") -> int:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return broken_rule(self, texts, json)
+
+    monkeypatch.setattr(Registry, "broken_rule", noted)
+    await seam.client.complete(call("k2", "x " * 2_000), 5.0)
+    await replies_of(seam.client, [call("k3", "y " * 2_000)])
+    assert threads and not any(threads)
+    await seam.client.complete(call("k4", "short"), 5.0)
+    assert any(threads)

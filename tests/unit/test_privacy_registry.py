@@ -31,10 +31,29 @@ PRIVATE = [
     ("DE89 3704 0044 0532 0130 00 it is", "iban"),
     ("host 10.1.2.3:80 and fe80::1234:5678", "ip"),
     ("AKIAIOSFODNN7EXAMPLE", "secret"),
+    ("run --password hunter2", "secret"),
+    ("mysql -u root -phunter2 shop", "secret"),
+    ("curl -s -u jo:pw1 https://x.org", "secret"),
+    ("export DB_PASS=hunter2", "secret"),
+    ("<password>hunter2</password>", "secret"),
+    ("mein Passwort lautet hunter2", "secret"),
+    ("das Passwort ist hunter2", "secret"),
+    ("my password was hunter2", "secret"),
+    ("AZURE_KEY=0123456789abcdef0123456789abcdef", "secret"),
+    ("4111.1111.1111.1111 it is", "card"),
+    ("4111  1111  1111  1111 it is", "card"),
+    ('to "jo schmidt"@firma.de', "email"),
+    ("to jo@192.168.1.4 now", "email"),
+    ("card 00:1A:2b:3c:4d:5e is on", "ip"),
     ("password: hunter2", "secret"),
     ("project  FALCON's plan", "term"),
     ("two anneliéses came", "term"),
     ("株式会社秘密の会議", "term"),
+    ("class ProjectFalcon:", "term"),
+    ("the myProjectFalconPlan and", "term"),
+    ("see blueheronltd.com now", "term"),
+    ("a BlueHeronLtd contract", "term"),
+    ("call getACMEReport()", "term"),
 ]
 ORDINARY = [
     "123456 + 98765 = 222221",
@@ -49,6 +68,7 @@ ORDINARY = [
     "https://example.org/a/b/c?d=e",
     "4111111111111112 has a wrong check digit",
     "node.js and Next.js",
+    "the bridge will pass: yes; key = 12; pass_rate=0.5; if x == pass: -p 80 -port",
 ]
 
 
@@ -109,10 +129,12 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
     ("said", "meant"),
     [
         ("[email_1]", "jo@x.org"),
-        ("[Email 1]", "jo@x.org"),
+        ("[Email_1]", "jo@x.org"),
         ("EMAIL_1.", "jo@x.org."),
         (r"\[EMAIL\_1\]", "jo@x.org"),
-        ("<EMAIL_1>", "jo@x.org"),
+        ("[EMAIL_1](home)", "jo@x.org(home)"),
+        ("[[EMAIL_1]]", "[jo@x.org]"),
+        ("x[EMAIL_1], EMAIL_1 = EMAIL_1", "xjo@x.org, EMAIL_1 = jo@x.org"),
         ("([EMAIL_1])", "(jo@x.org)"),
         ("[EMAIL_1](mailto:[EMAIL_1])", "[jo@x.org](mailto:jo@x.org)"),
         ("email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]", "email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]"),
@@ -120,6 +142,21 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
 )
 def test_a_model_may_write_a_placeholder_its_own_way(said: str, meant: str) -> None:
     assert restored(said, {"EMAIL_1": "jo@x.org"}) == meant
+
+
+CODE = """
+def get(rows, path1, ip_1):
+    EMAIL_1 = rows[email_1] or rows[email1][email_1] or {email1} or {EMAIL_1}
+    return f"${path1} ${EMAIL_1} $EMAIL_1 <Email1> <EMAIL_1> [email1] [EMAIL 1]", os.path.join(self.EMAIL_1, EMAIL_1.lower(), EMAIL_1[0])
+"""
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 1000])
+def test_a_program_in_an_answer_stays_as_it_is_whole_and_streamed(length: int) -> None:
+    originals = {"EMAIL_1": "jo@x.org", "PATH_1": "/a", "IP_1": "10.1.1.1"}
+    stream = Restoring(originals)
+    told = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
+    assert told + stream.rest() == restored(CODE, originals) == CODE
 
 
 PIECES = st.lists(
@@ -135,7 +172,13 @@ PIECES = st.lists(
             "\\",
             "2",
             "E",
-            "[email 1]",
+            "[email_1]",
+            " =",
+            "(mail",
+            "to:",
+            ".",
+            "=",
+            "$",
             "(",
             " ",
             "x",
