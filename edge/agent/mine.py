@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from edge.agent.evaluation.judged import Candidate
 from edge.agent.feedback import FeedbackBook, RatedAnswer
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
@@ -40,10 +41,16 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OwnItem:
-    """An item; `sent`: its question has left this device before, when it was answered."""
+    """An item under its key (`own_item` makes both); `sent`: its question has left this device before, when it was answered."""
 
     item: TaskItem
     sent: bool
+    key: str
+
+
+def own_item(item: TaskItem, *, sent: bool) -> OwnItem:
+    """An item with its key, by which its uses are counted: all that is asked and how it is judged; a corrected answer makes another."""
+    return OwnItem(item, sent, Candidate(item).key)
 
 
 @dataclass(slots=True)
@@ -132,7 +139,7 @@ def _item(known: _Known) -> OwnItem | None:
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
     )
-    return OwnItem(item, known.sent)
+    return own_item(item, sent=known.sent)
 
 
 def _right(known: _Known) -> tuple[str, ...]:
