@@ -76,13 +76,17 @@ class GuardedClient:
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
         message = codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
-        with self._entered(Departure("step report", f"step {step} of {task} begins", "OpenStep", message.SerializeToString())):
+        with self._entered(
+            Departure("step report", f"step {step + 1} of {task} begins", "OpenStep", message.SerializeToString())
+        ):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
     async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ."""
         message = codec.encode_close_step(task, step, total_units, help_units, uncalled_units)
-        with self._entered(Departure("step report", f"step {step} of {task} is done", "CloseStep", message.SerializeToString())):
+        with self._entered(
+            Departure("step report", f"step {step + 1} of {task} is done", "CloseStep", message.SerializeToString())
+        ):
             return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
@@ -305,7 +309,7 @@ class _Batch:
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
     """What a call is for, and why it is made as far as the call itself tells."""
     if call.step >= 0:
-        return "learning", f"step {call.step} of {call.task}: {call.help_units} responses asked for help"
+        return "learning", f"step {call.step + 1} of {call.task}: {call.help_units} responses asked for help"
     if call.prompt_id.startswith(EVALUATION):
         return "evaluation", f"an item of {call.task} is measured"
     return "answering", "the cloud was asked for an answer"

@@ -1,7 +1,8 @@
 """Task files in a watched folder. Knows which files are there, what they hold and which are bad; knows nothing of steps or labels.
 
 The folder is looked at between steps, on a thread of its own: a large file must not keep people waiting. A file is known by its
-content, so that a touched one is not new; one that changed while it was read, or ends in the middle of a line, may still be being written and is tried again at the next look.
+content, so that a touched one is not new; one that changed while it was read, or ends in the middle of a line, may still be being
+written and is tried again at the next look.
 """
 
 from __future__ import annotations

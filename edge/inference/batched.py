@@ -167,12 +167,18 @@ class BatchedBackend:
 
     def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
         if len(ids) + room > self._n_ctx:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
-            )
+            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint=self._more_context)
         if not ids:
             raise UsageError("the prompt is empty")
         return tuple(ids)
+
+    @property
+    def _more_context(self) -> str:
+        """What to do about a prompt that is too long."""
+        most = self._info.context_tokens
+        if 0 < most <= self._n_ctx:
+            return "shorten it: this model reads no more"
+        return f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
 
     async def _streamed(
         self, priority: Priority, ids_of: Callable[[], tuple[int, ...]], sampling: Sampling, seed: int, prefix: str = ""

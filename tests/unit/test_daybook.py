@@ -16,7 +16,8 @@ from edge.agent.feedback import Feedback
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
 from edge.cli import main
-from edge.cli.report import report_lines, since_of
+from edge.cli.report import report_lines
+from edge.cli.since import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling
