@@ -177,6 +177,8 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_pause_and_resume_work_on_an_idle_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StateFolder(tmp_path):
+        pass
     assert main(["pause", "--state", str(tmp_path)]) == 0
     assert "learning is paused" in capsys.readouterr().out
     assert main(["report", "--since", "ever", "--state", str(tmp_path), "--json"]) == 0
