@@ -12,6 +12,7 @@ Contract (tests/contracts/test_cloud_provider.py):
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -134,7 +135,15 @@ class AsksOpenAI(Protocol):
 def why_not_openai(provider: object, openai_json: str) -> str:
     """Why a provider cannot ask what these fields say, in one line; "" when it can."""
     check = getattr(provider, "why_not_openai", None)
-    return "this upstream cannot call tools" if check is None else str(check(openai_json))
+    return _cannot_take(openai_json) if check is None else str(check(openai_json))
+
+
+def _cannot_take(openai_json: str) -> str:
+    """What is said of an upstream that reads plain messages alone."""
+    wanted = [name for name in json.loads(openai_json) if name != "messages"]
+    if not wanted or "tools" in wanted:
+        return "this upstream cannot call tools"
+    return f"this upstream cannot follow {' and '.join(wanted)}"
 
 
 class CloudProvider(Protocol):

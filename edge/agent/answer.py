@@ -23,7 +23,7 @@ from edge.agent.recording import AnswerRecorder
 from edge.agent.streams import closing
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, UsageError
+from edge.core.errors import CloudOff, CoordinatorError, UsageError
 from edge.core.types import FinishReason, Message, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
@@ -130,7 +130,7 @@ class Answerer:
 
     async def _from_the_cloud(self, draft: Draft) -> Pieces:
         if off := self._access.switch.reason:
-            raise UsageError(f"mode cloud-only is not possible: {off}")
+            raise CloudOff(off)
         draft.reason = "mode cloud-only"
         async with closing(self._asker.pieces(draft)) as pieces:
             async for piece in pieces:

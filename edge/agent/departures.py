@@ -79,14 +79,18 @@ class GuardedClient:
         """Open a learning step."""
         self._refuse_labels([task])
         message = codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
-        with self._entered(Departure("step report", f"step {step} of {task} begins", "OpenStep", message.SerializeToString())):
+        with self._entered(
+            Departure("step report", f"step {step + 1} of {task} begins", "OpenStep", message.SerializeToString())
+        ):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
     async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
         """Report a step and move λ."""
         self._refuse_labels([task])
         message = codec.encode_close_step(task, step, total_units, help_units, uncalled_units)
-        with self._entered(Departure("step report", f"step {step} of {task} is done", "CloseStep", message.SerializeToString())):
+        with self._entered(
+            Departure("step report", f"step {step + 1} of {task} is done", "CloseStep", message.SerializeToString())
+        ):
             return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
@@ -331,7 +335,7 @@ def _chars_of(call: CloudCall) -> int:
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
     """What a call is for, and why it is made as far as the call itself tells."""
     if call.step >= 0:
-        return "learning", f"step {call.step} of {call.task}: {call.help_units} responses asked for help"
+        return "learning", f"step {call.step + 1} of {call.task}: {call.help_units} responses asked for help"
     if call.prompt_id.startswith(EVALUATION):
         return "evaluation", f"an item of {call.task} is measured"
     return "answering", "the cloud was asked for an answer"

@@ -14,7 +14,10 @@ from edge.agent.dial import WINDOW, HelpDial, check_rate
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import StateReader
 from edge.core.clock import Clock
+from edge.core.errors import UsageError
 
+MOST_OWN_DIALS = 64
+"""A dial that somebody sets for a task alone is kept until one is set for every task."""
 _DEFAULT = "dial_default"
 _RATE_OF_OLDER_VERSIONS = "dial_rate"
 
@@ -46,8 +49,11 @@ class DialBook:
         return self._dials[task]
 
     def set(self, rate: float | None, task: str | None = None) -> None:
-        """Set τ of one task, or of every task (None as the rate: the model decides alone). Raises UsageError outside [0, 1]."""
+        """Set τ of one task, or of every task (None as the rate: the model decides alone). Raises UsageError outside [0, 1],
+        and where too many tasks have a dial of their own."""
         check_rate(rate)
+        if task is not None and task not in self._dials and sum(dial.own for dial in self._dials.values()) >= MOST_OWN_DIALS:
+            raise UsageError(f"{MOST_OWN_DIALS} tasks have a dial of their own already", hint="set one rate for every task")
         now = self._clock.now()
         changed = [self.of(task)] if task is not None else list(self._dials.values())
         for dial in changed:

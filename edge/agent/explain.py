@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from edge.agent.feedback import Feedback
 from edge.agent.link import LOST_REASONS, why_away
 from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, OutcomeUnknown
 from edge.rpc.client import CallProgress, CloudCompletion
@@ -12,13 +13,17 @@ from edge.rpc.client import CallProgress, CloudCompletion
 GetCall = Callable[[str], Awaitable[CloudCompletion]]
 
 
-async def explained(record: Mapping[str, Any], get_call: GetCall | None, why_nobody: str = "") -> dict[str, Any]:
-    """The record with `decision`, the decision in words, and `ledger`, the coordinator's entry of its call.
+async def explained(
+    record: Mapping[str, Any], get_call: GetCall | None, why_nobody: str = "", said: Feedback | None = None
+) -> dict[str, Any]:
+    """The record with `verdict` and `correction`, what a person `said` of it, `decision`, the decision in words, and `ledger`, the
+    coordinator's entry of its call.
 
     `ledger` is None when no call was made; else it has state, tokens, charged_uusd, model and call_key, and `told_by` is coordinator, or
     record where the coordinator cannot be asked (`note` says why). `get_call` None: there is nobody to ask, for the reason `why_nobody`.
     """
-    return {**record, "decision": decision(record), "ledger": await _ledger(record, get_call, why_nobody)}
+    told = {"verdict": said.verdict, "correction": said.correction} if said else {"verdict": "none", "correction": None}
+    return {**record, **told, "decision": decision(record), "ledger": await _ledger(record, get_call, why_nobody)}
 
 
 def decision(record: Mapping[str, Any]) -> str:

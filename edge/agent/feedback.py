@@ -7,16 +7,19 @@ beside answers that are being given and on a folder that nobody uses.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from edge.agent.state import StateFolder
+from edge.agent.state_reader import StateReader
 from edge.core.errors import UsageError
 
 Verdict = Literal["good", "bad", "none"]
-MOST_CORRECTION_CHARS = 16_000
+MOST_CORRECTION_CHARS = 10_000
+_STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ class FeedbackBook:
         """Keep a verdict in place of an earlier one. Raises NotFound for an unknown answer, UsageError for another verdict."""
         feedback = checked(feedback)
         self._state.request(feedback.id)
-        if feedback == self.of(feedback.id):
+        known = self.of(feedback.id)
+        if feedback.verdict == known.verdict == "bad" and feedback.correction is None:
+            return known  # "bad" once more takes no correction back; "none" does
+        if feedback == known:
             return feedback
         with self._db:
             if feedback.verdict == "none":
@@ -67,8 +73,7 @@ class FeedbackBook:
 
     def of(self, answer_id: str) -> Feedback:
         """What was said of an answer; "none" where nothing was."""
-        row = self._db.execute("SELECT verdict, correction FROM feedback WHERE request_id = ?", (answer_id,)).fetchone()
-        return Feedback(answer_id, "none") if row is None else Feedback(answer_id, row[0], row[1])
+        return said_of(self._state, answer_id)
 
     def rated(self, most: int) -> Iterator[RatedAnswer]:
         """The newest answers that have a verdict, oldest verdict first."""
@@ -89,6 +94,17 @@ class FeedbackBook:
         return (RatedAnswer(json.loads(record), Feedback(id, "none"), at) for record, id, at in reversed(rows))
 
 
+def said_of(state: StateReader, answer_id: str) -> Feedback:
+    """What was said of an answer, also of a folder in use; "none" where nothing was."""
+    rows = state.rows("SELECT verdict, correction FROM feedback WHERE request_id = ?", (answer_id,))
+    return Feedback(answer_id, *rows[0]) if rows else Feedback(answer_id, "none")
+
+
+def steers(text: str) -> bool:
+    """Whether a text holds control characters other than line ends and tabs: such a one is no answer that a person wrote."""
+    return _STEERING.search(text) is not None
+
+
 def checked(feedback: Feedback) -> Feedback:
     """The same, its correction without surrounding blanks. Raises UsageError for a verdict or correction that cannot be one."""
     if feedback.verdict not in get_args(Verdict):
@@ -96,6 +112,8 @@ def checked(feedback: Feedback) -> Feedback:
     correction = (feedback.correction or "").strip() or None
     if correction is not None and len(correction) > MOST_CORRECTION_CHARS:
         raise UsageError(f"correction: longer than {MOST_CORRECTION_CHARS} characters")
+    if correction is not None and steers(correction):
+        raise UsageError("correction: holds control characters; only line ends and tabs may stand in it")
     if correction is not None and feedback.verdict == "none":
         raise UsageError("correction: belongs to a verdict good or bad")
     return Feedback(feedback.id, feedback.verdict, correction)

@@ -97,9 +97,10 @@ class Learning:
         """Begin no further step, or go on; kept over restarts. A step under way is finished."""
         self.roles.readiness.pause(paused)
 
-    def more_to_learn(self) -> bool:
+    async def more_to_learn(self) -> bool:
         """Whether learning that was done has something new to learn from."""
-        return next_step(self.roles.parts) is not None
+        parts = self.roles.parts
+        return parts.curriculum.next_step() is not None or (parts.own_use is not None and await parts.own_use.fresh() > 0)
 
     def held_out(self, limit: int) -> list[HeldOut]:
         """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
@@ -135,10 +136,10 @@ class Learning:
                 continue
 
 
-def next_step(parts: AgentParts) -> StepPlan | None:
+async def next_step(parts: AgentParts) -> StepPlan | None:
     """The phases' next step, or one of one's own use whose turn it is."""
     plan = parts.curriculum.next_step()
-    return plan if parts.own_use is None else parts.own_use.next_step(plan)
+    return plan if parts.own_use is None else await parts.own_use.next_step(plan)
 
 
 class LearningLoop:
@@ -156,7 +157,7 @@ class LearningLoop:
     async def run(self, max_steps: int | None) -> StopReason:
         """Until the phases are done, so many steps are made, or a stop is asked for."""
         while not self._roles.stop.asked:
-            plan = next_step(self._roles.parts)
+            plan = await next_step(self._roles.parts)
             await self._between(plan)
             if self._roles.stop.asked:
                 break
@@ -164,8 +165,11 @@ class LearningLoop:
                 return "max_steps"
             if plan is None:
                 return "done"
+            waits = self._roles.readiness.waits
             if await self._may_begin():
-                await self._make(next_step(self._roles.parts) or plan)
+                if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
+                    plan = await next_step(self._roles.parts) or plan
+                await self._make(plan)
         return "stopped"
 
     async def _between(self, plan: StepPlan | None) -> None:

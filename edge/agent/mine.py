@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from edge.agent.evaluation.judged import Candidate
 from edge.agent.feedback import FeedbackBook, RatedAnswer
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
@@ -42,10 +43,17 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OwnItem:
-    """An item; `sent`: its question has reached the cloud before, when it was answered. What was withheld or met nobody has not."""
+    """An item under its key (`own_item` makes both); `sent`: its question has reached the cloud before, when it was answered. What was
+    withheld or met nobody has not."""
 
     item: TaskItem
     sent: bool
+    key: str
+
+
+def own_item(item: TaskItem, *, sent: bool) -> OwnItem:
+    """An item with its key, by which its uses are counted: all that is asked and how it is judged; a corrected answer makes another."""
+    return OwnItem(item, sent, Candidate(item).key)
 
 
 @dataclass(slots=True)
@@ -134,7 +142,7 @@ def _item(known: _Known) -> OwnItem | None:
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
     )
-    return OwnItem(item, known.sent)
+    return own_item(item, sent=known.sent)
 
 
 def _right(known: _Known) -> tuple[str, ...]:

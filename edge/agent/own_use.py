@@ -9,11 +9,12 @@ takes the same ones.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edge.agent.evaluate import Candidate
 from edge.agent.feedback import FeedbackBook
 from edge.agent.mine import SOURCE, WATCHED, OwnItem, own_items
 from edge.agent.state import StateFolder
@@ -45,7 +46,7 @@ class OwnSource:
     name: str
     task: str
     train: tuple[OwnItem, ...]
-    held_out: tuple[TaskItem, ...]
+    held_out: tuple[OwnItem, ...]
 
 
 class OwnUse:
@@ -68,29 +69,32 @@ class OwnUse:
         self._prompts = prompts_per_step
         self._rate_of = rate_of
         self._book = FeedbackBook(state)
+        self._sorted_out: tuple[tuple[OwnItem, ...], set[str], list[OwnSource]] = ((), set(), [])
         self.left_out: set[str] = set()
         """Labels that the coordinator does not let this device work on."""
 
-    def sources(self) -> list[OwnSource]:
+    async def sources(self) -> list[OwnSource]:
         """What there is now, by name."""
-        mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
-        watched = [OwnItem(item, sent=True) for item in (self._folder.items() if self._folder else ())]
-        return [*self._by_label(SOURCE, mine), *self._by_label(WATCHED, watched)]
+        if self._folder is not None:
+            await self._folder.look()
+        return self._sources()
 
-    def fresh(self) -> int:
-        """How many items are there to be learned from."""
-        uses = self._uses()
-        return sum(len(self._left(source, uses)) for source in self.sources())
+    async def fresh(self) -> int:
+        """How many items are there to be learned from; none where own use has no share of the steps."""
+        sources, uses = await self.sources(), self._uses()
+        if self.rules.share <= 0.0:
+            return 0
+        return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
 
-    def next_step(self, plan: StepPlan | None) -> StepPlan | None:
+    async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan."""
         position = self._state.position()
         step, share = position.steps_done + 1, self.rules.share if plan is not None else 1.0
         turn = math.floor(step * share + 1e-9)
         if turn == math.floor((step - 1) * share + 1e-9) or self.rules.share <= 0.0:
             return self._counted(plan)
-        uses = self._uses()
-        ready = [(source, left) for source in self.sources() if (left := self._left(source, uses))]
+        sources, uses = await self.sources(), self._uses()
+        ready = await asyncio.to_thread(self._ready, sources, uses)
         if not ready:
             return self._counted(plan)
         source, left = ready[turn % len(ready)]
@@ -110,19 +114,20 @@ class OwnUse:
             own=True,
             phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
-            used=tuple(item_key(one.item) for one in chosen),
+            used=tuple(one.key for one in chosen),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
-        """A uniform sample of at most `limit` items that stand for a source, by the seed; None where there is no such source any more.
+        """A uniform sample of at most `limit` items that stand for a source as they were when it was last looked at, by the seed; None
+        where there was no such source any more.
 
         Each item has a number drawn by its content, and the smallest are the sample: when items come and go, the others stay in it.
         """
-        found = next((one for one in self.sources() if one.name == source), None)
+        found = next((one for one in self._sources() if one.name == source), None)
         if found is None:
             return None
-        pool = found.held_out or tuple(one.item for one in found.train)
-        return tuple(sorted(pool, key=lambda item: derive_seed(self._seed, "anchor", item_key(item)))[:limit])
+        drawn = heapq.nsmallest(limit, found.held_out or found.train, key=lambda one: derive_seed(self._seed, "anchor", one.key))
+        return tuple(one.item for one in drawn)
 
     def leave_out(self, plan: StepPlan, error: EdgeError) -> None:
         """Learn no more from the items of a step that cannot be made; a label that may not be worked on goes as a whole until a restart."""
@@ -137,6 +142,21 @@ class OwnUse:
         """Task files that are left out, and why."""
         return self._folder.problems if self._folder else {}
 
+    def _sources(self) -> list[OwnSource]:
+        mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
+        return [*self._by_label(SOURCE, mine), *self._watched_sources()]
+
+    def _watched_sources(self) -> list[OwnSource]:
+        """Sorted out anew only when files or labels have changed."""
+        items = self._folder.items if self._folder else ()
+        if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
+            self._sorted_out = (items, set(self.left_out), self._by_label(WATCHED, items))
+        return self._sorted_out[2]
+
+    def _ready(self, sources: Sequence[OwnSource], uses: Mapping[str, int]) -> list[tuple[OwnSource, list[OwnItem]]]:
+        """The sources that have items with passes left, with these."""
+        return [(source, left) for source in sources if (left := self._left(source, uses))]
+
     def _by_label(self, kind: str, items: Iterable[OwnItem]) -> list[OwnSource]:
         labels: dict[str, list[OwnItem]] = {}
         for one in items:
@@ -146,17 +166,13 @@ class OwnUse:
 
     def _left(self, source: OwnSource, uses: Mapping[str, int]) -> list[OwnItem]:
         """Items with passes left: the least used first, drawn anew for each pass."""
-        left = [(uses.get(item_key(one.item), 0), one) for one in source.train]
-        order = [
-            (used, derive_seed(self._seed, "own", item_key(one.item), used), one)
-            for used, one in left
-            if used < self.rules.passes
-        ]
+        left = [(uses.get(one.key, 0), one) for one in source.train]
+        order = [(used, derive_seed(self._seed, "own", one.key, used), one) for used, one in left if used < self.rules.passes]
         return [one for _, _, one in sorted(order, key=lambda entry: entry[:2])]
 
     def _passes_left(self, ready: Sequence[tuple[OwnSource, Sequence[OwnItem]]], uses: Mapping[str, int]) -> int:
         """How often anything is still to be learned from: the step that uses the last of it up is judged."""
-        return sum(self.rules.passes - uses.get(item_key(one.item), 0) for _, left in ready for one in left)
+        return sum(self.rules.passes - uses.get(one.key, 0) for _, left in ready for one in left)
 
     def _uses(self) -> dict[str, int]:
         return dict(self._state.database.execute("SELECT item, uses FROM item_uses").fetchall())
@@ -184,11 +200,6 @@ def is_about_the_device(error: EdgeError) -> bool:
     return isinstance(error, PermissionDenied) and error.reason != PermissionDenied.reason
 
 
-def item_key(item: TaskItem) -> str:
-    """Tells items apart by all that is asked and how it is judged: a corrected answer makes another item."""
-    return Candidate(item).key
-
-
 def _source(name: str, task: str, items: Sequence[OwnItem], *, hold_out: bool) -> OwnSource:
     some_held_out = hold_out and len(items) >= _HELD_OUT_FROM
 
@@ -196,5 +207,5 @@ def _source(name: str, task: str, items: Sequence[OwnItem], *, hold_out: bool) -
         return item.split == "test" or (some_held_out and derive_seed(0, "held out", item.id) % _HELD_OUT_OF == 0)
 
     train = tuple(one for one in items if not held(one.item))
-    kept = tuple(replace(one.item, split="test") for one in items if held(one.item))
+    kept = tuple(replace(one, item=replace(one.item, split="test")) for one in items if held(one.item))
     return OwnSource(name, task, train, kept)

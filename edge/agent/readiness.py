@@ -42,6 +42,8 @@ class Readiness:
         self._changed = asyncio.Event()
         self._wait: int | None = None
         self.waiting = ""
+        self.waits = 0
+        """How often it was found that no step may begin."""
 
     def pause(self, paused: bool) -> None:
         """Pause or resume, durably; takes effect before the next step."""
@@ -64,6 +66,7 @@ class Readiness:
         try:
             await self._gate.idle()
             while reason := self._reason():
+                self.waits += 1
                 self._note(reason)
                 await self._next_look()
                 await self._gate.idle()

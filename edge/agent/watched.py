@@ -1,23 +1,28 @@
 """Task files in a watched folder. Knows which files are there, what they hold and which are bad; knows nothing of steps or labels.
 
-The folder is looked at between steps. A file is known by its content, so that a touched one is not new; one that changed while it was read,
-or ends in the middle of a line, may still be being written and is tried again at the next look.
+The folder is looked at between steps, on a thread of its own: a large file must not keep people waiting. A file is known by its
+content, so that a touched one is not new; one that changed while it was read, or ends in the middle of a line, may still be being
+written and is tried again at the next look.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge.agent.mine import OwnItem, own_item
 from edge.core.errors import TaskFileError
 from edge.core.names import shown
-from edge.core.types import AnswerKind, TaskItem
+from edge.core.types import AnswerKind
 from edge.tasks.jsonl import read_items
 
 MOST_FILES = 200
 MOST_BYTES = 64 << 20
+MOST_ITEMS = 100_000
+"""Of one file; every item is looked at before each step of one's own use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,9 @@ class _Look:
     size: int
     changed_ns: int
     digest: str
-    items: tuple[TaskItem, ...]
+    items: tuple[OwnItem, ...]
     problem: str = ""
+    more: str = ""
 
 
 class WatchedFolder:
@@ -37,29 +43,39 @@ class WatchedFolder:
     def __init__(self, folder: Path, notice: Callable[[str], None]) -> None:
         """`notice` is told once of each bad file (and again when its content changes), and when the folder cannot be read."""
         self.folder = folder
+        self.items: tuple[OwnItem, ...] = ()
+        """Of every good file at the last look, files in the order of their names; a question that stands in several counts once."""
+        self.problems: dict[str, str] = {}
+        """What was wrong with the bad files, by name."""
         self._notice = notice
+        self._looking = asyncio.Lock()
+        self._notices: list[str] = []
         self._looks: dict[Path, _Look] = {}
         self._half: dict[Path, tuple[int, int]] = {}
         self._said = ""
 
-    def items(self) -> list[TaskItem]:
-        """The items of every good file, files in the order of their names; a question that stands in several counts once."""
+    async def look(self) -> None:
+        """Read what has changed. `items` is another object only when something has."""
+        async with self._looking:
+            items = await asyncio.to_thread(self._items)
+            if items is not None:
+                self.items = items
+            self.problems = {path.name: look.problem for path, look in sorted(self._looks.items()) if look.problem}
+            told, self._notices = self._notices, []
+        for text in told:
+            self._notice(text)
+
+    def _items(self) -> tuple[OwnItem, ...] | None:
+        """None where every file holds what it held."""
+        before = {path: look.digest for path, look in self._looks.items()}
         self._look()
-        found: dict[tuple[str, str, str], TaskItem] = {}
+        if before == {path: look.digest for path, look in self._looks.items()}:
+            return None
+        found: dict[tuple[str, str, str], OwnItem] = {}
         for path in sorted(self._looks):
-            for item in self._looks[path].items:
-                found.setdefault((item.task, item.question, item.answer), item)
-        return list(found.values())
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """What is wrong with the bad files, by name."""
-        return {path.name: look.problem for path, look in sorted(self._looks.items()) if look.problem}
-
-    @property
-    def files(self) -> int:
-        """How many good files there are."""
-        return sum(not look.problem for look in self._looks.values())
+            for one in self._looks[path].items:
+                found.setdefault((one.item.task, one.item.question, one.item.answer), one)
+        return tuple(found.values())
 
     def _look(self) -> None:
         try:
@@ -93,7 +109,7 @@ class WatchedFolder:
             return
         digest = hashlib.sha256(content).hexdigest()
         if known and known.digest == digest:
-            self._looks[path] = _Look(*seen, digest, known.items, known.problem)
+            self._looks[path] = replace(known, size=seen[0], changed_ns=seen[1])
         else:
             self._take(path, self._read(path, seen, digest))
 
@@ -112,10 +128,11 @@ class WatchedFolder:
             items = read_items(path)
         except TaskFileError as error:
             return _Look(*seen, digest, (), str(error))
-        judged = tuple(item for item in items if item.kind is not AnswerKind.FEEDBACK)
+        judged = [item for item in items if item.kind is not AnswerKind.FEEDBACK]
         if not judged:
             return _Look(*seen, digest, (), "has only items without an answer, which nobody can judge")
-        return _Look(*seen, digest, judged)
+        more = f"has {len(judged)} items; the first {MOST_ITEMS} are used" if len(judged) > MOST_ITEMS else ""
+        return _Look(*seen, digest, tuple(own_item(item, sent=True) for item in judged[:MOST_ITEMS]), more=more)
 
     def _take(self, path: Path, look: _Look) -> None:
         known = self._looks.get(path)
@@ -123,9 +140,11 @@ class WatchedFolder:
         if look.problem and (known is None or known.problem != look.problem or known.digest != look.digest):
             told = look.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
             where = ":" if look.problem.startswith(f"{path}:") and not look.problem.startswith(f"{path}: ") else ": "
-            self._notice(f"{shown(path.name)}{where}{told}; the file is left out until it changes")
+            self._notices.append(f"{shown(path.name)}{where}{told}; the file is left out until it changes")
+        if look.more:
+            self._notices.append(f"{shown(path.name)}: {look.more}")
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._notice(text)
+            self._notices.append(text)

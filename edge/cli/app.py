@@ -414,9 +414,8 @@ def doctor(
 
 @app.command()
 def whatif(
-    rate: Annotated[
-        str | None, typer.Option("--target-rate", help="The share to look at, as 10% or 0.1.", metavar="RATE")
-    ] = None,
+    share: Annotated[str | None, typer.Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
+    rate: Annotated[str | None, typer.Option("--target-rate", help="The same.", metavar="RATE")] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="A table over several rates.")] = False,
     task: Annotated[str | None, typer.Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
     last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
@@ -428,7 +427,9 @@ def whatif(
     """Replay recorded answers at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
     from edge.cli import whatif as command
 
-    options = command.WhatIfOptions(rate, sweep, task, last, json)
+    if share is not None and rate is not None:
+        raise UsageError("two rates", hint="give one, or --sweep for several")
+    options = command.WhatIfOptions(share if rate is None else rate, sweep, task, last, json)
     return command.whatif(Settings(config, sets, state=state), options)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edge.cli.asking import Answer, Screen, answering, ask_and_show, new_question, screen_for_stdout
+from edge.cli.budget import unknown_task_line
 from edge.cli.saying import print_json, print_line, source_line
 from edge.core.errors import UsageError
 from edge.core.names import shown
@@ -55,6 +56,8 @@ def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
 
 async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
     async with answering(settings) as reader:
+        if question.task is not None and question.task not in (known := await reader.tasks()):
+            print_line(unknown_task_line(question.task, known))
         return await ask_and_show(reader, question, screen)
 
 

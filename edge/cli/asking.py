@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from edge.cli.running import running_agent
 from edge.cli.saying import print_line, visible
 from edge.cli.starting import starting_lines
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.types import Message
 from edge.privacy.never_send import NeverSend
 from edge.serve.ports import AnswerNote, Mode, Question
@@ -44,6 +44,10 @@ class Reader(Protocol):
 
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now, its `budget` among it."""
+        ...
+
+    async def tasks(self) -> Sequence[str]:
+        """The labels of the tasks that have a budget here."""
         ...
 
 
@@ -93,16 +97,18 @@ class BoundedReader:
         self._no_cloud = no_cloud
         self._never_send = never_send
 
-    def read(self, question: Question) -> Reading:
-        """Stream one answer. Raises UsageError when the cloud is demanded and may not be asked."""
+    async def read(self, question: Question) -> Reading:
+        """Stream one answer. Raises CloudOff when the cloud is demanded and may not be asked."""
         mode, no_cloud = question.mode or self._mode, self._no_cloud
         if self._never_send.broken([message.content for message in question.messages]):
             no_cloud = no_cloud or "--never-send forbids it"
         if no_cloud:
             if mode == "cloud-only":
-                raise UsageError(f"mode cloud-only is not possible: {no_cloud}")
+                raise CloudOff(no_cloud)
             mode = "local-only"
-        return self._agent.read(replace(question, mode=mode))
+        async with aclosing(self._agent.read(replace(question, mode=mode))) as events:
+            async for event in events:
+                yield _with_true_reason(event, no_cloud) if isinstance(event, AnswerNote) else event
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer."""
@@ -115,6 +121,15 @@ class BoundedReader:
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now."""
         return await self._agent.status()
+
+    async def tasks(self) -> Sequence[str]:
+        """The labels of the tasks that have a budget there."""
+        return await self._agent.tasks()
+
+
+def _with_true_reason(note: AnswerNote, no_cloud: str) -> AnswerNote:
+    """The agent was asked in mode local-only and says so; what led to that only this caller knows."""
+    return replace(note, reason=no_cloud) if no_cloud and note.reason == "mode local-only" else note
 
 
 def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
@@ -168,6 +183,10 @@ class OwnAgent:
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now."""
         return await self._control.status()
+
+    async def tasks(self) -> Sequence[str]:
+        """The labels of the tasks that have a budget here."""
+        return [known["task"] for known in (await self._control.budget())["tasks"]]
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
-from edge.cli.saying import print_json
+from edge.cli.saying import print_json, print_line
 from edge.config.schema import AgentConfig
 from edge.console import dollars, percent
 from edge.core.errors import UsageError
@@ -37,13 +37,21 @@ def show(settings: Settings, *, as_json: bool) -> int:
 
 def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) -> int:
     """Turn the dial. Raises UsageError for a rate that cannot be read, StateError beside an agent that cannot be spoken to."""
-    target = rate_of(rate)
-    budgets = asyncio.run(_changed(settings.config(), "/api/budget", {"task": task, "target_rate": target}))
+    target, config = rate_of(rate), settings.config()
+    known = [known["task"] for known in asyncio.run(_budgets(config))["tasks"]] if task else []
+    budgets = asyncio.run(_changed(config, "/api/budget", {"task": task, "target_rate": target}))
+    if task and task not in known:
+        print_line(unknown_task_line(task, known))
     if as_json:
         print_json(budgets)
     else:
         print(f"{f'task {task}' if task else 'every task'}: {_dial_words(target)}, from the next question on")
     return 0
+
+
+def unknown_task_line(task: str, known: Sequence[str]) -> str:
+    """What is said of a label that may be a slip of the hand."""
+    return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'})"
 
 
 def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
@@ -112,10 +120,11 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
     from edge.agent.state import StateFolder
     from edge.agent.switch import set_paused
     from edge.bootstrap import state_folder
+    from edge.cli.looking import present_folder
     from edge.core.clock import SystemClock
 
     clock = SystemClock()
-    with StateFolder(state_folder(config)) as state:
+    with StateFolder(present_folder(state_folder(config))) as state:
         if "paused" in change:
             set_paused(state, change["paused"], clock.now())
         else:

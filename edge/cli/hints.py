@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge import bootstrap
 from edge.agent.evaluation.plan import EvalPlan
+from edge.agent.state import StateFolder
 from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import one_line, print_json, print_line
 from edge.console import dollars, open_console, percent
@@ -51,6 +52,9 @@ def measure(settings: Settings, options: HintOptions) -> int:
         record=None if options.replay else options.record or bootstrap.state_folder(config) / RECORDING,
         replay=options.replay,
     )
+    if options.replay is None:
+        with StateFolder(bootstrap.state_folder(config)):  # refused before anything is said or loaded where an agent uses it
+            pass
     with open_console(SystemClock(), quiet=options.json) as console:
         console.say(f"items of {', '.join(plan.sources)} that ask for help go to the cloud LLM twice: with and without a hint")
         report = asyncio.run(bootstrap.measure_hints(config, console.sink, plan, options.chars, options.margin))

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.core.errors import CoordinatorError
+from edge.core.errors import CoordinatorError, StateError
 
 if TYPE_CHECKING:
     from edge.agent.link import KnownBudget
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from edge.rpc.client import CoordinatorClient
 
 NOBODY = "the embedded coordinator is not running"
+
+
+def present_folder(state: Path) -> Path:
+    """The state folder, where an agent has used it: a slip of the hand must not make another one. Raises StateError."""
+    from edge.agent.state_reader import reading
+
+    with reading(state) as there:
+        if there is None:
+            raise StateError(f"no agent has used the state folder {state} yet", hint="edge-agent run makes one; check --state")
+    return state
 
 
 @asynccontextmanager

@@ -8,13 +8,14 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from edge.cli.running import running_agent
 from edge.cli.saying import one_line, print_json, print_line, visible
+from edge.cli.since import since_of
 from edge.core.clock import SystemClock
 from edge.core.errors import NotFound, UsageError
 
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
     from edge.agent.sent import Choice
     from edge.cli.settings import Settings
 
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTHING: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxOptions:
-    """What is listed. `since`: as `2h`, `3d`, or a date; None: from the beginning."""
+    """What is listed. `since`: as `yesterday`, `2h`, `3d`, or a date; None: from the beginning."""
 
     limit: int = 20
     since: str | None = None
@@ -79,18 +79,6 @@ def choice_of(options: OutboxOptions) -> Choice:
     )
 
 
-def since_of(text: str, now: float) -> float:
-    """The time, in seconds since the epoch, that `90m`, `2h`, `3d`, `1w` ago or a date stands for. Raises UsageError."""
-    number, unit = text[:-1], _UNITS.get(text[-1:])
-    try:
-        if unit and number.isdigit():
-            return max(0.0, now - timedelta(**{unit: int(number)}).total_seconds())
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--since {one_line(text)}: not a time", hint="as 90m, 2h, 3d, 1w or 2026-01-31") from error
-    return moment.astimezone(UTC).timestamp()
-
-
 def sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One line for each entry."""
     for entry in entries:
@@ -105,7 +93,7 @@ def waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One line for each report of a step."""
     for report in reports:
         asked = f"{report['help_units']} of {report['total_units']} responses asked for help"
-        yield f"step {report['task_step']} of {one_line(report['task'])}: {asked}"
+        yield f"step {report['task_step'] + 1} of {one_line(report['task'])}: {asked}"
 
 
 def entry_lines(entry: Mapping[str, Any]) -> Iterator[str]:

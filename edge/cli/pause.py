@@ -38,7 +38,8 @@ async def _set(state: Path, paused: bool) -> Mapping[str, Any]:
 def _in_folder(state: Path, paused: bool) -> Mapping[str, Any]:
     from edge.agent.readiness import BY_YOU, set_paused
     from edge.agent.state import StateFolder
+    from edge.cli.looking import present_folder
 
-    with StateFolder(state) as folder:
+    with StateFolder(present_folder(state)) as folder:
         set_paused(folder, paused)
     return {"paused": paused, "waiting": BY_YOU if paused else ""}

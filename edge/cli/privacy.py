@@ -65,6 +65,8 @@ def _text_of(text: str | None) -> str:
         if sys.stdin.isatty():
             raise UsageError("no text", hint='write edge-agent privacy check "Write to jo@example.org" or pipe one in')
         text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    if not (text or "").strip():
+        raise UsageError("the text is empty", hint='write edge-agent privacy check "Write to jo@example.org" or pipe one in')
     return _whole(text or "")
 
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
 from edge.cli.saying import one_line, print_json
+from edge.cli.since import since_of
 from edge.console import dollars, duration, percent
 from edge.core.clock import SystemClock
-from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edge.cli.settings import Settings
-
-_SPAN = re.compile(r"(\d{1,6})([mhdw])")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def report(settings: Settings, since: str, *, as_json: bool) -> int:
@@ -35,22 +31,6 @@ def report(settings: Settings, since: str, *, as_json: bool) -> int:
     else:
         _print(told)
     return 0
-
-
-def since_of(text: str, now: float) -> float:
-    """Seconds since the epoch for yesterday, today, ever, 24h, 7d, 2026-03-01 or 2026-03-01T18:00 (local). Raises UsageError."""
-    midnight = datetime.fromtimestamp(now, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
-    words = {"yesterday": (midnight - timedelta(days=1)).timestamp(), "today": midnight.timestamp(), "ever": 0.0}
-    if text in words:
-        return words[text]
-    if found := _SPAN.fullmatch(text):
-        return max(0.0, now - int(found[1]) * _SECONDS[found[2]])
-    try:
-        return max(0.0, datetime.fromisoformat(text).astimezone().timestamp())
-    except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(
-            f"--since {one_line(text)}: no such time", hint="give yesterday, today, 24h, 7d, or 2026-03-01"
-        ) from error
 
 
 async def _report(state: Path, since: float, now: float) -> Mapping[str, Any]:

@@ -90,5 +90,5 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await stop.wait()
-        if not stop.is_set() and agent.learning.more_to_learn():
+        if not stop.is_set() and await agent.learning.more_to_learn():
             await agent.learn()

@@ -7,7 +7,7 @@ instead of failing at its lock.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.serve.failures import CLOUD_OFF
 from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
@@ -107,6 +108,10 @@ class RemoteAgent:
         """What the agent is doing now."""
         return await self.get("/api/status")
 
+    async def tasks(self) -> Sequence[str]:
+        """The labels of the tasks that have a budget there."""
+        return [known["task"] for known in (await self.get("/api/budget"))["tasks"]]
+
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
         import aiohttp
@@ -170,6 +175,8 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
 def _error_of(status: int, code: str, message: str) -> EdgeError:
     if code == "context_length_exceeded":
         return ContextOverflow(message)
+    if code == CLOUD_OFF:  # no wrong usage, like CloudOff here
+        return EdgeError(message)
     kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
     return kinds.get(status, EdgeError)(message)
 

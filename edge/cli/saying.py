@@ -106,6 +106,8 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "model": record.get("model"),
         "cloud model": record.get("cloud_model"),
         "adapter": record.get("adapter_version"),
+        "verdict": None if record.get("verdict") == "none" else record.get("verdict"),
+        "correction": record.get("correction"),
         "own attempt": record.get("local_text"),
         "cloud said": record.get("cloud_text"),
     }

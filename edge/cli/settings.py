@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge.core.errors import UsageError
+from edge.core.names import shown
+
 if TYPE_CHECKING:
     from edge.config.loader import Flag, Resolved
     from edge.config.schema import AgentConfig
@@ -36,6 +39,8 @@ class Settings:
         from edge.config.agent import resolve_agent_config
         from edge.config.loader import Flag
 
+        if self.file is not None and not self.file.expanduser().exists():
+            raise UsageError(f"--config {shown(str(self.file))}: there is no such file", hint="edge-agent config init writes one")
         profile = [] if self.device_profile is None else [Flag("device_profile", str(self.device_profile), "--device-profile")]
         config = resolve_agent_config(self.file, self.sets or (), profile).config
         flags = list(self._flags(0 if self.tasks else len(config.phases)))

@@ -48,7 +48,7 @@ def _rates(options: WhatIfOptions) -> list[float]:
     given = [] if options.rate is None else [rate_of(options.rate)]
     rates = [rate for rate in given if rate is not None] + (list(SWEEP) if options.sweep else [])
     if not rates:
-        raise UsageError("no rate", hint="give --target-rate 10%, or --sweep for several")
+        raise UsageError("no rate", hint="give one, as edge-agent whatif 10%, or --sweep for several")
     return sorted(set(rates))
 
 

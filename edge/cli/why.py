@@ -37,6 +37,7 @@ async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
 
 async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
     from edge.agent.explain import explained
+    from edge.agent.feedback import said_of
     from edge.agent.state_reader import reading
     from edge.bootstrap import state_folder
     from edge.cli.looking import NOBODY, present_coordinator
@@ -47,4 +48,4 @@ async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
             raise NotFound(f"no answer with id {wanted}: nothing was asked in {folder} yet")
         record = state.request(wanted)
         async with present_coordinator(config, state) as client:
-            return await explained(record, client.get_call if client else None, NOBODY)
+            return await explained(record, client.get_call if client else None, NOBODY, said_of(state, wanted))

@@ -3,6 +3,7 @@
 EdgeError                       one line for a person, `hint` says what to do next; exit code 1
 ├── UsageError                  wrong command line or argument; exit code 2
 │   └── Unsupported             a demand that cannot be met as things are set up; names the parameter
+│       └── CloudOff            the cloud was demanded and may not be asked; exit code 1
 ├── ContextOverflow             a prompt that leaves no room in the context for a response
 ├── ConfigError                 bad configuration; carries file and line
 ├── ModelFileError              missing, corrupt or unsupported model file
@@ -53,6 +54,15 @@ class Unsupported(UsageError):
     def __init__(self, message: str, *, parameter: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.parameter = parameter
+
+
+class CloudOff(Unsupported):
+    """The cloud was demanded where it may not be asked. The command was right: its failure is no wrong usage."""
+
+    exit_code = 1
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"mode cloud-only is not possible: {why}", parameter="model", hint="ask without demanding the cloud")
 
 
 class ContextOverflow(EdgeError):

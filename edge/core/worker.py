@@ -21,11 +21,12 @@ Job = Generator[None, None, T]
 
 
 class Priority(IntEnum):
-    """Lower runs first."""
+    """Lower runs first. SERVING: somebody waits for an answer; TEXTS: a program has raw texts continued or read, often many of them."""
 
     SERVING = 0
-    ROLLOUT = 1
-    TRAINING = 2
+    TEXTS = 1
+    ROLLOUT = 2
+    TRAINING = 3
 
 
 class EngineWorker:

@@ -58,7 +58,7 @@ class AdaptableEngine(Engine, Protocol):
 class BatchedBackend:
     """Implements `InferenceBackend` over an engine of rows.
 
-    At most `rollout_rows` of the engine's rows are given to requests below serving priority. `close_model` is called once, on the
+    At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. `close_model` is called once, on the
     worker's thread, behind the engine's own `close`. The worker is shared and not closed here.
     """
 
@@ -120,13 +120,15 @@ class BatchedBackend:
         self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; see `InferenceBackend`."""
-        async with aclosing(self._streamed(lambda: self.prompt_ids(messages, prefix), sampling, seed, prefix)) as deltas:
+        async with aclosing(
+            self._streamed(Priority.SERVING, lambda: self.prompt_ids(messages, prefix), sampling, seed, prefix)
+        ) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
         """Stream the continuation of a raw prompt; see `InferenceBackend`."""
-        async with aclosing(self._streamed(lambda: self.raw_ids(prompt), sampling, seed)) as deltas:
+        async with aclosing(self._streamed(Priority.TEXTS, lambda: self.raw_ids(prompt), sampling, seed)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -134,7 +136,7 @@ class BatchedBackend:
         """How likely the tokens of a raw text are; see `InferenceBackend`."""
         ids = self.raw_ids(prompt, room=0)
         sampling = Sampling(top_logprobs=top_logprobs)
-        group = await self._run(Request(ids, sampling, [0], Priority.SERVING, reads=True))
+        group = await self._run(Request(ids, sampling, [0], Priority.TEXTS, reads=True))
         return group.responses[0].tokens
 
     def raw_ids(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
@@ -165,15 +167,21 @@ class BatchedBackend:
 
     def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
         if len(ids) + room > self._n_ctx:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint="shorten it or raise the context"
-            )
+            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint=self._more_context)
         if not ids:
             raise UsageError("the prompt is empty")
         return tuple(ids)
 
+    @property
+    def _more_context(self) -> str:
+        """What to do about a prompt that is too long."""
+        most = self._info.context_tokens
+        if 0 < most <= self._n_ctx:
+            return "shorten it: this model reads no more"
+        return f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
+
     async def _streamed(
-        self, ids_of: Callable[[], tuple[int, ...]], sampling: Sampling, seed: int, prefix: str = ""
+        self, priority: Priority, ids_of: Callable[[], tuple[int, ...]], sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncGenerator[TextDelta, None]:
         _check_sampling(sampling)
         loop = asyncio.get_running_loop()
@@ -187,7 +195,7 @@ class BatchedBackend:
             tell(TextDelta(text, tokens=tokens))
 
         ids = ids_of()
-        request = Request(ids, sampling, [seed], Priority.SERVING, prefix=prefix, on_text=say)
+        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=say)
         request.future.add_done_callback(lambda _: tell(None))
         try:
             self._submit(request)

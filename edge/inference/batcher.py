@@ -186,7 +186,7 @@ class _Sequence:
 class Batcher:
     """Drives an engine. All methods but `add` must be called on the engine's thread.
 
-    At most `rollout_rows` rows are given to requests below serving priority; the engine's other rows are kept for serving.
+    At most `rollout_rows` rows are given to rollouts; the engine's other rows are kept for serving, and half of those may go to raw texts.
     """
 
     def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
@@ -316,7 +316,10 @@ class Batcher:
         return ScoredToken(token, self.piece(token), logprob, bool(above[0] <= 0.0), tuple(chances[:top]))
 
     def _rows_for(self, request: Request) -> int:
-        return self._engine.rows if request.priority <= Priority.SERVING else self._rollout_rows
+        if request.priority <= Priority.SERVING:
+            return self._engine.rows
+        kept = self._engine.rows - self._rollout_rows
+        return self._rollout_rows + kept // 2 if request.priority <= Priority.TEXTS else self._rollout_rows
 
     def _start_one(self, request: Request, row: int) -> bool:
         """Sample a response's first token and put it into a row; False when that token ended it already."""

@@ -34,11 +34,11 @@ class RawText(Protocol):
     """Continues and reads texts as they stand."""
 
     def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
-        """Stream the continuation of a raw prompt at serving priority. Raises ContextOverflow, UsageError for an empty prompt."""
+        """Stream the continuation of a raw prompt, behind people's answers. Raises ContextOverflow, UsageError for an empty prompt."""
         ...
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
-        """The tokens of a raw text, each with its log-probability behind those before it, at serving priority."""
+        """The tokens of a raw text, each with its log-probability behind those before it; behind people's answers."""
         ...
 
     def text_tokens(self, text: str) -> tuple[int, ...]:

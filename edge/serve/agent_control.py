@@ -29,7 +29,8 @@ class RunningAgent:
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
-        return await explained(self._agent.records.why(answer_id).to_json(), self._agent.link.call)
+        records = self._agent.records
+        return await explained(records.why(answer_id).to_json(), self._agent.link.call, said=records.feedback.of(answer_id))
 
     async def status(self) -> Mapping[str, Any]:
         """The agent's snapshot, with its budget where the coordinator can be reached."""

@@ -11,12 +11,14 @@ from typing import Any
 
 from starlette.requests import Request
 
+from edge.agent.feedback import MOST_CORRECTION_CHARS, steers
 from edge.agent.sent import SENT_KINDS, Choice
+from edge.core.names import TASK_LABEL_FORM, is_task_label
 from edge.serve.failures import RequestProblem
-from edge.serve.fields import parse_json
+from edge.serve.fields import encodable, parse_json
 
 _MOST_SENT = 500
-_LAST, _MOST_ANSWERS, _MOST_RATES, _MOST_CHARS = 1000, 100_000, 64, 200
+_LAST, _MOST_ANSWERS, _MOST_RATES = 1000, 100_000, 64
 _MOST_DIGITS = 12
 
 
@@ -30,7 +32,17 @@ def feedback_of(body: bytes) -> tuple[str, str, str | None]:
         raise _invalid("verdict", 'must be "good", "bad" or "none"')
     if not isinstance(correction, str | None):
         raise _invalid("correction", "must be a text or null")
-    return answer_id.removeprefix("chatcmpl-"), verdict, correction
+    return encodable("id", answer_id).removeprefix("chatcmpl-"), verdict, _correction(correction)
+
+
+def _correction(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if len(text) > MOST_CORRECTION_CHARS:
+        raise _invalid("correction", f"must have at most {MOST_CORRECTION_CHARS} characters")
+    if steers(encodable("correction", text)):
+        raise _invalid("correction", "holds control characters; only line ends and tabs may stand in it")
+    return text
 
 
 def dial_of(body: bytes) -> tuple[str | None, float | None]:
@@ -38,7 +50,7 @@ def dial_of(body: bytes) -> tuple[str | None, float | None]:
     given = parse_json(body)
     if "target_rate" not in given:
         raise _invalid("target_rate", 'is missing, as in {"target_rate": 0.15}')
-    return text_of(given, "task") or None, None if given["target_rate"] is None else share_of(given["target_rate"])
+    return label_of(given) or None, None if given["target_rate"] is None else share_of(given["target_rate"])
 
 
 def rates_of(body: bytes) -> tuple[list[float], str, int]:
@@ -50,7 +62,7 @@ def rates_of(body: bytes) -> tuple[list[float], str, int]:
         raise _invalid("target_rate", f"must be one rate, or from 1 to {_MOST_RATES} of them")
     if isinstance(last, bool) or not isinstance(last, int) or not 1 <= last <= _MOST_ANSWERS:
         raise _invalid("last", f"must be a whole number from 1 to {_MOST_ANSWERS}")
-    return rates, text_of(given, "task"), last
+    return rates, label_of(given), last
 
 
 def paused_of(body: bytes) -> bool:
@@ -111,13 +123,13 @@ def share_of(value: Any, name: str = "target_rate") -> float:
     return float(value)
 
 
-def text_of(given: Mapping[str, Any], name: str) -> str:
-    """A short text; "" where it is not given."""
-    value = given.get(name)
-    if value is None:
+def label_of(given: Mapping[str, Any]) -> str:
+    """The label of a task; "" where it is not given."""
+    value = given.get("task")
+    if value in (None, ""):
         return ""
-    if not isinstance(value, str) or len(value) > _MOST_CHARS or not (value.isascii() and value.isprintable()):
-        raise _invalid(name, f"must be at most {_MOST_CHARS} characters of ASCII")
+    if not isinstance(value, str) or not is_task_label(value):
+        raise _invalid("task", f"must be {TASK_LABEL_FORM}")
     return value
 
 

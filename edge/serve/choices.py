@@ -19,6 +19,9 @@ from edge.serve.reasoning import ChannelText, Reading
 T = TypeVar("T")
 Event = ChannelText | AnswerNote
 
+MOST_AT_ONCE = 4
+"""Of the answers or texts of one request, so many are computed together: the rows beside them are for other people."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -59,16 +62,22 @@ async def collect(reading: Reading) -> Choice:
 
 
 async def collect_all(readings: Sequence[Reading]) -> list[Choice]:
-    """The whole answers, computed side by side; when one fails the others are given up."""
+    """The whole answers, computed side by side, a few at a time; when one fails the others are given up."""
     if len(readings) == 1:
         return [await collect(readings[0])]
-    tasks = [asyncio.ensure_future(collect(reading)) for reading in readings]
+    room = asyncio.Semaphore(MOST_AT_ONCE)
+    tasks = [asyncio.ensure_future(_collect_in_turn(reading, room)) for reading in readings]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _collect_in_turn(reading: Reading, room: asyncio.Semaphore) -> Choice:
+    async with room:
+        return await collect(reading)
 
 
 def whole_body(chat: wire.ChatRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
@@ -87,14 +96,15 @@ def _logprobs(chat: wire.ChatRequest, choice: Choice) -> dict[str, Any] | None:
 
 
 async def side_by_side(readings: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What several answers say as it comes, with the number of the answer. Closing it closes them all."""
+    """What several answers say as it comes, a few at a time, with the number of the answer. Closing it closes them all."""
     if len(readings) == 1:
         async with aclosing(readings[0]) as reading:
             async for event in reading:
                 yield 0, event
         return
     events: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(index, reading, events)) for index, reading in enumerate(readings)]
+    room = asyncio.Semaphore(MOST_AT_ONCE)
+    tasks = [asyncio.create_task(_forward(index, reading, events, room)) for index, reading in enumerate(readings)]
     try:
         for _ in tasks:
             while (numbered := await events.get()) is not None:
@@ -107,9 +117,11 @@ async def side_by_side(readings: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(index: int, reading: AsyncGenerator[T, None], events: asyncio.Queue[tuple[int, T] | None]) -> None:
+async def _forward(
+    index: int, reading: AsyncGenerator[T, None], events: asyncio.Queue[tuple[int, T] | None], room: asyncio.Semaphore
+) -> None:
     try:
-        async with aclosing(reading):
+        async with room, aclosing(reading):
             async for event in reading:
                 events.put_nowait((index, event))
     finally:

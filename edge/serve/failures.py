@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.core.errors import (
     BudgetExhausted,
+    CloudOff,
     ContextOverflow,
     CoordinatorError,
     CoordinatorUnavailable,
@@ -20,6 +21,9 @@ from edge.core.errors import (
     UsageError,
     Withheld,
 )
+
+CLOUD_OFF = "cloud_off"
+"""The error code of a demand for the cloud where it may not be asked."""
 
 
 class RequestProblem(Exception):
@@ -100,6 +104,8 @@ def _code(error: EdgeError) -> str:
         return error.reason.lower()
     if isinstance(error, ContextOverflow):
         return "context_length_exceeded"
+    if isinstance(error, CloudOff):
+        return CLOUD_OFF
     if isinstance(error, Unsupported):
         return "unsupported_parameter"
     if isinstance(error, TooFewAnswers):

@@ -184,3 +184,6 @@ async def test_openai_fields_raise_the_input_bound_by_their_bytes_at_least(provi
 @pytest.mark.parametrize("provider", [bundled, faulty], indirect=True)
 async def test_a_provider_that_cannot_call_tools_says_so(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == "this upstream cannot call tools"
+    assert (
+        why_not_openai(provider, '{"response_format": {"type": "json_object"}}') == "this upstream cannot follow response_format"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from edge.agent.dials import MOST_OWN_DIALS
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
 from edge.cli.budget import budget_lines, rate_of
@@ -184,9 +185,23 @@ BAD: list[tuple[str, Any, str]] = [
     ("/api/budget", {"target_rate": 0.1, "task": 7}, "task"),
     ("/api/budget/pause", {"paused": 1}, "paused"),
     ("/api/whatif", {}, "target_rate"),
+    ("/api/budget", {"target_rate": 0.1, "task": "<img src=x onerror=alert(1)>"}, "task"),
+    ("/api/budget", {"target_rate": 0.1, "task": "a" * 65}, "task"),
+    ("/api/whatif", {"target_rate": 0.1, "task": "no label"}, "task"),
     ("/api/whatif", {"target_rate": [0.1, "x"]}, "target_rate"),
     ("/api/whatif", {"target_rate": 0.1, "last": 0}, "last"),
 ]
+
+
+async def test_only_so_many_tasks_have_a_dial_of_their_own(running: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        for number in range(MOST_OWN_DIALS + 1):
+            async with session.post(f"{running}/api/budget", json={"target_rate": 0.1, "task": f"t{number}"}) as reply:
+                assert reply.status == (200 if number < MOST_OWN_DIALS else 400)
+        async with session.post(f"{running}/api/budget", json={"target_rate": 0.2, "task": "t0"}) as reply:
+            assert reply.status == 200, "one that is there can be turned"
+        async with session.post(f"{running}/api/budget", json={"target_rate": 0.2}) as reply:
+            assert reply.status == 200
 
 
 async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
@@ -218,3 +233,32 @@ def test_what_the_whole_device_has_used_is_shown_once_and_a_tasks_own_limit_with
     assert own[own.index("task     code") + 1] == "calls    3 of 5"
     assert "calls    239, nothing left" in budget_lines({"tasks": [_task("math", 239, 239)], **rest})
     assert own[1:3] == ["tokens   90 of no limit", "spend    $0.0015 of no limit"]
+
+
+@pytest.mark.parametrize(
+    "words", [["pause"], ["resume"], ["budget", "set", "10%"], ["budget", "pause"], ["budget", "resume"]], ids=" ".join
+)
+def test_a_folder_that_no_agent_has_used_is_not_made_by_a_slip_of_the_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run_command([*words, "--state", str(tmp_path / "typo")]) == 1
+    assert "no agent has used the state folder" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(used)]
+    assert run_command(["whatif", "30%", *place]) == run_command(["whatif", "--target-rate", "30%", *place])
+    assert run_command(["whatif", "30%", "--target-rate", "20%", *place]) == 2
+    capsys.readouterr()
+    assert run_command(["budget", "set", "-5%", *place]) == 2
+    assert "'-5%' is no rate; write a share such as 15% or 0.15" in capsys.readouterr().err
+    assert run_command(["budget", "show", "--config", str(used / "none.yaml"), *place]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
+    assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
+    assert run_command(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
+    assert "known" not in capsys.readouterr().err

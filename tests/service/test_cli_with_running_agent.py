@@ -13,7 +13,7 @@ import pytest
 
 from edge.cli.running import announced, running_agent
 from edge.core.clock import ManualClock
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable
+from edge.core.errors import CloudOff, ContextOverflow, CoordinatorUnavailable
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, ScriptedAnswers
@@ -103,12 +103,29 @@ async def test_the_callers_kill_switch_binds_a_running_agent(state: Path, answer
         code, _, _ = await edge_agent("ask", "2+2?", "--mode", mode, *place, EDGE_AGENT_NO_CLOUD="1")
         assert (code, answers.asked[-1].mode) == (0, "local-only")
     code, _, err = await edge_agent("ask", "2+2?", "--mode", "cloud-only", *place, EDGE_AGENT_NO_CLOUD="1")
-    assert (code, len(answers.asked)) == (2, 2)
+    assert (code, len(answers.asked)) == (1, 2), "as the help says: the demanded cloud might not answer"
     assert "switched off by EDGE_AGENT_NO_CLOUD" in err
     await edge_agent("chat", *place, stdin="one\n", EDGE_AGENT_NO_CLOUD="1")
     assert answers.asked[-1].mode == "local-only"
     code, _, _ = await edge_agent("chat", *place, stdin="/cloud one\n", EDGE_AGENT_NO_CLOUD="1")
-    assert (code, len(answers.asked)) == (2, 3)
+    assert (code, len(answers.asked)) == (1, 3)
+
+
+async def test_the_reason_of_a_local_answer_is_the_caller_s_own(state: Path, answers: ScriptedAnswers) -> None:
+    answers.note = AnswerNote("", "local", "mode local-only")
+    place = ("--state", str(state))
+    _, _, err = await edge_agent("ask", "2+2?", *place, EDGE_AGENT_NO_CLOUD="1")
+    assert "the cloud is switched off by EDGE_AGENT_NO_CLOUD" in err and "mode" not in err
+    _, _, err = await edge_agent("ask", "2+2?", "--never-send", "2+2", *place)
+    assert "(--never-send forbids it)" in err
+    code, _, err = await edge_agent("ask", "--cloud", "2+2?", "--never-send", "2+2", *place)
+    assert (code, "--never-send forbids it" in err) == (1, True)
+
+
+async def test_a_demanded_cloud_that_the_agent_may_not_ask_is_a_failure(state: Path, answers: ScriptedAnswers) -> None:
+    answers.failure = CloudOff("the cloud is paused")
+    code, _, err = await edge_agent("ask", "--cloud", "2+2?", "--state", str(state))
+    assert (code, "mode cloud-only is not possible: the cloud is paused" in err) == (1, True)
 
 
 async def test_the_callers_mode_travels_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -13,8 +14,9 @@ import pytest
 from edge.agent.completing import ServedTexts
 from edge.agent.gate import ServingGate
 from edge.core.clock import ManualClock
-from edge.core.types import ScoredToken, TokenChance
+from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.inference.scripted import ScriptedBackend
+from edge.serve.choices import MOST_AT_ONCE
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, AnswerPiece, ScriptedAnswers
@@ -36,6 +38,22 @@ class TokenAnswers(ScriptedAnswers):
             yield AnswerPiece(piece.text, piece.note, (token,) if told else ())
 
 
+class CountingBackend(ScriptedBackend):
+    """Knows how many texts it continued at once."""
+
+    running = most = 0
+
+    async def continue_text(self, *given: Any) -> AsyncIterator[TextDelta]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            async with aclosing(super().continue_text(*given)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self.running -= 1
+
+
 @pytest.fixture
 def answers() -> ScriptedAnswers:
     return TokenAnswers(
@@ -50,8 +68,13 @@ def gate() -> ServingGate:
 
 
 @pytest.fixture
-async def url(answers: ScriptedAnswers, gate: ServingGate) -> AsyncIterator[str]:
-    texts = ServedTexts(ScriptedBackend(SAID), gate)
+def backend() -> CountingBackend:
+    return CountingBackend(SAID)
+
+
+@pytest.fixture
+async def url(answers: ScriptedAnswers, gate: ServingGate, backend: CountingBackend) -> AsyncIterator[str]:
+    texts = ServedTexts(backend, gate)
     app = build_app(answers, ScriptedControl(answers), ManualClock(1000.0), loaded_model="nano-edge", texts=texts)
     async with serving(app, "127.0.0.1", 0) as base:
         yield base
@@ -83,6 +106,20 @@ async def test_several_prompts_and_choices_come_in_order(client: openai.AsyncOpe
     assert done.choices[1].text == done.choices[3].text
     assert done.usage is not None
     assert done.usage.prompt_tokens == 3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_many_prompts_of_one_request_are_continued_a_few_at_a_time(
+    client: openai.AsyncOpenAI, backend: CountingBackend, streamed: bool
+) -> None:
+    prompts = [f"prompt {number}" for number in range(30)]
+    if streamed:
+        stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
+        told = {choice.index async for chunk in stream for choice in chunk.choices}
+    else:
+        told = {choice.index for choice in (await client.completions.create(model="edge-local", prompt=prompts, seed=1)).choices}
+    assert told == set(range(30))
+    assert backend.most == MOST_AT_ONCE
 
 
 async def test_a_prompt_is_echoed_and_scored_without_a_continuation(client: openai.AsyncOpenAI) -> None:
@@ -239,6 +276,14 @@ async def test_one_of_several_answers_that_fails_ends_the_request(client: openai
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3)
     assert answers.closed == 3
+
+
+async def test_many_answers_to_one_question_are_made_a_few_at_a_time(
+    client: openai.AsyncOpenAI, answers: ScriptedAnswers
+) -> None:
+    done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=8, seed=5)
+    assert [choice.index for choice in done.choices] == list(range(8))
+    assert answers.closed == 8
 
 
 def test_offsets_of_bytes_that_are_no_text_are_told_as_bytes() -> None:

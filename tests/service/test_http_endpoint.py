@@ -359,6 +359,11 @@ async def test_a_verdict_is_kept_and_told_back(
         ({"verdict": "good"}, 400, "id"),
         ({"id": 5, "verdict": "good"}, 400, "id"),
         ({"id": "x", "verdict": "bad", "correction": 4}, 400, "correction"),
+        ({"id": "\ud800", "verdict": "good"}, 400, "id"),
+        ({"id": "x", "verdict": "bad", "correction": "4\udfff"}, 400, "correction"),
+        ({"id": "x", "verdict": "bad", "correction": "4\0"}, 400, "correction"),
+        ({"id": "x", "verdict": "bad", "correction": "\x1b[2J4"}, 400, "correction"),
+        ({"id": "x", "verdict": "bad", "correction": "4" * 10_001}, 400, "correction"),
         ([], 400, None),
     ],
 )

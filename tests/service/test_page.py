@@ -602,7 +602,7 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, 
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
     assert "a question the model asked for help" in first and "46 bytes" in first and "replaced: 1 × email" in first
-    assert await text_of(page, "#waiting") == "Report of step 44 of code: 25 of 128 responses asked, at a target of 20%."
+    assert await text_of(page, "#waiting") == "Report of step 45 of code: 25 of 128 responses asked, at a target of 20%."
     await focus(page, ".opener")
     await key(page, "Enter")
     await page.until("!!document.querySelector('.payload pre')")

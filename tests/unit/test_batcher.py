@@ -147,6 +147,24 @@ def test_rollouts_never_take_the_rows_kept_for_serving() -> None:
     assert max(engine.widths) == 3
 
 
+def test_an_answer_comes_before_the_raw_texts_that_wait_and_has_a_row_beside_those_that_run() -> None:
+    plans = {1: ids("a") * 9, 2: ids("b") * 9, 3: ids("a") * 30}
+    batcher, engine = planned(8, plans, rollout_rows=4)
+    texts = [request(1, 1, Priority.TEXTS) for _ in range(20)]
+    for item in (request(3, 8), *texts):
+        batcher.add(item)
+    for _ in range(8):
+        batcher.step()
+    assert engine.widths[-1] == 6, "four rows of rollouts and half of those that are kept"
+    served = request(2, 1, Priority.SERVING)
+    batcher.add(served)
+    while not served.future.done():
+        batcher.step()
+    assert not all(text.future.done() for text in texts[2:])
+    run(batcher)
+    assert [text.future.result().responses[0].text for text in texts] == ["a" * 9] * 20
+
+
 def test_a_withdrawn_request_frees_its_rows() -> None:
     batcher, engine = planned(4, {1: ids("a") * 30, 2: ids("b") * 2})
     withdrawn, kept = request(1, 4), request(2, 4)

@@ -44,6 +44,22 @@ def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tm
     assert not empty.exists()
 
 
+def test_a_correction_stays_when_the_answer_is_called_bad_again_and_goes_with_the_verdict(state: Path, capsys: Capture) -> None:
+    place = ["--state", str(state)]
+    assert run_command(["feedback", "a1", "bad", "seven", *place]) == 0
+    assert run_command(["feedback", "a1", "bad", *place]) == 0
+    assert said(state).correction == "seven"
+    capsys.readouterr()
+    assert run_command(["why", "a1", *place]) == 0
+    told = capsys.readouterr().out
+    assert "verdict:        bad\n" in told and "correction:     seven\n" in told
+    assert run_command(["feedback", "a1", "none", *place]) == 0
+    assert run_command(["feedback", "a1", "bad", *place]) == 0
+    assert said(state).correction is None
+    assert run_command(["feedback", "a1", "bad", "\x1b[2J", *place]) == 2
+    assert "control characters" in capsys.readouterr().err
+
+
 def test_what_is_no_id_is_told_and_nothing_is_looked_up(state: Path, capsys: Capture) -> None:
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
         assert run_command([*words, "--state", str(state)]) == 2

@@ -13,9 +13,9 @@ from edge.agent.sent import Keep, SentLog
 from edge.agent.state import StateFolder
 from edge.agent.state_rows import Report, StepUnits
 from edge.bootstrap import build_registry
-from edge.cli.outbox import since_of
 from edge.cli.settings import Settings
 from edge.cli.shell import run_command
+from edge.cli.since import since_of
 from edge.config.agent import resolve_agent_config
 from edge.core.clock import ManualClock
 from edge.core.errors import ConfigError, UsageError
@@ -62,14 +62,16 @@ def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: 
 def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
     assert len(json.loads(run(capsys, "outbox", "--kind", "answering", "--json", "--state", str(folder))[1])["sent"]) == 1
     assert run(capsys, "outbox", "--since", "1d", "--state", str(folder))[1] == ""
+    assert run(capsys, "outbox", "--since", "yesterday", "--state", str(folder))[0] == 0
     assert len(json.loads(run(capsys, "outbox", "--limit", "1", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert run(capsys, "outbox", "--waiting", "--state", str(folder))[1] == "step 4 of math: 12 of 64 responses asked for help\n"
+    assert run(capsys, "outbox", "--waiting", "--state", str(folder))[1] == "step 5 of math: 12 of 64 responses asked for help\n"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--since", "yesterday"], 2, "not a time"),
+        (["--since", "soon"], 2, "no such time"),
+        (["--since", "2999-01-01"], 2, "lies in the future"),
         (["--kind", "gossip"], 2, "no such kind"),
         (["show", "99"], 1, "nothing with the number 99"),
     ],
@@ -89,9 +91,14 @@ def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, capsys) -> None:
 
 def test_times_ago_and_dates() -> None:
     assert since_of("90m", 10_000.0) == 10_000.0 - 5400 and since_of("1w", 604_800.0) == 0.0
-    assert since_of("2026-01-31T12:00:00+00:00", 0.0) == 1769860800.0
+    assert since_of("2026-01-31T12:00:00+00:00", 2e9) == 1769860800.0
     with pytest.raises(UsageError):
         since_of("99999999999999d", 0.0)
+
+
+def test_an_empty_text_is_told_and_not_checked(capsys) -> None:
+    code, out, err = run(capsys, "privacy", "check", " ")
+    assert (code, out) == (2, "") and "the text is empty" in err
 
 
 def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:

@@ -110,7 +110,7 @@ def test_a_bad_configuration_names_file_and_line(capsys: pytest.CaptureFixture[s
 
 
 def test_a_missing_configuration_file_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--config", "/no/such.yaml"]) == 1
+    assert main(["run", "--config", "/no/such.yaml"]) == 2
     assert "/no/such.yaml" in one_line(capsys)
 
 

@@ -16,7 +16,8 @@ from edge.agent.feedback import Feedback
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
 from edge.cli import main
-from edge.cli.report import report_lines, since_of
+from edge.cli.report import report_lines
+from edge.cli.since import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling
@@ -176,6 +177,8 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_pause_and_resume_work_on_an_idle_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StateFolder(tmp_path):
+        pass
     assert main(["pause", "--state", str(tmp_path)]) == 0
     assert "learning is paused" in capsys.readouterr().out
     assert main(["report", "--since", "ever", "--state", str(tmp_path), "--json"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge.agent import watched
 from edge.agent.events import GateJudged, Notice
 from edge.agent.feedback import Feedback, FeedbackBook
 from edge.agent.own_use import OwnUseRules
@@ -17,7 +19,7 @@ from edge.agent.record import AnswerRecord
 from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.errors import PermissionDenied
-from edge.core.types import TaskItem
+from edge.tasks.jsonl import read_items
 from edge.training.gate import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
@@ -100,12 +102,12 @@ async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(
     world = world_in(tmp_path / "state", steps=1)
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
-        assert not agent.learning.more_to_learn()
+        assert not await agent.learning.more_to_learn()
         give(agent.parts.state, 5)
-        assert agent.learning.more_to_learn()
+        assert await agent.learning.more_to_learn()
         await agent.learn()
         assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
-        assert not agent.learning.more_to_learn()
+        assert not await agent.learning.more_to_learn()
 
 
 async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None:
@@ -188,14 +190,52 @@ async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
         assert agent.parts.own_use is not None
-        assert agent.parts.own_use.fresh() == 0
+        assert await agent.parts.own_use.fresh() == 0
         assert world.events(Notice) == []
         file_of(folder, "a.jsonl", 1, 2)
-        assert agent.parts.own_use.fresh() == 2
+        assert await agent.parts.own_use.fresh() == 2
         (folder / "a.jsonl").write_text('{"question": "Wh')
-        agent.parts.own_use.fresh()
-        agent.parts.own_use.fresh()
+        await agent.parts.own_use.fresh()
+        await agent.parts.own_use.fresh()
         assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
+
+
+async def test_a_file_is_read_and_its_items_are_keyed_once_and_not_on_the_loop_s_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def counted(path: Path) -> Any:
+        threads.append(threading.get_ident())
+        return read_items(path)
+
+    monkeypatch.setattr(watched, "read_items", counted)
+    folder = tmp_path / "tasks"
+    file_of(folder, "a.jsonl", *range(20))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=6)
+        assert agent.parts.own_use is not None
+        first = await agent.parts.own_use.sources()
+        (folder / "a.jsonl").touch()
+        again = await agent.parts.own_use.sources()
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+    assert first[0] is again[0], "nothing is sorted out anew where nothing changed"
+
+
+async def test_of_a_file_with_too_many_items_the_first_are_used_and_it_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "MOST_ITEMS", 5)
+    folder = tmp_path / "tasks"
+    file_of(folder, "a.jsonl", *range(8))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=6)
+        assert agent.parts.own_use is not None
+        assert await agent.parts.own_use.fresh() == 5
+    [told] = world.events(Notice)
+    assert told.text == "a.jsonl: has 8 items; the first 5 are used"
 
 
 async def test_a_folder_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
@@ -283,7 +323,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
         assert step.gate_rate == pytest.approx(sum(window) / len(window))
 
 
-def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tmp_path: Path) -> None:
+async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tmp_path: Path) -> None:
     for count in (1, 9, 60):
         folder = tmp_path / str(count)
         corrected(folder, *range(count))
@@ -291,11 +331,11 @@ def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tm
         agent = world.agent()
         own = agent.parts.own_use
         assert own is not None
-        [source] = own.sources()
+        [source] = await own.sources()
         agent.parts.state.close()
         assert len(source.train) + len(source.held_out) == count
         assert not source.held_out if count < 10 else 4 <= len(source.held_out) <= 22
-        assert all(isinstance(item, TaskItem) and item.split == "test" for item in source.held_out)
+        assert all(one.item.split == "test" for one in source.held_out)
 
 
 async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def budget_show(
     return command.show(Settings(config, sets, None, coordinator, state), as_json=json)
 
 
-@app.command("set")
+@app.command("set", context_settings={"ignore_unknown_options": True})  # so that -5% is told to be no rate
 def budget_set(
     rate: Annotated[
         str, typer.Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")

@@ -18,7 +18,8 @@ def outbox(
     context: typer.Context,
     limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only since then: 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME")
+        str | None,
+        typer.Option("--since", help="Only since then: yesterday, today, 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME"),
     ] = None,
     kind: Annotated[
         str | None,
