@@ -6,7 +6,7 @@
 # built again: without AMX, and if that dies too, for any x86-64 processor with AVX2.
 set -euo pipefail
 python=$1
-version=$(sed -n 's/^llama-cpp-python==//p' constraints.txt)
+version=$(sed -n 's/^llama[_-]cpp[_-]python==//p' constraints.txt)
 
 decodes() {
   "$python" -c 'from edge.inference.trial import decode_some; decode_some("edge/models/files/nano-edge.gguf")' 2>/dev/null
