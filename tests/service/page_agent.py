@@ -186,6 +186,7 @@ def past(number: int) -> PastAnswer:
     return PastAnswer(
         log_odds=float(-number), asked=asked, from_cloud=asked, charged_uusd=100 if asked else 0, local_s=0.5,
         cloud_s=2.0 if asked else None, total_s=2.5 if asked else 0.5, judged="bad" if number % 4 == 0 else "good",
+        billed=asked,
     )  # fmt: skip
 
 

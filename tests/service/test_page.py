@@ -522,6 +522,7 @@ async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(pa
     url = stage.show(agent)
     await arrive(page, url, "learning")
     await page.until(FILLED["learning"])
+    await page.until("!document.querySelector('#accuracy-place svg').getAttribute('aria-label').includes('nothing yet')")
     label = await page.value("document.querySelector('#accuracy-place svg').getAttribute('aria-label')")
     assert re.fullmatch(
         r"Accuracy while learning\. right, answered alone [\d.]+%, right, with help [\d.]+%, answered alone [\d.]+%", label
