@@ -50,6 +50,7 @@ check: $(VENV)/.dev-ready ## format, lint, types, import contracts, proto drift,
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.codegen --check
+	@found=$$($(BIN)/python -m pytest --collect-only -qq tests 2>&1) || { tail -n 40 <<<"$$found"; exit 1; } # every test file can be imported beside the others
 	@$(BIN)/python -m pytest -q -m "not long" $(SIDE_BY_SIDE) tests/unit tests/paper
 
 format: $(VENV)/.dev-ready ## rewrite the code in the project's format
