@@ -198,6 +198,7 @@ class Batcher:
         self._control_pieces = {token: text.encode() for text, token in tokens.control_ids.items()}
         self._help = HelpTokens(tokens.texts)
         self._help_ids = {key: np.array(ids, dtype=np.intp) for key, ids in self._help.starts.items()}
+        self._instead_ids = {tag: np.array(ids, dtype=np.intp) for tag, ids in self._help.instead.items()}
         self._sampler = RowSampler(engine.vocab_size, engine.rows)
         self._inbox: deque[Request] = deque()
         self._waiting: list[tuple[int, int, Request]] = []
@@ -389,12 +390,28 @@ class Batcher:
         starts = self._help_ids[key]
         if key == "" and not sequence.decided:
             sequence.help_log_odds = log_odds_of(logits_V, starts)
-        if sequence.request.sampling.suppress_help:
-            logits_V[starts] = -np.inf
-        elif sequence.request.sampling.help_bias:
-            chosen, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
-            sequence.free_choice = int(chosen[0])
-            logits_V[starts] += np.float32(sequence.request.sampling.help_bias)
+        sampling = sequence.request.sampling
+        if not (sampling.suppress_help or sampling.help_bias):
+            return
+        free = self._choice(sequence, logits_V, uniform)
+        logits_V[starts] += -np.inf if sampling.suppress_help else np.float32(sampling.help_bias)
+        if not sampling.suppress_help:
+            sequence.free_choice = free
+        if key == "" and not sequence.is_forced and free in starts and self._choice(sequence, logits_V, uniform) not in starts:
+            self._answer_instead(sequence, logits_V)
+
+    def _choice(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
+        """The token that these logits would give."""
+        ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
+        return int(ids[0])
+
+    def _answer_instead(self, sequence: _Sequence, logits_V: Floats) -> None:
+        """Leave only what begins an answer, in place: a model kept from its request for help goes on in the middle of one otherwise."""
+        wanted = self._instead_ids[sequence.follower.last_tag()]
+        kept = logits_V[wanted]
+        if np.isfinite(kept).any():
+            logits_V[:] = -np.inf
+            logits_V[wanted] = kept
 
     def _sway(self, sequence: _Sequence, token: int) -> Sway:
         """What the bias has made of this token, where there was one."""

@@ -14,6 +14,8 @@ from functools import lru_cache
 from edge.dagrpo.prompts import HELP_PHRASE
 
 TAGS = ("</think>", "<answer>")
+OPENINGS = ("<answer>", r"\boxed{")
+"""What follows each tag in a response that answers."""
 _AT_DECISION = re.compile(r"(?:</think>|<answer>)\s*\Z")
 _FIRST_DECISION = re.compile(r"(?:</think>|<answer>)\s*")
 _TAIL_CHARACTERS = 48
@@ -58,6 +60,7 @@ class HelpTokens:
     `starts` maps "" to the tokens whose text, white space aside, starts the phrase, and e.g. ">" to those that close the tag and start
     the phrase in one piece. `is_space[id]` and `may_matter[id]` (the token can end a tag, or a part of one that another token
     completes together with the phrase's start) let a follower skip all other tokens. `may_open_step[id]`: the token holds a colon.
+    `instead` maps each tag to the tokens that begin what the format wants behind it in place of the phrase.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -66,11 +69,18 @@ class HelpTokens:
         self.is_space = [bool(text) and text.isspace() for text in texts]
         self.may_matter = [">" in text or _can_end(text, heads) for text in texts]
         self.may_open_step = [":" in text for text in texts]
+        self.instead = {tag: _beginnings(texts, opening) for tag, opening in zip(TAGS, OPENINGS, strict=True)}
 
 
 def _can_end(text: str, heads: Sequence[str]) -> bool:
     """True when a text that ends in `text` may end in one of the heads."""
     return bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)
+
+
+def _beginnings(texts: Sequence[str], opening: str) -> tuple[int, ...]:
+    """The tokens that begin `opening`, or begin with it, white space before them aside."""
+    bare = [text.lstrip() for text in texts]
+    return tuple(token for token, text in enumerate(bare) if text and (opening.startswith(text) or text.startswith(opening)))
 
 
 def _help_starts(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -120,8 +130,11 @@ class ResponseFollower:
     def request_text(self) -> str:
         """What makes a request for help of the response, where a decision can be taken now."""
         missing = self.pending or ""
-        inside = (self._tail + missing).rstrip().endswith("<answer>")
-        return missing + HELP_PHRASE + ("</answer>" if inside else "")
+        return missing + HELP_PHRASE + ("</answer>" if self.last_tag(missing) == "<answer>" else "")
+
+    def last_tag(self, missing: str = "") -> str:
+        """The tag that the decision stands behind, once `missing` is said."""
+        return next((tag for tag in TAGS if (self._tail + missing).rstrip().endswith(tag)), TAGS[0])
 
     def _pending_now(self) -> str | None:
         for missing in missing_tag_ends(self._tail):

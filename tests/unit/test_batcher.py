@@ -405,3 +405,37 @@ def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
     assert (asks.text, asks.swayed) == ("</think>\nI need", "")
     assert (stays.text, stays.swayed) == ("</think>\nb", "")
     assert kept.swayed == "not to ask" and first_letter_of_decision(kept.text) != "i"
+
+
+@pytest.mark.parametrize("kept", [{"suppress_help": True}, {"help_bias": -60.0}], ids=["suppressed", "swayed by the dial"])
+def test_a_model_kept_from_its_request_goes_on_with_an_answer(kept: dict[str, object]) -> None:
+    engine = PlannedEngine(1, {1: ids("</think>\n", "I", "a")}, favour=20.0)
+    plain_logits = engine._logits
+
+    def logits_that_would_go_on_in_the_request(row: int) -> np.ndarray:
+        logits = plain_logits(row)
+        logits[TEXTS.index(" need")] = 10.0
+        return logits
+
+    engine._logits = logits_that_would_go_on_in_the_request  # type: ignore[method-assign]
+    ((response,),) = run(Batcher(engine, Tokens(), rollout_rows=1), request(1, temperature=0.0, **kept))
+    assert response.text.startswith("</think>\n<")
+
+
+@pytest.mark.parametrize("plan", [ids("</think>\n", "b"), ids("<answer>", "b")], ids=["behind the thinking", "in the answer"])
+def test_a_model_that_does_not_wish_to_ask_is_not_led_to_an_answer(plan: list[int]) -> None:
+    batcher, _ = planned(1, {1: plan}, favour=20.0)
+    ((response,),) = run(batcher, request(1, temperature=0.0, suppress_help=True))
+    assert response.text == "".join(TEXTS[token] for token in plan)
+
+
+def test_what_may_follow_each_tag_in_place_of_a_request_is_found_in_the_vocabulary() -> None:
+    found = HelpTokens([*TEXTS, "\\", " \\box", "\\boxed{7", "\\frac"]).instead
+    assert found == {"</think>": tuple(ids("<", "<answer>")), "<answer>": tuple(range(len(TEXTS), len(TEXTS) + 3))}
+
+
+def test_forced_tokens_are_scored_as_they_stand_where_help_is_suppressed() -> None:
+    batcher, _ = planned(1, {1: ids("</think>\n", "I")}, favour=5.0)
+    forced = Request([1], Sampling(suppress_help=True), [0], Priority.ROLLOUT, forced_ids=ids("</think>\n", "b"))
+    ((response,),) = run(batcher, forced)
+    assert np.isfinite(response.logprobs).all()
