@@ -34,7 +34,7 @@ from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, 
 from edge.dagrpo.dual import dual_step
 from tests.postgres_server import PostgresServer
 from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
-from tools.simulate.disk import Disk, DiskStore
+from tools.simulate.virtual.disk import Disk, DiskStore
 
 Verify = Callable[[], VerifyReport]
 Opened = tuple[LedgerStore, Verify]

@@ -21,12 +21,12 @@ from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
-from tools.simulate.checker import check
-from tools.simulate.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
-from tools.simulate.fold import Rules
-from tools.simulate.terms import History, TaskTerms, Terms
-from tools.simulate.upstream import UpstreamEvent
-from tools.simulate.verdict import Verdict
+from tools.simulate.faults.checker import check
+from tools.simulate.faults.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
+from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.terms import History, TaskTerms, Terms
+from tools.simulate.faults.upstream import UpstreamEvent
+from tools.simulate.faults.verdict import Verdict
 
 DUAL_LR = 0.05
 FLEET_CAPS = (5_000, 2_000_000, 3_000_000)

@@ -16,7 +16,7 @@ from coordinator.broker import Broker
 from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import CoordinatorUnavailable
-from tools.simulate.disk import Disk, DiskTables
+from tools.simulate.virtual.disk import Disk, DiskTables
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _told_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 async def _eventually(sync: Any, disk: Disk) -> None:
-    from tools.simulate.disk import DiskError
+    from tools.simulate.virtual.disk import DiskError
 
     with contextlib.suppress(DiskError):
         await sync(disk)
@@ -315,7 +315,7 @@ def _price_begins_late(patch: pytest.MonkeyPatch) -> None:
         return begins
 
     patch.setattr(Ledger, "_begin_price", begin)
-    patch.setattr("tools.simulate.duals.Duals.meet", _meet_without_beginning)
+    patch.setattr("tools.simulate.faults.duals.Duals.meet", _meet_without_beginning)
 
 
 def _meet_without_beginning(self: Any, task: Any, dual: float, price: str) -> bool:

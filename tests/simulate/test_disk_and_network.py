@@ -13,10 +13,10 @@ import pytest
 from coordinator.accounts import Reserved
 from edge.core.errors import CoordinatorUnavailable
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
-from tools.simulate.clock import EPOCH, VirtualClock
-from tools.simulate.disk import Disk, DiskError, DiskStore
-from tools.simulate.loop import Host, SeededLoop
-from tools.simulate.network import LinkFaults, Network
+from tools.simulate.virtual.clock import EPOCH, VirtualClock
+from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
+from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.network import LinkFaults, Network
 
 
 def _run(loop: SeededLoop, main: Coroutine[Any, Any, Any]) -> Any:

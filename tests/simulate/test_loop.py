@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tools.simulate.loop import Deadlock, Host, SeededLoop
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
 
 
 def test_hours_pass_at_once_and_time_is_what_the_timers_say() -> None:

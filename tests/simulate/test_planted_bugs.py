@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulate.mutations import MUTATIONS, Mutation
-from tools.simulate.world import run_seed
+from tools.simulate.faults.world import run_seed
 
 MOST_SEEDS = 600
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.simulate.summary import note
-from tools.simulate.explore import INVARIANTS, Tally, explore
-from tools.simulate.world import run_seed
+from tools.simulate.faults.explore import INVARIANTS, Tally, explore
+from tools.simulate.faults.world import run_seed
 
 EVERY_RUN = 600
 LONG_RUN = 20_000
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     """Neither the hashes of strings nor the addresses of objects decide anything."""
-    program = "from tools.simulate.world import run_seed; print([run_seed(seed).digest for seed in range(40, 60)])"
+    program = "from tools.simulate.faults.world import run_seed; print([run_seed(seed).digest for seed in range(40, 60)])"
 
     def digests(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tools.simulate.explore import Tally, explore
+from tools.simulate.faults.explore import Tally, explore
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,10 +30,9 @@ from coordinator.config import (
 from coordinator.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
-from tools.simulate.administrator import SimulatedAdministrator
-from tools.simulate.checker import DiskLog, check
-from tools.simulate.clock import VirtualClock
-from tools.simulate.device import (
+from tools.simulate.faults.administrator import SimulatedAdministrator
+from tools.simulate.faults.checker import DiskLog, check
+from tools.simulate.faults.device import (
     MAX_OUTPUT_TOKENS,
     POLICY,
     WISHED_RATE,
@@ -43,15 +42,16 @@ from tools.simulate.device import (
     SimulatedDevice,
     last_questions,
 )
-from tools.simulate.disk import Disk
-from tools.simulate.fold import Rules
-from tools.simulate.loop import Deadlock, Host, SeededLoop
-from tools.simulate.network import LinkFaults, Network, SimulatedChannel
-from tools.simulate.scenario import Fault, Scenario, draw
-from tools.simulate.site import Site
-from tools.simulate.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
-from tools.simulate.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.verdict import Verdict
+from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.scenario import Fault, Scenario, draw
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
+from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
+from tools.simulate.faults.verdict import Verdict
+from tools.simulate.virtual.clock import VirtualClock
+from tools.simulate.virtual.disk import Disk
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
+from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel
+from tools.simulate.virtual.site import Site
 
 LATE_WORD_S = 15.0
 """What an administrator sent before everything healed has come by then, or never comes."""

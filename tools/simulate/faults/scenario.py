@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edge.core.rng import stream
-from tools.simulate.clock import EPOCH
-from tools.simulate.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.virtual.clock import EPOCH
 
 FAULTS = (
     "kill",
@@ -247,7 +247,7 @@ def lowered(terms: Terms, share: float) -> Terms:
 
 
 def _acts(rng: random.Random, trouble: float) -> dict[str, float]:
-    from tools.simulate.upstream import ACTS
+    from tools.simulate.faults.upstream import ACTS
 
     acts = rng.sample(ACTS[1:], rng.randint(1, 4))
     return {act: trouble / len(acts) for act in acts}

@@ -17,7 +17,7 @@ from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMi
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tools.simulate.network import SimulatedChannel
+from tools.simulate.virtual.network import SimulatedChannel
 
 TASKS = ("math",)
 WISHED_RATE = 0.5

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.simulate.duals import Data, Duals, moved
-from tools.simulate.terms import SCOPES, History, Settings, Terms
-from tools.simulate.verdict import Verdict
+from tools.simulate.faults.duals import Data, Duals, moved
+from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
+from tools.simulate.faults.verdict import Verdict
 
 Units = list[int]
 ZERO = [0, 0, 0]

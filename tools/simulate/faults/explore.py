@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tools.simulate.scenario import FAULTS, FEATURES, POINTS
-from tools.simulate.world import Outcome, run_seed
+from tools.simulate.faults.scenario import FAULTS, FEATURES, POINTS
+from tools.simulate.faults.world import Outcome, run_seed
 
 INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
 EVERY_FAULT = frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}

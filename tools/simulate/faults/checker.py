@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tools.simulate.device import DeviceEvent
-from tools.simulate.duals import Data
-from tools.simulate.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
-from tools.simulate.terms import SCOPES, History
-from tools.simulate.upstream import UpstreamEvent
-from tools.simulate.verdict import Verdict
+from tools.simulate.faults.device import DeviceEvent
+from tools.simulate.faults.duals import Data
+from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.faults.terms import SCOPES, History
+from tools.simulate.faults.upstream import UpstreamEvent
+from tools.simulate.faults.verdict import Verdict
 
 UNITS = ("calls", "tokens", "uusd")
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}

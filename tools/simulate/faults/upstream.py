@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.types import TokenUsage
-from tools.simulate.loop import is_alive
+from tools.simulate.virtual.loop import is_alive
 
 INPUT_BOUND = 40
 ACTS = (

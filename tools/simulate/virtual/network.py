@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from tools.simulate.loop import Host, current_host, is_alive
+from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
 Metadata = Sequence[tuple[str, str | bytes]]

@@ -20,7 +20,7 @@ from coordinator.stores.memory import MemoryTables
 from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.transactions import TransactingStore
 from edge.core.errors import CoordinatorUnavailable
-from tools.simulate.loop import is_alive
+from tools.simulate.virtual.loop import is_alive
 
 T = TypeVar("T")
 MAX_BATCH = 16

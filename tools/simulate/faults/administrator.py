@@ -14,9 +14,9 @@ import grpc
 from edge.core.errors import CoordinatorError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
-from tools.simulate.device import DeviceEvent
-from tools.simulate.network import SimulatedChannel
-from tools.simulate.terms import LIMIT_FIELDS, SCOPES, WINDOWS
+from tools.simulate.faults.device import DeviceEvent
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, WINDOWS
+from tools.simulate.virtual.network import SimulatedChannel
 
 NAME = "admin"
 TIMEOUT_S = 5.0

@@ -22,6 +22,7 @@ from coordinator.controller import StepController
 from coordinator.fleet import Fleet, identify
 from coordinator.guard import DEVICE_ID_KEY
 from coordinator.pricing import Price
+from coordinator.providers.provider import CloudProvider
 from coordinator.ratelimit import RateLimiter
 from coordinator.reload import Changeable, apply_config
 from coordinator.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
@@ -32,11 +33,10 @@ from coordinator.verify import VerifyReport, verify
 from coordinator.watch import BudgetBell, ring_changes
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
-from tools.simulate.clock import VirtualClock
-from tools.simulate.disk import Disk, DiskError, DiskStore
-from tools.simulate.loop import Host, SeededLoop
-from tools.simulate.network import Network, ServiceEndpoint
-from tools.simulate.upstream import SimulatedUpstream
+from tools.simulate.virtual.clock import VirtualClock
+from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
+from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.network import Network, ServiceEndpoint
 
 MAX_OUTPUT_TOKENS = 64
 DRAIN_GRACE_S = 1.0
@@ -53,7 +53,7 @@ class Site:
         loop: SeededLoop,
         disk: Disk,
         network: Network,
-        upstream: SimulatedUpstream,
+        upstream: CloudProvider,
         clock: VirtualClock,
         config: CoordinatorConfig,
         slots: int,
