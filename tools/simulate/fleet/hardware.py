@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class DeviceSpeed:
     def decode_rate(self, rows: int) -> float:
         """Tokens/s of all rows together; between two measured numbers of rows on a straight line, beyond the last one as that."""
         known = self.decode_tokens_per_s
-        for (below, slow), (above, fast) in zip(known, known[1:], strict=False):
+        for (below, slow), (above, fast) in pairwise(known):
             if rows <= above:
                 share = max(0.0, (rows - below) / (above - below))
                 return slow + share * (fast - slow)
