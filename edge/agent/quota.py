@@ -195,16 +195,11 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialReading | 
 
 
 def _used(used: int, limit: int | None, what: str) -> str:
-    """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
-    if limit is not None and used >= limit:
-        return f"{used} {what}, none left"
     return f"{used} {what}, no limit" if limit is None else f"{used} of {limit} {what}"
 
 
 def _spent(budget: BudgetSnapshot) -> str:
     spent, limit = dollars(budget.spend_uusd), budget.spend_limit_uusd
-    if limit is not None and budget.spend_uusd >= limit:
-        return f"{spent} spent, none left"
     return f"{spent} spent" if limit is None else f"{spent} of {dollars(limit)}"
 
 

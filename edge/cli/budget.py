@@ -203,11 +203,8 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
 
 
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
-    """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
     if used is None:
         return "not known yet"
-    if limit is not None and used >= limit:
-        return f"{words(used)}, nothing left"
     return f"{words(used)} of {'no limit' if limit is None else words(limit)}"
 
 

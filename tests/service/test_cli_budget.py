@@ -231,7 +231,7 @@ def test_what_the_whole_device_has_used_is_shown_once_and_a_tasks_own_limit_with
     own = budget_lines({"tasks": [_task("math", 12, 20), _task("code", 3, 5)], **rest})
     assert own[own.index("task     math") + 1] == "calls    12 of 20"
     assert own[own.index("task     code") + 1] == "calls    3 of 5"
-    assert "calls    239, nothing left" in budget_lines({"tasks": [_task("math", 239, 239)], **rest})
+    assert "calls    239 of 239" in budget_lines({"tasks": [_task("math", 239, 239)], **rest})
     assert own[1:3] == ["tokens   90 of no limit", "spend    $0.0015 of no limit"]
 
 
