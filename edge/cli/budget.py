@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 """What is counted, and the field of its limit."""
+_STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
 _ORIGINS = {
     "agent": "",
     "coordinator": "told by the coordinator; no agent was asked",
@@ -148,10 +149,15 @@ def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
-    tasks = budgets["tasks"]
-    shared = [unit for unit in _UNITS if _is_shared(unit, tasks)]
-    lines = ["device   this device in all", *_unit_lines(shared, tasks[0]), ""] if shared else []
-    lines += [line for task in tasks for line in [*_task_lines(task, [unit for unit in _UNITS if unit not in shared]), ""]]
+    tasks, device = budgets["tasks"], budgets["device"] or {}
+    shared = [unit for unit in _UNITS if unit in device]
+    state = _shared_state(tasks) if shared else ""
+    lines = (
+        ["device   this device in all", *_unit_lines(shared, device), *([f"state    {state}"] if state else []), ""]
+        if shared
+        else []
+    )
+    lines += [line for task in tasks for line in [*_task_lines(task, shared, with_state=not state), ""]]
     if not budgets["tasks"]:
         lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets['target_rate'])}"]
     if budgets["switched_off"]:
@@ -165,9 +171,15 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _is_shared(unit: str, tasks: Sequence[Mapping[str, Any]]) -> bool:
-    """The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then shows the same."""
-    return len({(task[unit], task[_UNITS[unit]]) for task in tasks}) == 1
+def _shared_state(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """The state that all tasks are in, or "" where they differ."""
+    words = {_state_words(task) for task in tasks}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _state_words(task: Mapping[str, Any]) -> str:
+    """Beside the figures they need no repetition; what keeps the cloud away has a reason."""
+    return _STATES.get(task["state"]) or f"{task['state'].replace('_', ' ')}: {task['line']}"
 
 
 def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
@@ -178,13 +190,15 @@ def _amount(used: int | None, limit: int | None, unit: str) -> str:
     return _used(used, limit, dollars if unit == "spend_uusd" else str)
 
 
-def _task_lines(task: Mapping[str, Any], own: Sequence[str]) -> list[str]:
+def _task_lines(task: Mapping[str, Any], shared: Sequence[str], *, with_state: bool) -> list[str]:
+    used = task["used"]
     return [
         f"task     {task['task']}",
-        *_unit_lines(own, task),
+        *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
+        f"used     {used['calls']} calls, {used['tokens']} tokens, {dollars(used['spend_uusd'])} by this task alone",
         f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
         f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
-        f"state    {task['state'].replace('_', ' ')}: {task['line']}",
+        *([f"state    {_state_words(task)}"] if with_state else []),
     ]
 
 
