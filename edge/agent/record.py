@@ -16,7 +16,7 @@ class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
     `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `beyond`: tools and the like.
-    `wishes` are for local text.
+    `wishes` are for local text; a `temperature` is for the cloud, too, which is asked at 0 otherwise.
     """
 
     messages: tuple[Message, ...]

@@ -70,6 +70,7 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         tool_calls=_tool_calls(record.openai_json),
         asked=record.asked,
         quota=record.quota,
+        cached=record.cached,
     )
 
 

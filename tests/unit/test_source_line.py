@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.cli.saying import source_line
+from edge.cli.saying import source_line, why_lines
 from edge.serve.ports import AnswerNote
 
 NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapter_version=3, latency_s=0.42)
@@ -54,3 +54,11 @@ def test_a_fallback_has_the_details_in_its_reason() -> None:
         "used_up", f"used up (device calls 3 of 3); {HERE}", source="local-fallback", reason="it asked, but device calls 3 of 3"
     )
     assert (told.count("3 of 3"), "the budget is used up" in told) == (1, True)
+
+
+def test_an_answer_from_the_coordinators_store_is_told_as_one_that_cost_nothing() -> None:
+    stored = source_line(replace(NOTE, source="cloud", cached=True))
+    assert "from the coordinator's store, not charged" in stored
+    assert "store" not in source_line(replace(NOTE, source="cloud"))
+    [charged] = [line for line in why_lines({"source": "cloud", "charged_uusd": 0, "cached": True}) if line.startswith("charged")]
+    assert charged.endswith("$0.00; from the coordinator's store, not charged")
