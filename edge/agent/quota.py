@@ -128,6 +128,10 @@ class Quotas:
         """The coordinator answered a call."""
         self._refused.pop(task, None)
 
+    def is_learned(self, task: str) -> bool:
+        """Whether learning has terms for a task."""
+        return self._state.terms(task) is not None
+
     def save(self, task: str) -> None:
         """Keep what is known for commands that look while no agent runs, in the transaction under way."""
         if (known := self._link(task)) is not None:

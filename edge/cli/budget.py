@@ -50,9 +50,21 @@ def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) 
     return 0
 
 
+def forget(settings: Settings, task: str, *, as_json: bool) -> int:
+    """Strike out a label. Raises NotFound for one without a dial, StateError beside an agent that cannot be spoken to."""
+    budgets = asyncio.run(_changed(settings.config(), "/api/budget/forget", {"task": task}))
+    if as_json:
+        print_json(budgets)
+    elif any(known["task"] == task for known in budgets["tasks"]):
+        print(f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task")
+    else:
+        print(f"task {task} is forgotten; what it spent stays spent")
+    return 0
+
+
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
     """What is said of a label that may be a slip of the hand."""
-    return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'})"
+    return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'}); edge-agent budget forget strikes one out"
 
 
 def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
@@ -128,8 +140,10 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
     with StateFolder(present_folder(state_folder(config))) as state:
         if "paused" in change:
             set_paused(state, change["paused"], clock.now())
-        else:
+        elif "target_rate" in change:
             DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
+        else:
+            DialBook(state, config.budget.dial, clock).forget(change["task"])
 
 
 def _settings(config: AgentConfig) -> StoredSettings:

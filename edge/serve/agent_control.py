@@ -106,6 +106,11 @@ class RunningAgent:
         self._agent.budgets.set_dial(target_rate, task)
         return await self.budget()
 
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Strike out a label's dial. Raises NotFound."""
+        self._agent.budgets.forget(task)
+        return await self.budget()
+
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
         self._agent.budgets.pause_cloud(paused)

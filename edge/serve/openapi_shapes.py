@@ -275,6 +275,7 @@ SHAPES: Mapping[str, Shape] = {
             "tasks": {"type": "array", "items": _TASK_BUDGET},
         }
     ),
+    "Label": record({"task": _LABEL}),
     "Dial": record({"target_rate": or_null(_SHARE)}, {"task": or_null(_LABEL)}),
     "WhatIf": record({"answers": COUNT, "present": _OUTLOOK, "outlooks": {"type": "array", "items": _OUTLOOK}}),
     "WhatIfRequest": record({"target_rate": _RATES}, {"task": or_null(_LABEL), "last": whole(1, 100_000)}),

@@ -245,3 +245,40 @@ def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest
     assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
     assert run_command(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
     assert "known" not in capsys.readouterr().err
+
+
+def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(used)]
+    assert run_command(["budget", "set", "10%", "--task", "typo", *place]) == 0
+    assert run_command(["budget", "forget", "typo", *place]) == 0
+    assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
+    assert run_command(["budget", "show", "--json", *place]) == 0
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["math"]
+    assert run_command(["budget", "forget", "typo", *place]) == 1
+    assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
+    assert run_command(["budget", "forget", "no label", *place]) == 2
+
+
+async def test_a_running_agent_forgets_a_label_and_marks_answers_of_labels_nobody_stands_behind(running: str) -> None:
+    async with aiohttp.ClientSession() as session:
+
+        async def known(label: str) -> bool:
+            body = {
+                "model": "edge-local",
+                "messages": [{"role": "user", "content": "What is 2 + 1?"}],
+                "metadata": {"task": label},
+            }
+            async with session.post(f"{running}/v1/chat/completions", json=body) as reply:
+                return bool((await reply.json())["edge"]["task_known"])
+
+        assert [await known("math"), await known("typo"), await known("typo")] == [True, False, False]
+        await session.post(f"{running}/api/budget", json={"task": "typo", "target_rate": 0.3})
+        assert await known("typo")
+        for status in (200, 404):
+            async with session.post(f"{running}/api/budget/forget", json={"task": "typo"}) as reply:
+                assert reply.status == status
+        async with session.get(f"{running}/api/budget") as reply:
+            assert "typo" not in [task["task"] for task in (await reply.json())["tasks"]]
+        assert not await known("typo")
+        async with session.post(f"{running}/api/budget/forget", json={}) as reply:
+            assert (reply.status, (await reply.json())["error"]["param"]) == (400, "task")
