@@ -14,7 +14,6 @@ from edge.agent.overview import overview
 from edge.agent.payloads import entry_json
 from edge.agent.sent import Choice
 from edge.agent.usage import Used
-from edge.agent.whatif import what_if
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
@@ -118,7 +117,7 @@ class RunningAgent:
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
-        return what_if(self._agent.records.past_answers(task, last), rates, task).to_json()
+        return self._agent.records.what_if(rates, task, last).to_json()
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:
