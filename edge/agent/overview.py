@@ -100,7 +100,7 @@ async def overview(agent: Agent) -> Overview:
         if not link.follows(task):
             with suppress(CoordinatorError):  # what cannot be had stays as it was known
                 await link.budget(task)
-    used = used_by_task(agent.parts.state)
+    used = used_by_task(agent.parts.state.rows)
     return Overview(
         origin="agent",
         serving_task=budgets.serving_task,
@@ -136,7 +136,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
-    tasks, used = stored_tasks(state, settings), used_by_task(state)
+    tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
     return Overview(
         origin="coordinator" if told else "stored",
         serving_task=settings.serving_task,

@@ -7,12 +7,10 @@ cache does not, and neither does one whose end is not known yet. Days are local 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-
-from edge.agent.state_reader import StateReader
 
 _ENDED = ("completed", "in_doubt")
 _BILLED = f"""(json_extract(record, '$.charged_uusd') > 0
@@ -90,6 +88,6 @@ SELECT task, sum(calls), sum(tokens), sum(spend_uusd) FROM (
 """  # noqa: S608 - of constants
 
 
-def used_by_task(state: StateReader) -> dict[str, OfTask]:
-    """What each task has used, by its label; tasks that used nothing may be missing."""
-    return {str(task): OfTask(*(int(value or 0) for value in sums)) for task, *sums in state.rows(_BY_TASK)}
+def used_by_task(rows: Callable[[str], Sequence[tuple[Any, ...]]]) -> dict[str, OfTask]:
+    """What each task has used, by its label; tasks that used nothing may be missing. `rows` gives what a query finds."""
+    return {str(task): OfTask(*(int(value or 0) for value in sums)) for task, *sums in rows(_BY_TASK)}

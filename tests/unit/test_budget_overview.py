@@ -74,4 +74,4 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
         with state.database as database:
             database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1)")
             database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0)")
-        assert used_by_task(state) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
+        assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
