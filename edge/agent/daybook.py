@@ -191,7 +191,8 @@ def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
 
 def _waits(database: sqlite3.Connection, since: float, now: float) -> list[dict[str, Any]]:
     rows = database.execute(
-        "SELECT reason, count(*), sum(min(ended_at, ?) - max(began_at, ?)) FROM waits WHERE ended_at >= ? GROUP BY reason ORDER BY 3 DESC",
+        "SELECT reason, count(*), sum(max(0.0, min(ended_at, ?) - max(began_at, ?))) FROM waits WHERE ended_at >= ?"
+        " GROUP BY reason ORDER BY 3 DESC",
         (now, since, since),
     )
     return [dict(zip(("reason", "times", "seconds"), row, strict=True)) for row in rows]

@@ -1,7 +1,7 @@
 """What people thought of answers. Knows verdicts, corrections and their table; knows nothing of learning or HTTP.
 
-One verdict an answer, the last one counts. What `give` returns is on disk. The table lies in the state folder's database, so this works
-beside answers that are being given and on a folder that nobody uses.
+One verdict an answer, the last one counts: the one written last, whatever the clock said. What `give` returns is on disk. The table lies
+in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FeedbackBook:
         """The newest answers that have a verdict, oldest verdict first."""
         rows = self._db.execute(
             "SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM feedback f JOIN requests r ON r.id = f.request_id"
-            " ORDER BY f.at DESC, f.request_id LIMIT ?",
+            " ORDER BY f.rowid DESC LIMIT ?",
             (most,),
         ).fetchall()
         return (RatedAnswer(json.loads(record), Feedback(*rest), at) for record, *rest, at in reversed(rows))

@@ -40,7 +40,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """How many answers of one version's own were judged by people, and how many of these were bad."""
+    """How many questions that one version answered itself were judged by people, and how many of these badly."""
 
     bad: int
     total: int
@@ -159,10 +159,14 @@ class Guard:
         return None if row is None else int(row[0])
 
     def _verdicts(self, version: int) -> Verdicts:
-        """Of this version's own answers: what the cloud said is not its doing."""
+        """Of this version's own answers: what the cloud said is not its doing. A question that was asked again and again is one piece of
+        evidence, with its last verdict; a question among others is one of its own."""
         query = (
-            "SELECT count(*), coalesce(sum(f.verdict = 'bad'), 0) FROM feedback f JOIN requests r ON r.id = f.request_id"
+            "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"
+            " JOIN requests r ON r.id = f.request_id"
             " WHERE json_extract(r.record, '$.adapter_version') = ? AND json_extract(r.record, '$.source') != 'cloud'"
+            " GROUP BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')),"
+            " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
         )
         total, bad = self._state.database.execute(query, (version,)).fetchone()
         return Verdicts(int(bad), int(total))

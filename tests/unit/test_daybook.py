@@ -95,6 +95,14 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     assert told["rates"] == [{"task": "math", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
+def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        with state.database as database:
+            rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
+            database.executemany("INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)", rows)
+        assert daybook(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
+
+
 def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
     with StateFolder(tmp_path) as state:
