@@ -33,6 +33,7 @@ from edge.agent.readiness import Readiness
 from edge.agent.recording import AnswerRecorder
 from edge.agent.records import Records
 from edge.agent.serving_adapter import ServingAdapter
+from edge.agent.state import CHECKPOINTS
 from edge.agent.status import AgentStatus, StatusBoard
 from edge.agent.stepbook import StepBook
 from edge.agent.stop import Stop
@@ -147,7 +148,7 @@ class Agent:
 
     def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
         parts = self.parts
-        checkpoints = Checkpoints(parts.state.folder / "checkpoints")
+        checkpoints = Checkpoints(parts.state.folder / CHECKPOINTS)
         versions = Versions(parts.state, checkpoints, parts.sound)
         return ServingAdapter(backend, parts.state, checkpoints, versions, parts.sink, parts.clock)
 
@@ -184,6 +185,8 @@ class Agent:
         cut = self._cut_step()
         if cut is None or not await self._finished(cut):
             await self.adapter.serve_newest()
+        if aside := self.parts.state.set_aside:
+            self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
         if self.parts.curriculum.adopt():
             self._notice("the phases have changed; learning begins at the first one with the present adapter")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent.line import Line
+from edge.agent.state_schema import check_readable
 from edge.agent.usage import Used, used_since
 from edge.core.errors import StateError
 
@@ -29,6 +30,7 @@ def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
         raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            check_readable(database, path)
             found = {str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if missing := _TABLES - found:
                 text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
