@@ -6,9 +6,11 @@ instead of failing at its lock.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,21 +34,29 @@ _SAMPLING = ("max_tokens", "temperature", "seed")
 
 @contextmanager
 def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[None]:
-    """Let other commands find the endpoint, and the token where it asks for one, while the block runs."""
+    """Let other commands find the endpoint, and the token where it asks for one, while the block runs.
+
+    The file is locked meanwhile; the system drops the lock when the process dies, however it dies.
+    """
     file = state / _FILE
     temporary = file.with_suffix(".tmp")
     path = None if token_file is None else str(Path(token_file).expanduser().absolute())
     temporary.write_text(json.dumps({"url": url, "token_file": path}), encoding="utf-8")
-    temporary.replace(file)
+    held = os.open(temporary, os.O_RDONLY)
     try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.replace(file)
         yield
     finally:
         file.unlink(missing_ok=True)
+        os.close(held)
 
 
 @asynccontextmanager
 async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
-    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed."""
+    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed: another one, on another folder,
+    may have its port now."""
     url = _announced_url(state)
     if url is None:
         yield None
@@ -140,10 +150,20 @@ class RemoteAgent:
 
 def _announced(state: Path, name: str) -> str | None:
     try:
-        told = json.loads((state / _FILE).read_text(encoding="utf-8"))[name]
+        with (state / _FILE).open(encoding="utf-8") as file:
+            told = json.load(file)[name] if _is_held(file.fileno()) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return told if isinstance(told, str) else None
+
+
+def _is_held(file: int) -> bool:
+    """Whether whoever wrote the file still lives."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or nobody can lock there and no more is known
+        return True
+    return False
 
 
 def _announced_url(state: Path) -> str | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from edge.agent.sent import reading_sent
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import reading
 from edge.cli.run import learn_while_serving
+from edge.cli.running import _announced_url, announced
 from edge.cli.shell import ending
 from edge.core.errors import StateError
 from edge.training.scripted import ScriptedLearner
@@ -113,3 +117,17 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
     [line] = said
     assert "the checkpoint cannot be written (3072 requested and 824 written); answers do" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
+    """Another agent, on another folder, may listen on its port by now, and would be steered in its place."""
+    code = (
+        "import os, signal; from pathlib import Path; from edge.cli.running import announced\n"
+        f"with announced(Path({str(tmp_path)!r}), 'http://127.0.0.1:1'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "endpoint.json").exists()
+    assert _announced_url(tmp_path) is None
+    with announced(tmp_path, "http://127.0.0.1:2"):
+        assert _announced_url(tmp_path) == "http://127.0.0.1:2"
+    assert _announced_url(tmp_path) is None
