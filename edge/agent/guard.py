@@ -74,22 +74,28 @@ class Guard:
 
     async def withdrawal(self) -> Withdrawal | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
+        found, serving = await self.disliked(), self._state.line().serving
+        return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
+
+    async def disliked(self) -> Withdrawal | None:
+        """The same by people's verdicts alone, which needs no engine and no step."""
         serving = self._state.line().serving
-        if serving == 0 or serving in self.left() or self._chosen_by_hand(serving):
-            return None
-        return await self._by_verdicts(serving) or (await self._by_anchors(serving) if self.exam_is_due() else None)
+        return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
     def left(self) -> set[int]:
         """Versions that were taken back by themselves."""
         rows = self._state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
         return {int(row[0]) for row in rows}
 
+    def _may_be_left(self, serving: int) -> bool:
+        return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
+
     async def _by_verdicts(self, serving: int) -> Withdrawal | None:
         before = self._served_before(serving)
-        if before is None or before in self.left() or not await self._sound(before):
+        if before is None or before in self.left():
             return None
         now, then = self._verdicts(serving), self._verdicts(before)
-        if not liked_less(now.bad, now.total, then.bad, then.total):
+        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
             return None
         told = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
         return Withdrawal(serving, before, "feedback", told)

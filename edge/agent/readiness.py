@@ -6,6 +6,7 @@ Knows the order of the reasons and keeps how long each held; knows nothing of st
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from edge.agent.conditions import LearningConditions
 from edge.agent.events import LearningResumed, LearningWaits
@@ -26,6 +27,10 @@ def is_paused(state: StateFolder) -> bool:
 def set_paused(state: StateFolder, paused: bool) -> None:
     """Pause or resume learning, for good; a running agent's `Readiness` must be told, too."""
     state.set_meta(PAUSED, "1" if paused else "")
+
+
+async def _nothing() -> None:
+    return None
 
 
 class Readiness:
@@ -61,13 +66,17 @@ class Readiness:
             return BY_YOU
         return "" if self.waiting == BY_YOU else self.waiting
 
-    async def ready(self) -> None:
-        """Return when nothing holds learning back; looked at again every few seconds, and at once when a pause ends."""
+    async def ready(self, at_each_look: Callable[[], Awaitable[None]] = _nothing) -> None:
+        """Return when nothing holds learning back; looked at again every few seconds, and at once when a pause ends.
+
+        `at_each_look` is awaited while it is waited: what must be seen to although no step is made.
+        """
         try:
             await self._gate.idle()
             while reason := self._reason():
                 self.waits += 1
                 self._note(reason)
+                await at_each_look()
                 await self._next_look()
                 await self._gate.idle()
         finally:

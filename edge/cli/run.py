@@ -107,5 +107,7 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await stop.wait()
+        if not stop.is_set():
+            await agent.learning.heed_verdicts()
         if not stop.is_set() and await agent.learning.more_to_learn():
             await agent.learn()
