@@ -18,7 +18,7 @@ from edge.cli.stopping import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.console import Console, open_console
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError, UsageError
+from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: as
 
 
 async def learn_while_serving(agent: Agent, stop: asyncio.Event, say: Callable[[str], None], pause_s: float = 60.0) -> None:
-    """Learn until a stop. A state folder that takes no step, as on a full disk, ends no answers: it is tried again after a pause."""
+    """Learn until a stop. A state folder that takes no step, as on a full disk, or whose checkpoints went away, ends no answers: it is
+    tried again after a pause."""
     told = ""
     while not stop.is_set():
         try:
             await agent.learn()
             await _learn_what_comes(agent, stop)
-        except (StateError, sqlite3.Error) as error:
+        except (AdapterError, StateError, sqlite3.Error) as error:
             if told != str(error):
                 told = str(error)
                 say(f"learning cannot go on: {error}; answers do, and learning is tried again every {pause_s:g} s")

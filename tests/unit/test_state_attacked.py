@@ -21,7 +21,7 @@ from edge.agent.state_reader import reading
 from edge.cli.run import learn_while_serving
 from edge.cli.running import _announced_url, announced
 from edge.cli.shell import ending
-from edge.core.errors import StateError
+from edge.core.errors import AdapterError, StateError
 from edge.training.scripted import ScriptedLearner
 from tests.unit.agent_world import World
 
@@ -117,6 +117,30 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
     [line] = said
     assert "the checkpoint cannot be written (3072 requested and 824 written); answers do" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+
+    async def gone(max_steps: int | None = None) -> None:
+        raise AdapterError("no such adapter file")
+
+    async with world.agent() as agent:
+        monkeypatch.setattr(agent, "learn", gone)
+        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
+        while not said:
+            assert not learning.done(), learning
+            await asyncio.sleep(0.001)
+        monkeypatch.undo()
+        while agent.parts.state.position().steps_done < 4:
+            assert not learning.done(), learning
+            await asyncio.sleep(0.001)
+        stop.set()
+        agent.request_stop()
+        await learning
+    assert said == ["learning cannot go on: no such adapter file; answers do, and learning is tried again every 0.001 s"]
 
 
 def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
