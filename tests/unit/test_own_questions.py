@@ -104,6 +104,17 @@ def test_the_newest_correction_counts_also_where_the_clock_was_set_back(state: S
     assert key_of(own).right == ("4",)
 
 
+def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: StateFolder) -> None:
+    for number in range(3):
+        answered(state, f"one{number}", f"{number}+1?", str(number + 1))
+        rated(state, f"one{number}", "good")
+    for number in range(60):
+        answered(state, f"again{number}", "2+2?", "5")
+        rated(state, f"again{number}", "good")
+    kept = [answer.feedback.id for answer in FeedbackBook(state).rated(30)]
+    assert kept == ["one0", "one1", "one2", *(f"again{number}" for number in range(40, 60))]
+
+
 def test_the_same_verdict_twice_is_one_and_keeps_its_time(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     rated(state, "a", "good", at=1.0)
