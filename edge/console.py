@@ -33,6 +33,7 @@ from edge.agent.events import (
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink, JsonLinesSink
 from edge.core.money import dollars as dollars
+from edge.core.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -331,7 +332,11 @@ def inside_step(event: StepProgress) -> str:
 
 
 def spoken(event: Event) -> str:
-    """The line an event deserves, or ""."""
+    """The line an event deserves, or "". Reasons that came over the network steer no terminal."""
+    return visible(_told(event))
+
+
+def _told(event: Event) -> str:
     match event:
         case PhaseStarted():
             return phase_begins(event)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.running import running_agent
-from edge.cli.saying import print_json, print_line
+from edge.cli.saying import print_json, print_line, visible
 from edge.config.schema import AgentConfig
 from edge.console import dollars, percent
 from edge.core.errors import UsageError
@@ -142,7 +142,7 @@ def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
         print_json(budgets)
     else:
-        print("\n".join(budget_lines(budgets)))
+        print(visible("\n".join(budget_lines(budgets))))
     return 0
 
 
