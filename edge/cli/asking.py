@@ -46,8 +46,8 @@ class Reader(Protocol):
         """What the agent is doing now, its `budget` among it."""
         ...
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget here."""
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials, as `edge-agent budget show --json` tells them."""
         ...
 
 
@@ -122,9 +122,9 @@ class BoundedReader:
         """What the agent is doing now."""
         return await self._agent.status()
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget there."""
-        return await self._agent.tasks()
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self._agent.budgets()
 
 
 def _with_true_reason(note: AnswerNote, no_cloud: str) -> AnswerNote:
@@ -184,9 +184,9 @@ class OwnAgent:
         """What the agent is doing now."""
         return await self._control.status()
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget here."""
-        return [known["task"] for known in (await self._control.budget())["tasks"]]
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self._control.budget()
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:

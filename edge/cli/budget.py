@@ -202,6 +202,14 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
     return " · ".join(parts)
 
 
+def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
+    """In short, for a conversation: what may still be spent, the dial of its task, and why the cloud is off where it is."""
+    dial, off = value["dial"], value["switched_off"]
+    lines = [budget_line(value["budget"])]
+    lines += [] if dial is None else [f"dial: {_dial_words(dial['target_rate'])}{_realised(dial)}"]
+    return lines + ([f"cloud off: {off}"] if off else [])
+
+
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
     """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
     if used is None:

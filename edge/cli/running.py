@@ -7,7 +7,7 @@ instead of failing at its lock.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -108,9 +108,9 @@ class RemoteAgent:
         """What the agent is doing now."""
         return await self.get("/api/status")
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget there."""
-        return [known["task"] for known in (await self.get("/api/budget"))["tasks"]]
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self.get("/api/budget")
 
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
