@@ -106,9 +106,9 @@ class BoundedReader:
             if mode == "cloud-only":
                 raise CloudOff(no_cloud)
             mode = "local-only"
-        async with aclosing(self._agent.read(replace(question, mode=mode))) as events:
+        async with aclosing(self._agent.read(replace(question, mode=mode, no_cloud=no_cloud))) as events:
             async for event in events:
-                yield _with_true_reason(event, no_cloud) if isinstance(event, AnswerNote) else event
+                yield event
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer."""
@@ -125,11 +125,6 @@ class BoundedReader:
     async def budgets(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
         return await self._agent.budgets()
-
-
-def _with_true_reason(note: AnswerNote, no_cloud: str) -> AnswerNote:
-    """The agent was asked in mode local-only and says so; what led to that only this caller knows."""
-    return replace(note, reason=no_cloud) if no_cloud and note.reason == "mode local-only" else note
 
 
 def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:

@@ -79,11 +79,13 @@ class RemoteAgent:
         """Stream one answer by channel, then its note."""
         import aiohttp
 
+        told = {"task": question.task, "no_cloud": question.no_cloud}
+        metadata = {name: text for name, text in told.items() if text}
         body = {
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
-            **({} if question.task is None else {"metadata": {"task": question.task}}),
+            **({} if not metadata else {"metadata": metadata}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
