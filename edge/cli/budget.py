@@ -15,6 +15,7 @@ from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line
 from edge.config.schema import AgentConfig
 from edge.console import dollars, percent
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,9 +158,8 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     if budgets["switched_off"]:
         lines.append(f"cloud    off: {budgets['switched_off']}")
     if budgets["outbox"] or budgets["unsettled_calls"]:
-        lines.append(
-            f"waiting  {budgets['outbox']} step reports, {budgets['unsettled_calls']} cloud calls whose end is not known"
-        )
+        unsettled = counted(budgets["unsettled_calls"], "cloud call")
+        lines.append(f"waiting  {counted(budgets['outbox'], 'step report')}, {unsettled} whose end is not known")
     if _ORIGINS[budgets["origin"]]:
         lines.append(f"({_ORIGINS[budgets['origin']]})")
     return lines if lines[-1] else lines[:-1]
