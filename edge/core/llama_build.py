@@ -1,13 +1,15 @@
 """How llama.cpp is built for this processor: arguments for CMake, and whether AMX works. Knows compilers; installs nothing.
 
-A virtual machine may announce AMX and fault at its first instruction. `python -m edge.core.llama_build first` says what the first build
-needs: where AMX is announced a small program of it is compiled and run, and where that dies AMX is left out. Where it cannot be tried
-nothing is left out; the trial after the build decides then.
+A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header says of the instruction that loads
+the shape of tiles that it reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So `python -m
+edge.core.llama_build first` says what the first build needs: where AMX is announced it looks at the header, and compiles and runs a small
+program; AMX is left out where either is bad. Where nothing can be tried nothing is left out; the trial after the build decides then.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +23,7 @@ WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 FOR_ANY = "-DGGML_NATIVE=OFF"
 _AMX = {"amx_tile", "amx_int8"}
 _LIMIT_S = 60.0
+_TOO_LITTLE_READ = re.compile(rb"ldtilecfg[^;]*\(const void \*\*\)")
 _REFUSED = 3
 """Exit code where Linux does not permit tiles; llama.cpp does not use them then."""
 _PROGRAM = """
@@ -56,7 +59,17 @@ int main(void) {
 
 def first_arguments(compiler: Sequence[str], flags: Collection[str]) -> str:
     """CMake arguments of the first build ("": none). `flags`: what the processor announces."""
-    return WITHOUT_AMX if set(flags) >= _AMX and amx_fails(compiler) else ""
+    is_left_out = set(flags) >= _AMX and (header_is_bad(compiler) or amx_fails(compiler))
+    return WITHOUT_AMX if is_left_out else ""
+
+
+def header_is_bad(compiler: Sequence[str], header: str = "#include <immintrin.h>\n") -> bool:
+    """Whether the compiler takes the shape of tiles for a pointer's 8 bytes, as GCC 12 does. False where it cannot be asked."""
+    with tempfile.TemporaryDirectory(prefix="amx-") as folder:
+        source, seen = Path(folder, "amx.c"), Path(folder, "amx.i")
+        source.write_text(header, encoding="ascii")
+        is_read = _ended([*compiler, "-E", "-mamx-tile", "-o", str(seen), str(source)]) == 0 and seen.is_file()
+        return is_read and _TOO_LITTLE_READ.search(seen.read_bytes()) is not None
 
 
 def amx_fails(compiler: Sequence[str], program: str = _PROGRAM) -> bool:

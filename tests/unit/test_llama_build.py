@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core.llama_build import FOR_ANY, WITHOUT_AMX, amx_fails, first_arguments, main
+from edge.core.llama_build import FOR_ANY, WITHOUT_AMX, amx_fails, first_arguments, header_is_bad, main
 
 AMX = frozenset({"avx2", "amx_tile", "amx_int8"})
 FAULTS, WORKS, IS_REFUSED = "#!/bin/sh\nkill -ILL $$\n", "#!/bin/sh\nexit 0\n", "#!/bin/sh\nexit 3\n"
@@ -43,6 +43,13 @@ def test_a_program_that_dies_of_an_illegal_instruction_is_seen_by_a_real_compile
     if probe.returncode:
         pytest.skip("this compiler knows no AMX")
     assert amx_fails(["cc"], "int main(void) { __builtin_trap(); }") and not amx_fails(["cc"], "int main(void) { return 0; }")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_header_that_takes_the_shape_of_tiles_for_a_pointer_is_seen() -> None:
+    load = 'void load(const void *__config) { __asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*(('
+    assert header_is_bad(["cc"], load + "const void **)__config))); }")
+    assert not header_is_bad(["cc"], load + "const char (*)[64])__config))); }") and not header_is_bad(["no-such-compiler"])
 
 
 def test_the_script_and_the_hint_have_their_arguments_from_one_place(capsys: pytest.CaptureFixture[str]) -> None:
