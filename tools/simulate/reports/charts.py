@@ -275,7 +275,7 @@ def _waiting_axes(axis: Any, histograms: Sequence[LatencyHistogram]) -> None:
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if several else (1.0,)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, Unit.SECONDS)))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xlabel("time (each step ahead is a multiple)")
+    axis.set_xlabel("time (logarithmic)")
     axis.set_ylabel("share of answers")
     _percent_axis(axis, whole=True)
     for share in (0.5, 0.95):

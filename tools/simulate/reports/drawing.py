@@ -23,7 +23,7 @@ _PLACES = {"ink": "#010203", "soft": "#010204", "line": "#010205", "alarm": "#01
 }
 _STROKES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 _DASHES = ("", "6 3", "2 2", "7 2 2 2")
-_WIDTH_IN, _HEIGHT_IN = 5.9, 3.3
+_WIDTH_IN, _HEIGHT_IN = 5.2, 3.0
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edge-simulation",
@@ -125,7 +125,7 @@ def time_axis(axis: Any, ends_s: float, events: Sequence[tuple[float, str]]) -> 
     axis.set_xlim(0, ends_s / unit_s)
     axis.set_xlabel(f"{name} since the start")
     hours = ends_s / 3600
-    steps = [each for each in (1, 2, 3, 6, 12) if hours / each <= 9]
+    steps = [each for each in (1, 2, 3, 6, 12) if hours / each <= 8]
     axis.xaxis.set_major_locator(MultipleLocator(steps[0]) if unit_s == 3600 and hours > 4 and steps else MaxNLocator(7))
     for number, (at, _) in enumerate(events, 1):
         axis.axvline(at / unit_s, color=_PLACES["alarm"], linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)

@@ -19,7 +19,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def write_report(result: SimulationResult, path: Path) -> None:
     """Write the report of a run; the same result gives the same bytes. Raises EdgeError without matplotlib."""
-    heads, rows = tables.group_rows(result)
+    heads, rows = tables.group_columns(result)
     write_page(
         path,
         "report.html",

@@ -78,19 +78,17 @@ def overview(result: SimulationResult) -> list[tuple[str, str]]:
     return [(WORDS[name], _written(name, asked)) for name in _HEAD]
 
 
-def group_rows(result: SimulationResult) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: one for each group, and the whole fleet where there are several. Figures that no row has are left out."""
+def group_columns(result: SimulationResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """A column for each group, and one for the whole fleet where there are several: heads, and (words, cells) of each figure that any
+    has."""
     asked = [Asked(result, [group]) for group in result.groups]
     if len(asked) > 1:
         asked.append(Asked(result, result.groups))
-    columns = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
-    shown = [(name, values) for name, values in columns if any(values)]
-    heads = ["Group", "Devices", "Device", "Link", "Target rate τ", *(WORDS[name] for name, _ in shown)]
-    rows = [
-        [*_identity(result, each.groups), *(written(values[place], figure(name).unit) for name, values in shown)]
-        for place, each in enumerate(asked)
-    ]
-    return heads, rows
+    measured = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
+    figures = [(WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if any(values)]
+    columns = [_identity(result, each.groups) for each in asked]
+    about = [(words, [column[place] for column in columns]) for place, words in enumerate(("Devices", "Device", "Link", "Target rate τ"), 1)]
+    return [column[0] for column in columns], about + figures
 
 
 def _identity(result: SimulationResult, groups: Sequence[GroupResult]) -> list[str]:
