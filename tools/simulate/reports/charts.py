@@ -13,13 +13,28 @@ from typing import Any
 
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of, time_axis, unit_of_time
 from tools.simulate.reports.quantities import Unit, written
-from tools.simulate.reports.result import GROWTH, LEAST_S, SOURCES, GroupResult, LatencyHistogram, Series, SimulationResult, all_sources
+from tools.simulate.reports.result import (
+    GROWTH,
+    LEAST_S,
+    SOURCES,
+    GroupResult,
+    LatencyHistogram,
+    Series,
+    SimulationResult,
+    all_sources,
+)
 
 _SOURCE_WORDS = {
     "local": ("Waiting for local answers", "Time to the whole answer where the device answered alone."),
-    "cloud": ("Waiting for the cloud", "Time to the whole answer of questions that went to the cloud: the device's own thinking, the way, the queue, the cloud."),
-    "local-fallback": ("Waiting for fallbacks", "Time to the whole answer where the cloud was wanted and could not be had, so that the device answered alone."),
-}  # fmt: skip
+    "cloud": (
+        "Waiting for the cloud",
+        "Time to the whole answer of questions that went to the cloud: the device's own thinking, the way, the queue, the cloud.",
+    ),
+    "local-fallback": (
+        "Waiting for fallbacks",
+        "Time to the whole answer where the cloud was wanted and could not be had, so that the device answered alone.",
+    ),
+}
 _Curve = tuple[Sequence[float], Sequence[float | None]]
 
 
@@ -83,7 +98,9 @@ class Book:
 
     def _first_letter(self) -> Chart | None:
         caption = "Time to the first visible letter, all answers together."
-        return self._waiting("first-letter", "Waiting for the first letter", caption, lambda group: all_sources(group.latency_first))
+        return self._waiting(
+            "first-letter", "Waiting for the first letter", caption, lambda group: all_sources(group.latency_first)
+        )
 
     def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
         found = [(run.named(group.name), stroke, of(group)) for run, group, stroke in self._groups()]
@@ -91,17 +108,35 @@ class Book:
         if not known:
             return None
         lines = [Line(label, stroke, *_distribution(histogram), "steps-post") for label, stroke, histogram in known]
-        said = "; ".join(f"{label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}" for label, _, histogram in known)
-        return _chart(name, title, caption, said, lines, lambda axis: _waiting_axes(axis, [histogram for _, _, histogram in known]))
+        said = "; ".join(
+            f"{label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
+            for label, _, histogram in known
+        )
+        return _chart(
+            name, title, caption, said, lines, lambda axis: _waiting_axes(axis, [histogram for _, _, histogram in known])
+        )
 
     def _over_time(
-        self, name: str, title: str, caption: str, lines: Sequence[Line], unit: Unit, label: str, finish: Callable[[Any], None] | None = None
+        self,
+        name: str,
+        title: str,
+        caption: str,
+        lines: Sequence[Line],
+        unit: Unit,
+        label: str,
+        finish: Callable[[Any], None] | None = None,
     ) -> Chart | None:
         if not lines:
             return None
         said = "; ".join(_course(line, unit) for line in lines if line.label)
         return _chart(
-            name, title, caption, said, lines, lambda axis: self._time_axes(axis, unit, label, finish), unit_s=unit_of_time(self._ends_s)[0]
+            name,
+            title,
+            caption,
+            said,
+            lines,
+            lambda axis: self._time_axes(axis, unit, label, finish),
+            unit_s=unit_of_time(self._ends_s)[0],
         )
 
     def _time_axes(self, axis: Any, unit: Unit, label: str, finish: Callable[[Any], None] | None) -> None:
@@ -117,22 +152,43 @@ class Book:
     def _asking(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.assist_rate)
         caption = "Share of people's questions that went to the cloud. Thin dotted lines: the target rate τ."
-        return self._over_time("rate", "How often people's questions go to the cloud", caption, [*lines, *self._targets(lines)], Unit.SHARE, "assist rate")
+        return self._over_time(
+            "rate",
+            "How often people's questions go to the cloud",
+            caption,
+            [*lines, *self._targets(lines)],
+            Unit.SHARE,
+            "assist rate",
+        )
 
     def _training(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.training_assist_rate)
-        caption = "Share of the responses of learning steps that asked the cloud. This is the rate that the price λ steers towards τ (thin dotted)."
-        return self._over_time("training-rate", "How often learning asks the cloud", caption, [*lines, *self._targets(lines)], Unit.SHARE, "assist rate")
+        caption = (
+            "Share of the responses of learning steps that asked the cloud: what the price λ steers towards τ (thin dotted)."
+        )
+        return self._over_time(
+            "training-rate",
+            "How often learning asks the cloud",
+            caption,
+            [*lines, *self._targets(lines)],
+            Unit.SHARE,
+            "assist rate",
+        )
 
     def _targets(self, lines: Sequence[Line]) -> list[Line]:
         """τ of the groups that have a line."""
         drawn_labels = {line.label for line in lines}
-        targets = [
-            Line("", Stroke(stroke.colour, 2), group.series.at_s, group.series.target_rate or [group.target_rate] * len(group.series.at_s), width=1.0)
+        return [
+            Line(
+                "",
+                Stroke(stroke.colour, 2),
+                group.series.at_s,
+                group.series.target_rate or [group.target_rate] * len(group.series.at_s),
+                width=1.0,
+            )
             for run, group, stroke in self._groups()
             if run.named(group.name) in drawn_labels and run is self._runs[0]
         ]
-        return targets
 
     def _price(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.dual)
@@ -156,7 +212,12 @@ class Book:
 
     def _spend(self) -> Chart | None:
         lines = [
-            Line(run.named("spent"), Stroke("c0", run.dash), run.result.cloud.at_s, [each / 1e6 for each in run.result.cloud.spend_uusd])
+            Line(
+                run.named("spent"),
+                Stroke("c0", run.dash),
+                run.result.cloud.at_s,
+                [each / 1e6 for each in run.result.cloud.spend_uusd],
+            )
             for run in self._runs
         ]
         lines += self._limits(lambda run: [None if each is None else each / 1e6 for each in run.result.cloud.limit_uusd])
@@ -166,16 +227,25 @@ class Book:
     def _calls(self) -> Chart | None:
         if not self._limits(lambda run: run.result.cloud.limit_calls):
             return None
-        lines = [Line(run.named("calls"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs]
+        lines = [
+            Line(run.named("calls"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs
+        ]
         lines += self._limits(lambda run: run.result.cloud.limit_calls)
-        return self._over_time("calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls")
+        return self._over_time(
+            "calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls"
+        )
 
     def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
-        lines = [Line(run.named("budget"), Stroke("alarm", 1 + run.dash), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
+        lines = [
+            Line(run.named("budget"), Stroke("alarm", 1 + run.dash), run.result.cloud.at_s, of(run), "steps-pre")
+            for run in self._runs
+        ]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _load(self) -> Chart | None:
-        lines = self._by_group(lambda group: [3600 * count / width for count, width in zip(group.series.answers, _widths(group.series), strict=True)])
+        lines = self._by_group(
+            lambda group: [3600 * count / width for count, width in zip(group.series.answers, _widths(group.series), strict=True)]
+        )
         return self._over_time("load", "Answers an hour", "How much the devices are asked.", lines, Unit.COUNT, "answers an hour")
 
     def _cloud(self) -> Chart | None:
@@ -184,7 +254,9 @@ class Book:
             for run in self._runs
             for line in (
                 Line(run.named("waiting"), Stroke("c1", run.dash), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
-                Line(run.named("under way"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"),
+                Line(
+                    run.named("under way"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"
+                ),
             )
         ]
         caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
@@ -199,7 +271,9 @@ class Book:
         cloud, unit_s = self._runs[0].result.cloud, unit_of_time(self._ends_s)[0]
         for begins, ends, up in zip([0.0, *cloud.at_s], cloud.at_s, cloud.up, strict=False):
             if up < 1:
-                axis.axvspan(begins / unit_s, ends / unit_s, color=colour("alarm"), alpha=0.12 + 0.2 * (1 - up), linewidth=0, zorder=0)
+                axis.axvspan(
+                    begins / unit_s, ends / unit_s, color=colour("alarm"), alpha=0.12 + 0.2 * (1 - up), linewidth=0, zorder=0
+                )
 
     def _power(self) -> Chart | None:
         def watts(group: GroupResult) -> list[float | None]:
@@ -211,14 +285,22 @@ class Book:
 
     def _online(self) -> Chart | None:
         caption = "Share of the devices that can reach the coordinator."
-        return self._over_time("online", "Devices online", caption, self._by_group(lambda group: group.series.online_share), Unit.SHARE, "online")
+        return self._over_time(
+            "online", "Devices online", caption, self._by_group(lambda group: group.series.online_share), Unit.SHARE, "online"
+        )
 
     def _fairness(self) -> Chart | None:
-        rows = [(run.named(group.name), stroke, group.calls_by_device) for run, group, stroke in self._groups() if group.calls_by_device]
+        rows = [
+            (run.named(group.name), stroke, group.calls_by_device)
+            for run, group, stroke in self._groups()
+            if group.calls_by_device
+        ]
         if not rows:
             return None
         indexes = [run.named(f"Jain's index {written(run.result.cloud.jain_index, Unit.NUMBER)}") for run in self._runs]
-        caption = "Cloud calls of one device: from the 1st to the 99th of a hundred (thin), the middle half (thick), the middle device (dot). "
+        caption = (
+            "Cloud calls of one device: from the 1st to the 99th of a hundred (thin), the middle half (thick), the middle (dot). "
+        )
         caption += f"{'; '.join(indexes)} (1: all devices the same)."
         said = "; ".join(f"{label} {calls[1]:,.0f} to {calls[7]:,.0f}, middle {calls[4]:,.0f}" for label, _, calls in rows)
         svg = drawn("fairness", lambda axis: _spans(axis, rows), height_in=max(2.0, 0.9 + 0.32 * len(rows)))
@@ -292,7 +374,8 @@ def _percent_axis(axis: Any, *, whole: bool = False) -> None:
 
 def _course(line: Line, unit: Unit) -> str:
     known = [value for value in line.y if value is not None]
-    return f"{line.label} from {written(known[0], unit)} to {written(known[-1], unit)}, between {written(min(known), unit)} and {written(max(known), unit)}"
+    first, last, least, most = (written(value, unit) for value in (known[0], known[-1], min(known), max(known)))
+    return f"{line.label} from {first} to {last}, between {least} and {most}"
 
 
 def _spans(axis: Any, rows: Sequence[tuple[str, Stroke, Sequence[float]]]) -> None:

@@ -1,5 +1,5 @@
-"""`python -m tools.simulate compare A.json B.json`: two runs side by side. Knows files and the terminal; knows nothing of how a page is laid
-out."""
+"""`python -m tools.simulate compare A.json B.json`: two runs side by side. Knows files and the terminal; knows nothing of how a page is
+laid out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class _Head(msgspec.Struct):
 
 def add_compare(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
-    command = commands.add_parser("compare", help="two runs side by side: their figures, and with --html their curves over each other")
+    command = commands.add_parser(
+        "compare", help="two runs side by side: their figures, and with --html their curves over each other"
+    )
     command.add_argument("first", type=Path, metavar="A.json", help="what a run wrote")
     command.add_argument("second", type=Path, metavar="B.json", help="what another one wrote")
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")

@@ -1,7 +1,7 @@
 """Figures as inline SVG that follow the page's colours. Knows matplotlib; knows nothing of simulations.
 
-Every colour is drawn as a placeholder and written as a CSS variable, so that one drawing is readable on light and on dark ground. Text stays
-text. The same drawing gives the same bytes: no date, a fixed salt, ids of its own.
+Every colour is drawn as a placeholder and written as a CSS variable, so that one drawing is readable on light and on dark ground. Text
+stays text. The same drawing gives the same bytes: no date, a fixed salt, ids of its own.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def require_matplotlib() -> None:
 
 
 def drawn(name: str, paint: Callable[[Any], None], *, height_in: float = _HEIGHT_IN) -> str:
-    """What `paint` draws on a matplotlib axis, as an <svg> element that takes the size of its place; `name` is that of no other on the page."""
+    """What `paint` draws on a matplotlib axis, as an <svg> element that takes the size of its place.
+
+    `name` is a word that no other drawing of the page has.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -55,7 +55,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["hours"] = hours
-    environment.filters["drawing"] = Markup  # noqa: S704 - written by matplotlib, which escapes the texts it is given
+    environment.filters["drawing"] = Markup  # by matplotlib, which escapes the texts it is given
     return environment
 
 

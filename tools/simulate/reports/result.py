@@ -162,7 +162,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
 
     def to_json(self) -> bytes:
         """The same result gives the same bytes."""
-        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
+        values = msgspec.to_builtins(self, str_keys=True, order="deterministic")  # the JSON encoder orders no whole numbers
+        return msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> SimulationResult:

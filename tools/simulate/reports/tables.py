@@ -87,7 +87,10 @@ def group_columns(result: SimulationResult) -> tuple[list[str], list[tuple[str, 
     measured = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
     figures = [(WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if any(values)]
     columns = [_identity(result, each.groups) for each in asked]
-    about = [(words, [column[place] for column in columns]) for place, words in enumerate(("Devices", "Device", "Link", "Target rate τ"), 1)]
+    about = [
+        (words, [column[place] for column in columns])
+        for place, words in enumerate(("Devices", "Device", "Link", "Target rate τ"), 1)
+    ]
     return [column[0] for column in columns], about + figures
 
 
