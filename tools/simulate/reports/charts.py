@@ -126,6 +126,7 @@ class Book:
         label: str,
         finish: Callable[[Any], None] | None = None,
     ) -> Chart | None:
+        lines = [line for line in lines if any(value is not None for value in line.y)]
         if not lines:
             return None
         said = "; ".join(_course(line, unit) for line in lines if line.label)
@@ -150,45 +151,27 @@ class Book:
             finish(axis)
 
     def _asking(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.assist_rate)
-        caption = "Share of people's questions that went to the cloud. Thin dotted lines: the target rate τ."
-        return self._over_time(
-            "rate",
-            "How often people's questions go to the cloud",
-            caption,
-            [*lines, *self._targets(lines)],
-            Unit.SHARE,
-            "assist rate",
-        )
+        caption = "Share of people's questions that went to the cloud."
+        return self._rate("rate", "How often people's questions go to the cloud", caption, training=False)
 
     def _training(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.training_assist_rate)
-        caption = (
-            "Share of the responses of learning steps that asked the cloud: what the price λ steers towards τ (thin dotted)."
-        )
-        return self._over_time(
-            "training-rate",
-            "How often learning asks the cloud",
-            caption,
-            [*lines, *self._targets(lines)],
-            Unit.SHARE,
-            "assist rate",
-        )
+        caption = "Share of the responses of learning steps that asked the cloud: what the price λ steers."
+        return self._rate("training-rate", "How often learning asks the cloud", caption, training=True)
 
-    def _targets(self, lines: Sequence[Line]) -> list[Line]:
-        """τ of the groups that have a line."""
-        drawn_labels = {line.label for line in lines}
-        return [
-            Line(
-                "",
-                Stroke(stroke.colour, 2),
-                group.series.at_s,
-                group.series.target_rate or [group.target_rate] * len(group.series.at_s),
-                width=1.0,
-            )
+    def _rate(self, name: str, title: str, caption: str, *, training: bool) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.training_assist_rate if training else group.series.assist_rate)
+        known = {line.label for line in lines}
+        targets = [
+            Line("", Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), width=1.0)
             for run, group, stroke in self._groups()
-            if run.named(group.name) in drawn_labels and run is self._runs[0]
+            if run.named(group.name) in known and run is self._runs[0]
         ]
+        caption += " Dotted: the target rate τ; shaded: the warm-up."
+        return self._over_time(name, title, caption, [*lines, *targets], Unit.SHARE, "assist rate", self._shade_warm_up)
+
+    def _shade_warm_up(self, axis: Any) -> None:
+        warm_up = self._runs[0].result.warm_up_s / unit_of_time(self._ends_s)[0]
+        axis.axvspan(0, warm_up, color=colour("line"), alpha=0.5, linewidth=0, zorder=0)
 
     def _price(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.dual)

@@ -70,7 +70,7 @@ def read_result(path: Path) -> SimulationResult:
 def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:
     title = f"{first.scenario} (seed {first.seed}, {first.engine}) and {second.scenario} (seed {second.seed}, {second.engine})"
     table = Table(title=escape(title), box=box.SIMPLE)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in (name_a, name_b, "B less A"):
         table.add_column(escape(name), justify="right")
     for row in differences(first, second):
