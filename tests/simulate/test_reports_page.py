@@ -152,12 +152,12 @@ def test_more_groups_than_colours_are_told_apart_by_their_dashes() -> None:
     assert strokes[8].colour == strokes[0].colour and strokes[8].dashes != strokes[0].dashes
 
 
-def test_the_table_of_groups_ends_with_the_whole_fleet_and_leaves_out_what_nobody_has() -> None:
+def test_the_table_of_groups_begins_with_the_whole_fleet_and_leaves_out_what_nobody_has() -> None:
     heads, rows = group_columns(sample_result())
     found = dict(rows)
-    assert heads == ["laptops", "jetsons", "phones", "all"]
-    assert found["Devices"] == ["100", "60", "40", "200"]
-    assert found["Refused calls"] == ["10", "6", "4", "20"]
+    assert heads == ["all", "laptops", "jetsons", "phones"]
+    assert found["Devices"] == ["200", "100", "60", "40"]
+    assert found["Refused calls"] == ["20", "10", "6", "4"]
     assert "Battery empty" not in found
     assert group_columns(sample_result(groups=[sample_group(1, "one")]))[0] == ["one"]
 
@@ -166,10 +166,17 @@ def test_two_runs_are_drawn_over_each_other_and_told_apart(tmp_path: Path) -> No
     first, second = sample_result(groups=[sample_group(1, "laptops")]), sample_result(2, [sample_group(2, "laptops")], events=[])
     write_comparison(first, second, ("a.json", "b.json"), tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
-    assert "A: laptops" in page and "B: laptops" in page and "b.json" in page
+    assert "A: laptops half within" in page and "B: laptops half within" in page and "b.json" in page
     chart = Book([Shown(first, "A"), Shown(second, "B", 1)]).charts()[0]
-    (one, _), (other, _) = chart.legend
-    assert one.colour == other.colour and not one.dashes and other.dashes
+    assert [name for _, name in chart.legend] == ["laptops", "A", "B"]
+    assert [stroke.dashes for stroke, _ in chart.legend] == ["", "", "6 3"]
+    assert chart.svg.count("stroke-dasharray") == Book([Shown(first)]).charts()[0].svg.count("stroke-dasharray") + 1
+
+
+def test_events_that_are_near_to_each_other_share_a_label() -> None:
+    result = sample_result(groups=[sample_group(1, "laptops")], events=[(40_000.0, "a"), (40_060.0, "b"), (50_000.0, "c")])
+    chart = next(chart for chart in Book([Shown(result)]).charts() if chart.title == "Devices online")
+    assert ">1, 2</text>" in chart.svg and ">3</text>" in chart.svg
 
 
 def test_differences_are_signed_relative_and_in_points_for_shares() -> None:

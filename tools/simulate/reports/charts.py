@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import nan
 from typing import Any
 
-from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of, time_axis, unit_of_time
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of, time_axis, unit_of_time
 from tools.simulate.reports.quantities import Unit, written
 from tools.simulate.reports.result import (
     GROWTH,
@@ -53,14 +53,20 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: x in its own unit (seconds on a time axis); None: a gap."""
+    """One line of a chart: x in its own unit (seconds on a time axis); None: a gap. Without a name it is in no legend."""
 
-    label: str
+    name: str
+    run: Shown
     stroke: Stroke
     x: Sequence[float]
     y: Sequence[float | None]
     drawstyle: str = "default"
     width: float = 1.8
+
+    @property
+    def label(self) -> str:
+        """Its name, with that of its run."""
+        return self.run.named(self.name)
 
 
 class Book:
@@ -69,7 +75,7 @@ class Book:
     def __init__(self, runs: Sequence[Shown]) -> None:
         self._runs = runs
         names = list(dict.fromkeys(group.name for run in runs for group in run.result.groups))
-        self._strokes = {name: stroke_of(number) for number, name in enumerate(names)}
+        self._strokes = {name: stroke_of(number, len(runs)) for number, name in enumerate(names)}
         self._ends_s = max(run.result.virtual_s for run in runs)
         self._events = runs[0].result.events if len({tuple(run.result.events) for run in runs}) == 1 else []
 
@@ -85,11 +91,11 @@ class Book:
     def _groups(self) -> Iterable[tuple[Shown, GroupResult, Stroke]]:
         for run in self._runs:
             for group in run.result.groups:
-                yield run, group, self._strokes[group.name].dashed(run.dash)
+                yield run, group, self._strokes[group.name]
 
     def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
         """A line over time for each group that has any of it."""
-        lines = [Line(run.named(group.name), stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
+        lines = [Line(group.name, run, stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _latency(self, source: str) -> Chart | None:
@@ -103,18 +109,19 @@ class Book:
         )
 
     def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
-        found = [(run.named(group.name), stroke, of(group)) for run, group, stroke in self._groups()]
-        known = [(label, stroke, histogram) for label, stroke, histogram in found if histogram is not None and histogram.count]
+        found = [(group.name, run, stroke, of(group)) for run, group, stroke in self._groups()]
+        known = [
+            (name, run, stroke, histogram) for name, run, stroke, histogram in found if histogram is not None and histogram.count
+        ]
         if not known:
             return None
-        lines = [Line(label, stroke, *_distribution(histogram), "steps-post") for label, stroke, histogram in known]
+        lines = [Line(group, run, stroke, *_distribution(histogram), "steps-post") for group, run, stroke, histogram in known]
+        histograms = [histogram for _, _, _, histogram in known]
         said = "; ".join(
-            f"{label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
-            for label, _, histogram in known
+            f"{line.label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
+            for line, histogram in zip(lines, histograms, strict=True)
         )
-        return _chart(
-            name, title, caption, said, lines, lambda axis: _waiting_axes(axis, [histogram for _, _, histogram in known])
-        )
+        return _chart(name, title, caption, said, lines, lambda axis: _waiting_axes(axis, histograms))
 
     def _over_time(
         self,
@@ -146,7 +153,7 @@ class Book:
         if unit is Unit.SHARE:
             _percent_axis(axis)
         else:
-            axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+            from_nothing(axis)
         if finish is not None:
             finish(axis)
 
@@ -160,11 +167,11 @@ class Book:
 
     def _rate(self, name: str, title: str, caption: str, *, training: bool) -> Chart | None:
         lines = self._by_group(lambda group: group.series.training_assist_rate if training else group.series.assist_rate)
-        known = {line.label for line in lines}
+        known = {line.name for line in lines}
         targets = [
-            Line("", Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), width=1.0)
+            Line("", run, Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), width=1.0)
             for run, group, stroke in self._groups()
-            if run.named(group.name) in known and run is self._runs[0]
+            if group.name in known and run is self._runs[0]
         ]
         caption += " Dotted: the target rate τ; shaded: the warm-up."
         return self._over_time(name, title, caption, [*lines, *targets], Unit.SHARE, "assist rate", self._shade_warm_up)
@@ -176,7 +183,7 @@ class Book:
     def _price(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.dual)
         lines += [
-            Line(run.named("fleet"), Stroke("ink", run.dash), run.result.cloud.at_s, run.result.cloud.fleet_dual)
+            Line("fleet", run, Stroke("ink"), run.result.cloud.at_s, run.result.cloud.fleet_dual)
             for run in self._runs
             if any(value is not None for value in run.result.cloud.fleet_dual)
         ]
@@ -196,8 +203,9 @@ class Book:
     def _spend(self) -> Chart | None:
         lines = [
             Line(
-                run.named("spent"),
-                Stroke("c0", run.dash),
+                "spent",
+                run,
+                Stroke("c0"),
                 run.result.cloud.at_s,
                 [each / 1e6 for each in run.result.cloud.spend_uusd],
             )
@@ -210,19 +218,14 @@ class Book:
     def _calls(self) -> Chart | None:
         if not self._limits(lambda run: run.result.cloud.limit_calls):
             return None
-        lines = [
-            Line(run.named("calls"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs
-        ]
+        lines = [Line("calls", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs]
         lines += self._limits(lambda run: run.result.cloud.limit_calls)
         return self._over_time(
             "calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls"
         )
 
     def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
-        lines = [
-            Line(run.named("budget"), Stroke("alarm", 1 + run.dash), run.result.cloud.at_s, of(run), "steps-pre")
-            for run in self._runs
-        ]
+        lines = [Line("budget", run, Stroke("alarm", 2), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _load(self) -> Chart | None:
@@ -236,10 +239,8 @@ class Book:
             line
             for run in self._runs
             for line in (
-                Line(run.named("waiting"), Stroke("c1", run.dash), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
-                Line(
-                    run.named("under way"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"
-                ),
+                Line("waiting", run, Stroke("c1"), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
+                Line("under way", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"),
             )
         ]
         caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
@@ -296,12 +297,21 @@ def _chart(
     def paint(axis: Any) -> None:
         for line in lines:
             x, y = [each / unit_s for each in line.x], [nan if value is None else value for value in line.y]
-            style = line.stroke.style | {"linewidth": line.width, "marker": "." if _is_sparse(line.y) else None}
+            style = line.stroke.dashed(line.run.dash).style | {
+                "linewidth": line.width,
+                "marker": "." if _is_sparse(line.y) else None,
+            }
             axis.plot(x, y, drawstyle=line.drawstyle, **style)
         finish(axis)
 
-    legend = tuple((line.stroke, line.label) for line in lines if line.label)
-    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), legend)
+    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), _legend(lines))
+
+
+def _legend(lines: Sequence[Line]) -> tuple[tuple[Stroke, str], ...]:
+    """Names by colour; and runs by stroke, where there are two."""
+    names = {line.name: line.stroke for line in lines if line.name}
+    runs = {line.run.label: Stroke("soft", line.run.dash) for line in lines if line.run.label}
+    return tuple((stroke, name) for name, stroke in (*names.items(), *runs.items()))
 
 
 def _is_sparse(values: Sequence[float | None]) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, written
 from tools.simulate.reports.tables import WORDS, figure
 from tools.simulate.sweeps.plan import Variation, short_names
@@ -162,4 +162,4 @@ def _value_axis(axis: Any, unit: Unit) -> None:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
     else:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
-    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    from_nothing(axis)
