@@ -225,7 +225,7 @@ class Book:
         )
 
     def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
-        lines = [Line("budget", run, Stroke("alarm", 2), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
+        lines = [Line("budget", run, Stroke("alarm", 1), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _load(self) -> Chart | None:
