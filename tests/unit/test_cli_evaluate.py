@@ -88,14 +88,14 @@ def test_the_latest_adapters_are_tried_newest_first(tmp_path: Path) -> None:
 
 def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_that_is(tmp_path: Path) -> None:
     config = AgentConfig(state_folder=str(tmp_path))
-    for step in (3, 12):
-        (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
 
     def told(adapter: str) -> str:
         options = EvalOptions(adapter=adapter)
         return adapter_told(adapter_folders(options, config), options, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
+        for step in (3, 12):
+            (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_line(Line(12, 12))
         assert (told("serving"), told("latest")) == ("adapter 12, which serves now", "adapter 12, the newest")
         state.set_line(Line(3, 3))
