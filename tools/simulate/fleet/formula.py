@@ -9,8 +9,9 @@ the arithmetic (`peak_gflop_per_s`), W the bytes of the weights, P the parameter
     training      = e_t · C / (4P)
 
 A decode reads all weights once, whatever its rows; each further row adds the arithmetic of one more token, so that many rows together are
-never faster than a prompt. A LoRA update takes 4 FLOP per weight and token (forward, and the gradient with respect to activations). What
-the key/value memory adds is left out: it holds for short contexts. How the efficiencies were chosen: devices/README.md.
+never faster than a prompt. Where a decode of one row or a prompt was published, decode(n) goes by that. A LoRA update takes 4 FLOP per
+weight and token (forward, and the gradient with respect to activations). What the key/value memory adds is left out: it holds for short
+contexts. How the efficiencies were chosen: devices/README.md.
 
 `python -m tools.simulate.fleet.formula FILE` prints the `speeds` of a device profile as the formula has them.
 """
@@ -55,9 +56,10 @@ class Size:
 
 
 EFFICIENCIES = {
-    "cpu": Efficiency(decode=0.75, prefill=0.5, training=0.25),
-    "cuda": Efficiency(decode=0.7, prefill=0.35, training=0.2),
-    "metal": Efficiency(decode=0.8, prefill=0.75, training=0.3),
+    "cpu": Efficiency(decode=0.55, prefill=0.75, training=0.25),
+    "cuda": Efficiency(decode=0.9, prefill=0.55, training=0.2),
+    "cuda-shared": Efficiency(decode=0.6, prefill=0.3, training=0.15),
+    "metal": Efficiency(decode=0.8, prefill=0.7, training=0.3),
 }
 _MIB, _GIB = 2**20, 2**30
 SIZES = {
@@ -69,20 +71,23 @@ SIZES = {
 """Qwen2.5 of these sizes, as llama-bench tells them."""
 
 
-def fitting_models(memory_mib: float) -> list[str]:
-    """The models, as `1.5B-Q4_K_M`, whose weights have room in so much memory."""
-    room = USABLE_SHARE * memory_mib * _MIB
+def fitting_models(device: DeviceConfig) -> list[str]:
+    """The models, as `1.5B-Q4_K_M`, whose weights have room in the device's memory, or in that of its graphics processor."""
+    room = USABLE_SHARE * (device.gpu_memory_mib or device.memory_mib or 0) * _MIB
     return [f"{size}-{kind}" for size, known in SIZES.items() for kind, weights in known.weight_bytes.items() if weights <= room]
 
 
-def estimated_speed(device: DeviceConfig, model: str) -> SpeedConfig:
-    """The row of a model. Raises UsageError where the device or the model is not known well enough."""
+def estimated_speed(device: DeviceConfig, model: str, *, one: float | None = None, prefill: float | None = None) -> SpeedConfig:
+    """The row of a model; `one` and `prefill` are tokens/s of one row and of a prompt where they were published.
+
+    Raises UsageError where the device or the model is not known well enough.
+    """
     bandwidth, peak = device.bandwidth_gb_per_s, device.peak_gflop_per_s
     if bandwidth is None or peak is None or not device.processor:
         raise UsageError("the formula needs device.processor, device.bandwidth_gb_per_s and device.peak_gflop_per_s")
     share, size, weights = EFFICIENCIES[device.processor], *_model(model)
-    one = share.decode * 1e9 * bandwidth / weights
-    prefill = share.prefill * 1e9 * peak / (2 * size.parameters)
+    one = one or share.decode * 1e9 * bandwidth / weights
+    prefill = prefill or share.prefill * 1e9 * peak / (2 * size.parameters)
     return SpeedConfig(
         model=model,
         prefill_tokens_per_s=_rounded(prefill),
@@ -95,7 +100,10 @@ def _model(model: str) -> tuple[Size, float]:
     name, _, quantisation = model.partition("-")
     size = SIZES.get(name)
     if size is None or quantisation not in size.weight_bytes:
-        raise UsageError(f"the formula knows no model {model}", hint=f"known: {', '.join(fitting_models(1e9))}")
+        raise UsageError(
+            f"the formula knows no model {model}",
+            hint="known: " + ", ".join(f"{each}-{kind}" for each in SIZES for kind in SIZES[each].weight_bytes),
+        )
     return size, size.weight_bytes[quantisation]
 
 
@@ -105,7 +113,7 @@ def _rounded(value: float) -> float:
 
 def speeds_text(device: DeviceConfig) -> str:
     """The `speeds` of every model that fits the device's memory, as YAML."""
-    rows: list[Any] = [estimated_speed(device, model).model_dump(mode="json") for model in fitting_models(device.memory_mib or 0)]
+    rows: list[Any] = [estimated_speed(device, model).model_dump(mode="json") for model in fitting_models(device)]
     return yaml.safe_dump({"speeds": rows}, sort_keys=False, default_flow_style=None, width=130)
 
 
