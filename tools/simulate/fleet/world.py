@@ -108,6 +108,7 @@ class FleetWorld:
             scenario.cloud.max_queue,
             max_output_tokens=most,
             max_streams=self._part.service.max_open_streams,
+            shared_pause_s=scenario.shared_news_every_s,
         )
 
     @property
