@@ -306,7 +306,9 @@ class FleetWorld:
 
     def _spent(self, window: str) -> Amount:
         """What the ledger has charged to the fleet's budget since its window began."""
-        row = self.disk.tables.budget(budget_key("fleet", window=window_label(window, self.clock.now() - 1e-3)))
+        at = min(self.loop.time(), self.scenario.lasts_s) - 1e-3
+        label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
+        row = self.disk.tables.budget(budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
 
     def _down_share(self, before: float, at: float) -> float:
@@ -346,7 +348,8 @@ class FleetWorld:
         return group.tally.result(about, [device.figures for device in group.devices])
 
     def _cloud_result(self) -> CloudResult:
-        series = self._series
+        series, spent = self._series, self._spent(self._part.budgets.fleet.window)
+        series.spend_uusd[-1], series.calls[-1] = spent.uusd, spent.calls  # with the answers that ended late
         return CloudResult(
             at_s=series.at_s,
             queue=series.queue,
