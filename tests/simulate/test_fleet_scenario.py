@@ -44,7 +44,10 @@ def test_a_short_scenario_has_all_its_defaults(tmp_path: Path) -> None:
         ("events: [{at_h: 30, cloud_down_for_s: 1}]", "events.0.at_h must be at most lasts_h (24)"),
         ("events: [{at_h: 1, links_down_for_s: 1, groups: [b]}]", "events.0.groups names b; known: a"),
         ("events: [{at_h: 1, coordinator: {budgets: {fleet: {limit: 1}}}}]", "events.0.coordinator.budgets.fleet.limit"),
-        ("coordinator: {tasks: {math: {target_rate: 2}}}", "scenario.yaml:4: coordinator.tasks.math.target_rate must be at most 1.0"),
+        (
+            "coordinator: {tasks: {math: {target_rate: 2}}}",
+            "scenario.yaml:4: coordinator.tasks.math.target_rate must be at most 1.0",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(tmp_path: Path, line: str, told: str) -> None:

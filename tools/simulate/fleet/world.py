@@ -1,5 +1,5 @@
-"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows nothing
-of how a part works inside.
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows
+nothing of how a part works inside.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class FleetWorld:
             self.site.start()
         await self._until_served()
         end = self.loop.time() + SETTLE_S
-        while self.loop.time() < end and any(device.unsettled() for device in self.devices):
+        while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def _stop_site(self) -> None:
@@ -245,9 +245,7 @@ class FleetWorld:
 
     def _reload(self, event: EventPart) -> None:
         self._tell("the coordinator reads a changed configuration")
-        self._part = next(
-            part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0
-        )
+        self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
         self.site.reload(self._config())
 
     async def _recharge(self) -> None:
