@@ -186,7 +186,15 @@ class Book:
             lines = self._pooled(lambda group: group.series.assist_rate)
         known = {line.name for line in lines}
         targets = [
-            Line("", run, Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), width=1.0)
+            Line(
+                "",
+                run,
+                Stroke(stroke.colour, 2),
+                group.series.at_s,
+                group.target_rates(training=training),
+                "steps-pre",
+                width=1.0,
+            )
             for run, group, stroke in self._groups()
             if group.name in known and run is self._runs[0]
         ]
