@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from edge.agent.events import Source
@@ -16,7 +16,7 @@ class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
     `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `beyond`: tools and the like.
-    `wishes` are for local text.
+    `wishes` are for local text. `no_cloud`: why whoever asks keeps this one from the cloud, whatever the mode ("": they do not).
     """
 
     messages: tuple[Message, ...]
@@ -28,6 +28,7 @@ class AnswerRequest:
     seed: int = 0
     beyond: BeyondText = ONLY_TEXT
     wishes: SamplingWishes = NO_WISHES
+    no_cloud: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class AnswerRecord:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.agent.retention import RetentionWatch
 from edge.agent.runfolder import RunFolder, require_same_run
-from edge.bootstrap import build_agent, check_inputs
+from edge.bootstrap import build_agent, check_inputs, own_profile
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import FIRST_PHASE_STEPS
 from edge.console import Console, dollars, duration, open_console, percent
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
 
@@ -50,7 +51,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     settings = without_a_gate(with_an_end(settings))
     check_inputs(settings.config())
     folder = options.out or _default_folder(settings.config())
-    resolved = replace(settings, state=settings.state or folder / "state").resolve()
+    resolved = replace(settings, state=settings.state or folder / "state").resolve(own_profile)
     require_same_run(folder, resolved.config)
     lines = list(starting_lines(resolved, learns=True))
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
@@ -133,7 +134,8 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
     return [
         *(line for phase in summary["phases"] for line in _phase_lines(phase)),
         *(_forgetting_line(entry) for entry in summary["forgetting"]),
-        f"cloud      {summary['cloud_calls']} calls, {summary['cloud_tokens']} tokens, {dollars(summary['spend_uusd'])}",
+        f"cloud      {counted(summary['cloud_calls'], 'call')}, {counted(summary['cloud_tokens'], 'token')}, "
+        f"{dollars(summary['spend_uusd'])}",
         f"time       {duration(summary['seconds'])}{_floor_text(summary)}",
         f"run folder {folder}",
     ]
