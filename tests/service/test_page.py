@@ -34,6 +34,12 @@ FILLED = {
 FOCUS = """(() => { const one = document.activeElement, style = getComputedStyle(one);
   const place = [...document.querySelectorAll('*')].indexOf(one);
   return [one === document.body, place, parseFloat(style.outlineWidth), style.outlineStyle]; })()"""
+PLAIN = {
+    "She has \\boxed{37} apples.": "She has 37 apples.",
+    "\\boxed{\\frac{1}{2}} or \\boxed{\\{1\\}}": "\\frac{1}{2} or \\{1\\}",
+    "cut \\boxed{12": "cut \\boxed{12",
+    "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
+}
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",
     "<script>document.title='owned'</script>",
@@ -232,6 +238,22 @@ async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not
     roles = [[message.role for message in question.messages] for question in agent.answers.asked]
     assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
     assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
+
+
+async def test_a_boxed_result_is_read_aloud_and_copied_without_its_box(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    await arrive(page, stage.show(agent))
+    await ask(page, "How many apples?")
+    await page.until("document.getElementById('announcer').textContent.endsWith('She has 37 apples.')")
+    await press_button(page, "Copy")
+    await page.until("document.getElementById('announcer').textContent === 'Copied'")
+    assert await page.value("navigator.clipboard.readText()") == "She has 37 apples."
+
+
+async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent))
+    for text, wanted in PLAIN.items():
+        assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
 
 
 async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
