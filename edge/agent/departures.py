@@ -39,6 +39,7 @@ from edge.rpc.v1 import budget_pb2, call_pb2
 
 EVALUATION = "eval:"
 """What the prompt ids of an evaluation begin with."""
+_RULES_HINT = "edge-agent config show privacy, with the same --config and --set, tells the rules"
 _LABELS = frozenset({"call_key", "task", "model_alias"})
 _MOST_REMEMBERED = 4096
 _MOST_AHEAD = 256
@@ -172,7 +173,7 @@ class GuardedClient:
         texts = [message.content for message in call.messages]
         rule = self._registry.broken_rule([*texts, call.prompt_id], call.openai_json)
         if rule:
-            raise Withheld(f"never-send rule {rule} forbids it", hint="edge-agent config show tells the rules")
+            raise Withheld(f"never-send rule {rule} forbids it", hint=_RULES_HINT)
         try:
             redacted = self._registry.redacted(texts, call.openai_json)
         except ValueError as error:

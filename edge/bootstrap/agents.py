@@ -41,10 +41,19 @@ def check_inputs(config: AgentConfig) -> None:
     from edge.tasks.registry import open_source
 
     sources = [open_source(phase.source) for phase in config.phases]
-    engine_backend(config, model_file(config.model.path))
-    policy_name(config)
+    check_serving(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
+
+
+def check_serving(config: AgentConfig) -> None:
+    """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    engine_backend(config, model_file(config.model.path))
+    policy_name(config)
+    if config.coordinator.address is not None:
+        from edge.rpc.address import parse_address
+
+        parse_address(config.coordinator.address)
 
 
 def _asks_for_programs(source: TaskSource) -> bool:
