@@ -73,7 +73,14 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
+                console.becomes(_busy_with(options, learns=options.learn and config.learning.enabled))
                 await _work(agent, config, options, stop, console.say)
+
+
+def _busy_with(options: RunOptions, *, learns: bool) -> str:
+    """What goes on once the agent has started, before learning tells of itself."""
+    preparing = "preparing to learn" if learns else ""
+    return " and ".join(filter(None, ("answering" if options.serve else "", preparing)))
 
 
 def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
