@@ -178,6 +178,8 @@ _EDGE = record(
         "assist_rate": or_null(NUMBER),
         "target_rate": or_null(NUMBER),
         "tokens_left": or_null(COUNT),
+        "asked": FLAG,
+        "model_asked": FLAG,
         "ignored_parameters": {"type": "array", "items": TEXT},
     }
 )
