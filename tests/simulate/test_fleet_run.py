@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_worlds import group, scenario
 
+from tests.simulate.fleet_worlds import group, scenario
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.run import run_scenario
 from tools.simulate.fleet.world import FleetWorld

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from fleet_worlds import group, scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
+from tests.simulate.fleet_worlds import group, scenario
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link

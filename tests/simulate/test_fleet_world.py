@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_worlds import group, played, scenario
 
 from edge.core.errors import UsageError
+from tests.simulate.fleet_worlds import group, played, scenario
 from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
 from tools.simulate.fleet.world import FleetWorld
