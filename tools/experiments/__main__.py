@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +25,12 @@ def main() -> int:
     )
     rates.add_argument("--questions", type=int, default=200)
     rates.add_argument("--seed", type=int, default=0)
+    rates.add_argument(
+        "--trained",
+        type=Path,
+        metavar="STATE",
+        help="a state folder of which a copy is measured, with the adapter that serves there",
+    )
     rates.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
     arguments = parser.parse_args()
     return run_dial(arguments)
@@ -32,8 +39,11 @@ def main() -> int:
 def run_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
     chosen = tuple(arguments.rate or dial.RATES)
-    with tempfile.TemporaryDirectory() as state:
-        runs = asyncio.run(dial.measure(Path(state), chosen, arguments.questions, arguments.seed, arguments.set, _tell))
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "state"
+        if arguments.trained is not None:
+            shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
+        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _tell))
     dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
     _tell(f"wrote {arguments.out / 'dial.json'} and {arguments.out / 'dial.png'}")
     return 0 if all(run.held for run in runs) else 1
