@@ -141,4 +141,6 @@ def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[Qu
 def moved(mind: Mind, nature: Nature, rates: Rates, by_skill: Number, by_ask: Number, by_slope: Number) -> Mind:
     """θ after a step whose weighed gradients sum to these."""
     room = np.where(by_skill > 0, np.maximum(0.0, 1.0 - mind.skill / nature.skill_limit), 1.0)
-    return Mind(mind.skill + rates.skill * by_skill * room, mind.ask + rates.ask * by_ask, mind.ask_slope + rates.ask_slope * by_slope)
+    return Mind(
+        mind.skill + rates.skill * by_skill * room, mind.ask + rates.ask * by_ask, mind.ask_slope + rates.ask_slope * by_slope
+    )

@@ -135,9 +135,7 @@ class _Asking:
         self._tries = np.zeros(count, np.int64)
         self._first_s = cloud._draws.log_normals(count, part.first_token_s, part.spread).astype(np.float64)
         self._service_s = np.minimum(self._first_s + calls.output_tokens / part.tokens_per_s, part.deadline_s)
-        self._charge = charged(
-            calls.input_tokens, calls.output_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok
-        )
+        self._charge = charged(calls.input_tokens, calls.output_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
         most = charged(*calls.hold_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
         self._hold = np.maximum(self._charge, most)
         self.open = np.arange(count)

@@ -8,7 +8,7 @@ engine can put the calls of all groups into the order of time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.mind import Mind, cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.scenario import GroupPart, Scenario
 from tools.simulate.vectorised import lessons
-from tools.simulate.vectorised.cloud import ANSWERED, REFUSED, Calls, Replies
+from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Replies
 from tools.simulate.vectorised.dials import FleetDials, Settings
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
 from tools.simulate.vectorised.links import FleetLinks
@@ -31,8 +31,11 @@ LOCAL, CLOUD, FALLBACK = 0, 1, 2
 CONNECT_S = ClientPolicy().connect_timeout_s
 SERVE_DEADLINE_S: float = ServeConfig().cloud_deadline_s
 TRAIN_DEADLINE_S: float = CoordinatorConfig().call_deadline_s
+MAX_TOKENS: int = ServeConfig().max_tokens
 MAX_OUTPUT_TOKENS: int = CoordinatorConfig().max_output_tokens
-HOUR_S, DAY_S = 3600.0, 86400.0
+DAY_S = 86400.0
+COOL_S = 60.0
+"""A device that idles so long is cool again; as `fleet.machine` has it."""
 BYTES_OF_A_MESSAGE = 400.0
 BYTES_OF_A_TOKEN = 4.0
 
@@ -55,32 +58,55 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Learning steps under way. `ready` is when the rollouts end unless somebody is served meanwhile; `served_s` what the device had served
-    when the step began. `verdict` [S, P]: what became of each group's call."""
+    """Learning steps under way. `ready` [S, P] is when each group's responses are there unless somebody is served meanwhile; `served_s` what
+    the device had served when the step began; `last` when all that was asked for so far was answered. `verdict` [S, P]: what became of each
+    group's call, UNKNOWN while it is not made; `tokens` [S, P] of each group's responses.
+    """
 
     who: Ints
     begins: Floats
     ready: Floats
     served_s: Floats
+    last: Floats
     dual: Floats
     target: Floats
     credit: Ints
     offline: Bools
     tokens: Floats
-    groups: lessons.Groups
+    place: Ints
     verdict: Ints
+    groups: lessons.Groups
 
-    def of(self, kept: Bools) -> Steps:
+    def of(self, kept: Bools | Ints) -> Steps:
         """Some of them."""
         parts = {name: getattr(self, name)[kept] for name in self.__slots__ if name != "groups"}
         return Steps(groups=self.groups.of(kept), **parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCalls:
+    """Calls of learning steps, and whose they are: step and prompt of each, batch after batch."""
+
+    calls: Calls
+    parts: list[tuple[Steps, Ints, Ints]]
+
+
+UNKNOWN = -1
 
 
 class Devices:
     """All devices of a group. `offset`: the number of the first one in the fleet; `task`: the number of their task."""
 
     def __init__(
-        self, part: GroupPart, scenario: Scenario, speed: DeviceSpeed, links: FleetLinks, tally: Tally, draws: Draws, offset: int, task: int
+        self,
+        part: GroupPart,
+        scenario: Scenario,
+        speed: DeviceSpeed,
+        links: FleetLinks,
+        tally: Tally,
+        draws: Draws,
+        offset: int,
+        task: int,
     ) -> None:
         self.part, self.speed, self.links, self.tally = part, speed, links, tally
         self.offset, self.task = offset, task
@@ -92,6 +118,9 @@ class Devices:
         self._free_at = np.zeros(count)
         self._served_s = np.zeros(count)
         self._learns_until = np.zeros(count)
+        heats = speed.throttle_after_s is not None
+        self._busy_until = np.full(count if heats else 0, -np.inf)
+        self._hot_since = np.zeros(count if heats else 0)
         self._steps = np.zeros(count, np.int32)
         learns = part.learning is not None
         self._theta = np.zeros((3, count if learns else 0), np.float32)
@@ -126,21 +155,25 @@ class Devices:
         self._tell_dials(who, settings, asked, log_odds, broken)
         right = (draws.uniforms(count) < sigmoid(right_log_odds(mind, self._nature, difficulty))) & ~broken
         begins = np.maximum(arrived, self._free_at[who])
-        tokens = np.maximum(1.0, np.rint(draws.log_normals(count, part.tokens.local, part.tokens.local_spread)))
-        said = np.where(asked, np.ceil(tokens * part.tokens.asking_share), tokens)
-        decided = begins + self._prefill_s + said / self.speed.decode_rate(1)
+        tokens = draws.log_normals(count, part.tokens.local, part.tokens.local_spread)
+        said = np.maximum(1.0, np.rint(np.where(asked, tokens * np.float32(part.tokens.asking_share), tokens)))
+        decided = begins + self._served(who, begins, self._prefill_s + np.minimum(said, MAX_TOKENS) / self.speed.decode_rate(1))
         cloud_tokens = self._cloud_tokens(count)
-        return Round(who, arrived, begins, decided, difficulty, right, asked, tokens, cloud_tokens, self.links.are_up(who, decided))
+        return Round(
+            who, arrived, begins, decided, difficulty, right, asked, tokens, cloud_tokens, self.links.are_up(who, decided)
+        )
 
     def calls(self, asked: Round) -> tuple[Calls, Ints]:
         """The calls of a round as they reach the coordinator, and the places in it that they are of."""
         places = np.flatnonzero(asked.asked & asked.reached)
         at = asked.decided[places] + self.links.delays_s(places.size, self._request_bytes, up=True)
-        return self._calls_of(asked.who[places], at, asked.cloud_tokens[places], SERVE_DEADLINE_S, np.zeros(places.size, np.int64)), places
+        return self._calls_of(
+            asked.who[places], at, asked.cloud_tokens[places], SERVE_DEADLINE_S, np.zeros(places.size, np.int64)
+        ), places
 
     def answer(self, asked: Round, places: Ints, replies: Replies) -> None:
         """The round's answers, with what became of its calls."""
-        count, part = asked.who.size, self.part
+        part = self.part
         source = np.where(asked.asked, FALLBACK, LOCAL)
         got = replies.outcome == ANSWERED
         source[places[got]] = CLOUD
@@ -148,23 +181,24 @@ class Devices:
         first = self._first_letter(asked)
         back = self.links.delays_s(places.size, BYTES_OF_A_MESSAGE + BYTES_OF_A_TOKEN * asked.cloud_tokens[places], up=False)
         known[places] = replies.done_at + back
-        rest = np.ceil(asked.local_tokens * (1.0 - part.tokens.asking_share)) / self.speed.decode_rate(1)
-        again_s = np.where(source == FALLBACK, self._prefill_s + rest, 0.0)
+        rest = np.maximum(1.0, np.rint(asked.local_tokens * (1.0 - part.tokens.asking_share)))
+        again_s = np.where(source == FALLBACK, self._served(asked.who, known, rest / self.speed.decode_rate(1)), 0.0)
         done = known + again_s
+        worked_s = asked.decided - asked.begins + again_s
         right = asked.right.copy()
         chance = cloud_right(self._nature, asked.difficulty[places[got]])
         right[places[got]] = self._draws.uniforms(int(got.sum())) < chance
         self._free_at[asked.who] = done
-        self._served_s[asked.who] += done - asked.begins
-        self.tally.worked(asked.begins, asked.decided - asked.begins + again_s)
+        self._served_s[asked.who] += worked_s
+        self.tally.worked(asked.begins, worked_s)
         in_time = done <= self._scenario.lasts_s
         kept = [values[in_time] for values in (done, source, first - asked.arrived, done - asked.arrived, right)]
         self.tally.answered(*kept)
-        charged = replies.charged_calls > 0
-        if charged.any():
-            who = asked.who[places[charged]]
-            self.tally.called(replies.done_at[charged], who, replies.charged_calls[charged], replies.spend_uusd[charged])
-        assert count == done.size
+        self._charged(asked.who[places], replies)
+
+    def _served(self, who: Ints, at: Floats, seconds: Floats) -> Floats:
+        """How long work for whom is served takes."""
+        return self._heated(who, at, seconds[:, None])[:, 0]
 
     def _first_letter(self, asked: Round) -> Floats:
         """When the first visible letter came: the local model's own, which is shown whether it asks later or not."""
@@ -177,113 +211,126 @@ class Devices:
     # learning --------------------------------------------------------------------------------------------------------------------
 
     def begin_steps(self, begins: float, ends: float, duals: Duals, now: float) -> None:
-        """Steps that begin in this time."""
-        learning = self.part.learning
-        if learning is None or self._timetable is None:
+        """Steps that begin in this time. `now`: seconds since the epoch."""
+        if self._timetable is None:
             return
         who, due = self._timetable.due(begins, ends)
-        if not who.size:
-            return
-        at = np.maximum(due, np.maximum(self._free_at[who], self._learns_until[who]))
-        self._rolling.append(self._begun(who, at, duals, now))
+        if who.size:
+            at = np.maximum(due, np.maximum(self._free_at[who], self._learns_until[who]))
+            self._rolling.append(self._begun(who, at, duals, now))
 
     def _begun(self, who: Ints, at: Floats, duals: Duals, now: float) -> Steps:
         learning, draws = self.part.learning, self._draws
         assert learning is not None
         prompts, size = learning.prompts_per_step, learning.group_size
-        online = self.links.are_up(who, at)
-        difficulty = draws.within_unit(
-            who.size * prompts, self.part.difficulty.mean_at(float(at[0])), self.part.difficulty.spread
-        ).reshape(who.size, prompts)
+        mean = self.part.difficulty.mean_at(float(at[0]))
+        difficulty = draws.within_unit(who.size * prompts, mean, self.part.difficulty.spread).reshape(who.size, prompts)
         groups = lessons.sampled(self._mind(who), self._nature, difficulty, draws, size)
         target = duals.targets(self.task, self._steps[who], now)
-        dual = duals.open(self.task, who + self.offset, prompts * size, float(at[0]))
-        tokens = self._rollout_tokens(groups)
-        rollout_s = prompts * self.part.tokens.prompt / self.speed.prefill_tokens_per_s + tokens / self.speed.decode_rate(prompts * size)
+        tokens = self._group_tokens(groups)
+        asks = groups.asked > 0
+        rollout_s = rollout_seconds(tokens, size, self.part.tokens.prompt, self.speed)
+        ready = at[:, None] + self._heated(who, at, rollout_s)
+        offline = ~self.links.are_up(who, at)
         self._steps[who] += 1
-        self._learns_until[who] = at + rollout_s
+        self._learns_until[who] = ready.max(axis=1)
         return Steps(
             who=who,
             begins=at,
-            ready=at + rollout_s,
+            ready=ready,
             served_s=self._served_s[who],
-            dual=dual,
+            last=at.copy(),
+            dual=duals.open(self.task, who + self.offset, prompts * size, float(at[0])),
             target=target,
             credit=duals.credits(self.task, target, prompts),
-            offline=~online,
+            offline=offline,
             tokens=tokens,
+            place=np.argsort(np.argsort(np.where(asks, ready, np.inf), axis=1), axis=1),
+            verdict=np.where(asks, np.where(offline[:, None], lessons.MASKED, UNKNOWN), lessons.NONE),
             groups=groups,
-            verdict=np.where(groups.asked > 0, lessons.MASKED, lessons.NONE),
         )
 
-    def _rollout_tokens(self, groups: lessons.Groups) -> Floats:
-        """Tokens of all responses of each step: a sum of many log-normals, taken as normal."""
+    def _group_tokens(self, groups: lessons.Groups) -> Floats:
+        """Tokens of each group's responses: a sum of log-normals, taken as normal."""
         part = self.part.tokens
         mean = part.local * np.exp(part.local_spread**2 / 2.0)
-        variance = mean**2 * (np.exp(part.local_spread**2) - 1.0)
-        asked = groups.asked.sum(axis=1).astype(np.float64)
-        whole = groups.difficulty.shape[1] * groups.size - asked
-        spread = np.sqrt(variance * (whole + asked * part.asking_share**2))
-        return np.maximum(1.0, mean * (whole + asked * part.asking_share) + spread * self._draws.normals(asked.size))
+        asked = groups.asked.astype(np.float64)
+        whole = groups.size - asked
+        spread = mean * np.sqrt((np.exp(part.local_spread**2) - 1.0) * (whole + asked * part.asking_share**2))
+        drawn = mean * (whole + asked * part.asking_share) + spread * self._draws.normals(asked.size).reshape(asked.shape)
+        return np.asarray(np.maximum(drawn, groups.size))
 
-    def training_calls(self, ends: float) -> tuple[Steps, Calls, Ints, Ints] | None:
-        """The calls of steps whose rollouts end before `ends`: the steps, their calls, and step and prompt of each; None for no step."""
-        ready: list[Steps] = []
-        waiting: list[Steps] = []
+    def training_calls(self, ends: float) -> TrainingCalls | None:
+        """The calls of groups whose responses are there before `ends`; None for none."""
+        parts, calls = [], []
         for steps in self._rolling:
-            at = steps.ready + (self._served_s[steps.who] - steps.served_s)
-            now = at < ends
+            at = self._ready_now(steps)
+            step, prompt = np.nonzero((steps.verdict == UNKNOWN) & (at < ends))
+            if not step.size:
+                continue
+            granted = steps.place[step, prompt] < steps.credit[step]
+            self._refuse_step(steps, step[~granted], prompt[~granted], at)
+            step, prompt = step[granted], prompt[granted]
+            arrives = at[step, prompt] + self.links.delays_s(step.size, self._request_bytes, up=True)
+            tokens = self._cloud_tokens(step.size)
+            calls.append(self._calls_of(steps.who[step], arrives, tokens, TRAIN_DEADLINE_S, steps.place[step, prompt]))
+            parts.append((steps, step, prompt))
+        return TrainingCalls(Calls.together(calls), parts) if parts else None
+
+    def _ready_now(self, steps: Steps) -> Floats:
+        """When the responses of each group are there, with the pauses so far."""
+        return np.asarray(steps.ready + (self._served_s[steps.who] - steps.served_s)[:, None])
+
+    def _refuse_step(self, steps: Steps, step: Ints, prompt: Ints, at: Floats) -> None:
+        steps.verdict[step, prompt] = lessons.REFUSED
+        np.maximum.at(steps.last, step, at[step, prompt] + self.links.model.rtt_s)
+        self.tally.refused["step"] += int(step.size)
+
+    def hear(self, asked: TrainingCalls, replies: Replies) -> None:
+        """What became of calls of learning steps."""
+        first = 0
+        for steps, step, prompt in asked.parts:
+            part = replies.part(first, first + step.size)
+            first += step.size
+            right = self._draws.uniforms(step.size) < cloud_right(self._nature, steps.groups.difficulty[step, prompt])
+            verdict = np.where(right, lessons.RIGHT, lessons.WRONG)
+            verdict[part.outcome == REFUSED] = lessons.REFUSED
+            verdict[part.outcome == FAILED] = lessons.MASKED
+            steps.verdict[step, prompt] = verdict
+            back = self.links.delays_s(step.size, BYTES_OF_A_MESSAGE, up=False)
+            np.maximum.at(steps.last, step, part.done_at + back)
+            self._charged(steps.who[step], part)
+
+    def end_rollouts(self, until: float) -> None:
+        """Steps all of whose groups are there and answered go on with the update."""
+        rolling, self._rolling = self._rolling, []
+        for steps in rolling:
+            ready = self._ready_now(steps).max(axis=1)
+            now = ready < until
             if now.any():
-                ready.append(replace(steps.of(now), ready=at[now]))
+                self._update(steps.of(now), ready[now])
             if not now.all():
-                waiting.append(steps.of(~now))
-        self._rolling = waiting
-        if not ready:
-            return None
-        steps = joined(ready)
-        step, prompt = np.nonzero((steps.groups.asked > 0) & ~steps.offline[:, None])
-        place = (np.cumsum(steps.groups.asked > 0, axis=1) - 1)[step, prompt]
-        granted = place < steps.credit[step]
-        steps.verdict[step[~granted], prompt[~granted]] = lessons.REFUSED
-        self.tally.refused["step"] += int((~granted).sum())
-        step, prompt, place = step[granted], prompt[granted], place[granted]
-        at = steps.ready[step] + self.links.delays_s(step.size, self._request_bytes, up=True)
-        return steps, self._calls_of(steps.who[step], at, self._cloud_tokens(step.size), TRAIN_DEADLINE_S, place), step, prompt
+                self._rolling.append(steps.of(~now))
 
-    def end_rollouts(self, steps: Steps, step: Ints, prompt: Ints, replies: Replies) -> None:
-        """The steps' calls are answered: they go on with the update."""
-        right = self._draws.uniforms(step.size) < cloud_right(self._nature, steps.groups.difficulty[step, prompt])
-        verdict = np.where(right, lessons.RIGHT, lessons.WRONG)
-        verdict = np.where(replies.outcome == ANSWERED, verdict, np.where(replies.outcome == REFUSED, lessons.REFUSED, lessons.MASKED))
-        steps.verdict[step, prompt] = verdict
-        last = steps.ready.copy()
-        np.maximum.at(last, step, replies.done_at + self.links.model.rtt_s / 2.0)
-        update_s = self._update_s(steps)
-        ends = last + update_s + np.where(steps.offline, 0.0, self.links.model.rtt_s)
+    def _update(self, steps: Steps, ready: Floats) -> None:
+        live = lessons.live(steps.groups, steps.verdict, steps.dual)
+        work_s = np.where(live, steps.tokens, 0.0).sum(axis=1) / self.speed.training_tokens_per_s
+        begins = np.maximum(ready, steps.last)
+        update_s = self._heated(steps.who, begins, work_s[:, None])[:, 0]
+        ends = begins + update_s + np.where(steps.offline, 0.0, self._round_trip_s(ready.size))
         self._learns_until[steps.who] = ends
-        self.tally.worked(steps.begins, steps.ready - steps.begins + update_s)
-        charged = replies.charged_calls > 0
-        if charged.any():
-            who = steps.who[step[charged]]
-            self.tally.called(replies.done_at[charged], who, replies.charged_calls[charged], replies.spend_uusd[charged])
+        self.tally.worked(steps.begins, steps.ready.max(axis=1) - steps.begins + update_s)
         self._closing.append((ends, steps))
-
-    def _update_s(self, steps: Steps) -> Floats:
-        learning = self.part.learning
-        assert learning is not None
-        prompts = learning.prompts_per_step * learning.group_size * self.part.tokens.prompt
-        return np.asarray((steps.tokens + prompts) / self.speed.training_tokens_per_s)
 
     def close_steps(self, until: float, duals: Duals) -> None:
         """Steps that end before `until`: θ and λ move."""
-        waiting: list[tuple[Floats, Steps]] = []
-        for ends, steps in self._closing:
+        closing, self._closing = self._closing, []
+        for ends, steps in closing:
             now = ends < until
             if now.any():
                 self._close(ends[now], steps.of(now), duals)
             if not now.all():
-                waiting.append((ends[~now], steps.of(~now)))
-        self._closing = waiting
+                self._closing.append((ends[~now], steps.of(~now)))
 
     def _close(self, ends: Floats, steps: Steps, duals: Duals) -> None:
         order = np.argsort(ends, kind="stable")
@@ -303,6 +350,26 @@ class Devices:
 
     # both ------------------------------------------------------------------------------------------------------------------------
 
+    def _charged(self, who: Ints, replies: Replies) -> None:
+        paid = replies.charged_calls > 0
+        if paid.any():
+            self.tally.called(replies.done_at[paid], who[paid], replies.charged_calls[paid], replies.spend_uusd[paid])
+
+    def _heated(self, who: Ints, at: Floats, seconds: Floats) -> Floats:
+        """How long work [N, K] takes that would take so many seconds at full speed, all of it begun at `at`."""
+        after, share = self.speed.throttle_after_s, self.speed.throttle_share
+        if after is None:
+            return seconds
+        hot = np.where(at - self._busy_until[who] >= COOL_S, at, self._hot_since[who])
+        full = np.maximum(0.0, hot + after - at)[:, None]
+        taken = np.where(seconds <= full, seconds, full + (seconds - full) / share)
+        self._hot_since[who] = hot
+        self._busy_until[who] = np.maximum(self._busy_until[who], at + taken.max(axis=1))
+        return np.asarray(taken)
+
+    def _round_trip_s(self, count: int) -> Floats:
+        return self.links.delays_s(count, BYTES_OF_A_MESSAGE, up=True) + self.links.delays_s(count, BYTES_OF_A_MESSAGE, up=False)
+
     def _mind(self, who: Ints) -> Mind:
         if not self._theta.size:
             return self._first
@@ -310,7 +377,9 @@ class Devices:
 
     def _cloud_tokens(self, count: int) -> Ints:
         part = self.part.tokens
-        return np.clip(np.rint(self._draws.log_normals(count, part.cloud, part.cloud_spread)), 1, MAX_OUTPUT_TOKENS).astype(np.int64)
+        return np.clip(np.rint(self._draws.log_normals(count, part.cloud, part.cloud_spread)), 1, MAX_OUTPUT_TOKENS).astype(
+            np.int64
+        )
 
     def _calls_of(self, who: Ints, at: Floats, tokens: Ints, patience_s: float, place: Ints) -> Calls:
         prompt = self.part.tokens.prompt
@@ -334,10 +403,15 @@ class Devices:
         return BYTES_OF_A_MESSAGE + BYTES_OF_A_TOKEN * self.part.tokens.prompt
 
 
-def joined(parts: list[Steps]) -> Steps:
-    """Several behind each other."""
-    if len(parts) == 1:
-        return parts[0]
-    groups = lessons.Groups(*(np.concatenate([getattr(part.groups, name) for part in parts]) for name in lessons.Groups.__slots__))
-    names = [name for name in Steps.__slots__ if name != "groups"]
-    return Steps(groups=groups, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+def rollout_seconds(tokens: Floats, size: int, prompt: int, speed: DeviceSpeed) -> Floats:
+    """Seconds from the beginning of a step until each of its groups [S, P] has its tokens: all prompts are read first, one after the other;
+    then groups decode as rows of one batch, each G rows until its last token."""
+    prompts = tokens.shape[1]
+    order = np.argsort(tokens, axis=1)
+    ascending = np.take_along_axis(tokens, order, axis=1)
+    left = prompts - np.arange(prompts)
+    each_s = left / np.array([speed.decode_rate(int(groups) * size) for groups in left])
+    ended = np.cumsum(np.diff(ascending, axis=1, prepend=0.0) * each_s, axis=1)
+    seconds = np.empty_like(ended)
+    np.put_along_axis(seconds, order, ended, axis=1)
+    return np.asarray(prompts * prompt / speed.prefill_tokens_per_s + seconds)

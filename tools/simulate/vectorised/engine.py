@@ -68,6 +68,7 @@ class World:
             group.begin_steps(begins, ends, self.duals, now)
         self._ask(begins, ends, now)
         for group in self.groups:
+            group.end_rollouts(ends)
             group.close_steps(ends, self.duals)
 
     def _ask(self, begins: float, ends: float, now: float) -> None:
@@ -77,12 +78,12 @@ class World:
         while asking or lessons:
             rounds = [(group, group.ask(*asked), lines) for group, lines in asking if (asked := next(lines, None)) is not None]
             calls = [(group, asked, *group.calls(asked)) for group, asked, _ in rounds]
-            batches = [each for _, _, each, _ in calls] + [found[1] for _, found in lessons]
+            batches = [each for _, _, each, _ in calls] + [found.calls for _, found in lessons]
             parts = self._replies(batches, now)
             for (group, asked, _, places), replies in zip(calls, parts, strict=False):
                 group.answer(asked, places, replies)
-            for (group, (steps, _, step, prompt)), replies in zip(lessons, parts[len(calls) :], strict=True):
-                group.end_rollouts(steps, step, prompt, replies)
+            for (group, found), replies in zip(lessons, parts[len(calls) :], strict=True):
+                group.hear(found, replies)
             asking, lessons = [(group, lines) for group, _, lines in rounds], []
 
     def _replies(self, batches: Sequence[Calls], now: float) -> list[Replies]:

@@ -307,4 +307,3 @@ def charged(input_tokens: Ints, output_tokens: Ints, price_in: int, price_out: i
     """`coordinator.pricing.Price.charge` of each call."""
     total = input_tokens.astype(np.int64) * price_in + output_tokens.astype(np.int64) * price_out
     return np.stack([np.ones(total.size, np.int64), (input_tokens + output_tokens).astype(np.int64), -(-total // 1_000_000)])
-

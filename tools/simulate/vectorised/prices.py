@@ -89,8 +89,10 @@ class Duals:
         for target in np.unique(targets).tolist():
             credit = step_credit(factor, target, prompts)
             known[target] = prompts if credit is None else credit
-        return np.array([known[target] for target in targets.tolist()], np.int64) if len(known) > 1 else np.full(
-            targets.size, next(iter(known.values()), prompts), np.int64
+        return (
+            np.array([known[target] for target in targets.tolist()], np.int64)
+            if len(known) > 1
+            else np.full(targets.size, next(iter(known.values()), prompts), np.int64)
         )
 
     def open(self, task: int, who: Ints, units: int, at: float) -> Floats:

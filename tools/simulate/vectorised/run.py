@@ -46,7 +46,9 @@ def published_hardware(part: GroupPart) -> tuple[Any, Any]:
     return load_device(part.device, part.model), load_link(part.link)
 
 
-def run_vectorised(scenario: Scenario, seed: int | None = None, hardware: Hardware = published_hardware, processes: int = 0) -> SimulationResult:
+def run_vectorised(
+    scenario: Scenario, seed: int | None = None, hardware: Hardware = published_hardware, processes: int = 0
+) -> SimulationResult:
     """Play a scenario. `hardware` gives a group's device and link; `processes` 0: one for each processor of this machine, which changes the
     time it takes and nothing else. Raises UsageError for a profile that is not known."""
     chosen = scenario.seed if seed is None else seed
@@ -74,7 +76,12 @@ def _shard(scenario: Scenario, place: int, count: int) -> Scenario:
     )
     coordinator = CoordinatorPart.model_validate(_divided(scenario.coordinator.model_dump(mode="json"), part))
     return scenario.model_copy(
-        update={"groups": tuple(group for group in groups if group.devices), "cloud": cloud, "events": events, "coordinator": coordinator}
+        update={
+            "groups": tuple(group for group in groups if group.devices),
+            "cloud": cloud,
+            "events": events,
+            "coordinator": coordinator,
+        }
     )
 
 

@@ -107,7 +107,9 @@ class Tally:
         for curve in ("dual", "online"):
             rows = [getattr(part.curves, curve) for part in parts]
             weights = [part.devices for part in parts]
-            setattr(whole.curves, curve, [round(float(np.average(values, weights=weights)), 9) for values in zip(*rows, strict=True)])
+            setattr(
+                whole.curves, curve, [round(float(np.average(values, weights=weights)), 9) for values in zip(*rows, strict=True)]
+            )
         return whole
 
     def _add(self, part: Tally) -> None:
