@@ -1,5 +1,5 @@
-"""The coordinator and the cloud behind it, for all calls of a stretch of time. Knows slots, budgets, rates, the breaker, outages and how often
-a client tries again; knows nothing of questions, learning or links.
+"""The coordinator and the cloud behind it, for all calls of a stretch of time. Knows slots, budgets, rates, the breaker, outages and how
+often a client tries again; knows nothing of questions, learning or links.
 
 Of the coordinator's own code it uses what is pure: the breaker, prices, windows, floors. While the upstream is up nothing is taken one by
 one that arrays can tell.
@@ -17,12 +17,14 @@ import numpy as np
 from coordinator.breaker import Breaker, BreakerState, Outcome
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart
-from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
-from tools.simulate.vectorised.money import Amounts, Bids, Buckets, Purse, charged
+from tools.simulate.vectorised.draws import Draws, Floats, Ints
+from tools.simulate.vectorised.money import Bids, Buckets, Purse, charged
 from tools.simulate.vectorised.slots import Slots
 
 ANSWERED, REFUSED, FAILED = 0, 1, 2
 POLICY = ClientPolicy()
+COMMITS_S = 0.0055
+"""What the ledger's two commits take on the simulated disk, on average."""
 RETRY_AFTER_S = 1.0
 """What the coordinator says where its line is full."""
 Span = tuple[float, float]
@@ -59,11 +61,10 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """What became of calls: ANSWERED, REFUSED or FAILED; when the first token and the end of the reply left the coordinator (of a failure:
-    when the client knew); what was charged."""
+    """What became of calls: ANSWERED, REFUSED or FAILED; when the end of the reply left the coordinator (of a failure: when the client
+    knew); what was charged."""
 
     outcome: Ints
-    first_at: Floats
     done_at: Floats
     spend_uusd: Ints
     charged_calls: Ints
@@ -76,7 +77,7 @@ class Replies:
     def none(cls) -> Replies:
         """Of no calls."""
         none = np.zeros(0, np.int64)
-        return cls(none, np.zeros(0), np.zeros(0), none, none)
+        return cls(none, np.zeros(0), none, none)
 
 
 class Cloud:
@@ -103,8 +104,6 @@ class Cloud:
         self._breaker = Breaker()
         self._queue_wait_s = coordinator.service.max_queue_wait_s
         self.errors: Counter[str] = Counter()
-        self.spend_uusd = 0
-        self.calls = 0
 
     def configure(self, coordinator: CoordinatorPart) -> None:
         """Hold later calls to this configuration."""
@@ -112,16 +111,13 @@ class Cloud:
         self._fleet_rate.configure(coordinator.rates.fleet)
         self._device_rate.configure(coordinator.rates.device)
 
-    def ask(self, calls: Calls, now: float) -> tuple[Replies, list[tuple[str, Ints]]]:
-        """What becomes of these calls, and the places of those that budgets refused, by scope. `now`: seconds since the epoch."""
+    def ask(self, calls: Calls, now: float) -> Replies:
+        """What becomes of these calls. `now`: seconds since the epoch."""
         self.purse.enter(now)
         ask = _Asking(self, calls)
         while ask.open.size:
             ask.once()
-        self.spend_uusd += int(ask.spend_uusd.sum())
-        self.calls += int(ask.charged_calls.sum())
-        replies = Replies(ask.outcome, ask.first_at, ask.done_at, ask.spend_uusd, ask.charged_calls)
-        return replies, ask.refused
+        return Replies(ask.outcome, ask.done_at, ask.spend_uusd, ask.charged_calls)
 
 
 class _Asking:
@@ -133,16 +129,15 @@ class _Asking:
         self._at = calls.at.astype(np.float64)
         self._end = self._at + calls.patience_s
         self._tries = np.zeros(count, np.int64)
-        self._first_s = cloud._draws.log_normals(count, part.first_token_s, part.spread).astype(np.float64)
-        self._service_s = np.minimum(self._first_s + calls.output_tokens / part.tokens_per_s, part.deadline_s)
+        first_s = cloud._draws.log_normals(count, part.first_token_s, part.spread).astype(np.float64)
+        self._service_s = np.minimum(COMMITS_S + first_s + (calls.output_tokens - 1) / part.tokens_per_s, part.deadline_s)
         self._charge = charged(calls.input_tokens, calls.output_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
-        most = charged(*calls.hold_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
+        most = charged(calls.hold_tokens[0], calls.hold_tokens[1], part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
         self._hold = np.maximum(self._charge, most)
         self.open = np.arange(count)
         self.outcome = np.full(count, FAILED)
-        self.first_at, self.done_at = self._at.copy(), self._at.copy()
+        self.done_at = self._at.copy()
         self.spend_uusd, self.charged_calls = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.refused: list[tuple[str, Ints]] = []
 
     def once(self) -> None:
         """One round; calls to be tried again stay open, with the time of their next try."""
@@ -163,7 +158,7 @@ class _Asking:
                 patience = np.minimum(self._at[lost] + POLICY.connect_timeout_s, self._end[lost])
                 back = patience >= ends
                 self._at[lost[back]] = ends
-                self._fail(lost[~back], patience[~back], "UNREACHABLE")
+                self._fail(lost[~back], patience[~back])
                 who = np.concatenate([who[~away], lost[back]])
                 who = who[np.argsort(self._at[who], kind="stable")]
         return who
@@ -179,8 +174,9 @@ class _Asking:
             return who
         failed = cloud._draws.coins(who.size, cloud._part.error_rate)
         again = cloud._draws.coins(who.size, cloud._part.error_rate)
+        cloud.errors["refused"] += int(failed.sum() + (failed & again).sum())
         self._at[who[failed]] += POLICY.first_backoff_s * 0.75
-        self._fail(who[failed & again], self._at[who[failed & again]], "UPSTREAM_FAILED")
+        self._fail(who[failed & again], self._at[who[failed & again]])
         who = who[~(failed & again)]
         return who[np.argsort(self._at[who], kind="stable")]
 
@@ -191,13 +187,14 @@ class _Asking:
         passed_on = []
         while line:
             at, one, tries, failures = heapq.heappop(line)
-            leave, reason = breaker.enter(at), "UPSTREAM_OPEN"
+            leave = breaker.enter(at)
             delay_s = POLICY.first_backoff_s * 2.0**tries * 0.75
             if leave is None:
                 delay_s = max(delay_s, breaker.wait_s(at))
             elif any(begins <= at < ends for begins, ends in cloud._down):
                 breaker.leave(leave, Outcome.BAD, at)
-                failures, reason = failures + 1, "UPSTREAM_FAILED"
+                cloud.errors["down"] += 1
+                failures += 1
             else:
                 breaker.leave(leave, Outcome.GOOD, at)
                 self._at[one] = at
@@ -205,7 +202,7 @@ class _Asking:
                 continue
             gives_up = failures >= POLICY.max_upstream_failures or tries >= POLICY.max_retries
             if gives_up or delay_s >= self._end[one] - at:
-                self._fail(np.array([one]), np.array([at]), reason)
+                self._fail(np.array([one]), np.array([at]))
             else:
                 heapq.heappush(line, (at + delay_s, one, tries + 1, failures))
         return np.array(passed_on, np.int64)
@@ -216,14 +213,12 @@ class _Asking:
         slow = waits > 0.0
         waits[~slow] = cloud._device_rate.waits_s(self._calls.who[who[~slow]], self._at[who[~slow]])
         slow = waits > 0.0
-        self._again(who[slow], np.maximum(waits[slow], self._backoff_s(who[slow])), "RATE_LIMITED")
+        self._again(who[slow], np.maximum(waits[slow], self._backoff_s(who[slow])))
         return who[~slow]
 
     def _hopeless(self, who: Ints) -> Ints:
-        left = np.ones(who.size, bool)
-        for scope, refused in self._cloud.purse.hopeless(self._bids(who, self._at[who])):
-            self._refuse(who[refused], self._at[who[refused]], scope)
-            left &= ~refused
+        left = self._cloud.purse.may_fit(self._bids(who, self._at[who]))
+        self._refuse(who[~left], self._at[who[~left]])
         return who[left]
 
     def _serve(self, who: Ints) -> None:
@@ -232,33 +227,34 @@ class _Asking:
         served = cloud.slots.serve(self._at[who], self._service_s[who], patience)
         full = who[~served.taken]
         self._at[full] = served.begins[~served.taken]
-        self._again(full, np.maximum(RETRY_AFTER_S, self._backoff_s(full)), "OVERLOADED")
+        self._again(full, np.maximum(RETRY_AFTER_S, self._backoff_s(full)))
         who, begins, ends = who[served.taken], served.begins[served.taken], served.ends[served.taken]
         if not who.size:
             return
         order = np.argsort(begins, kind="stable")
         who, begins, ends = who[order], begins[order], ends[order]
-        taken, refused = cloud.purse.admit(self._bids(who, ends))
-        for scope, places in refused:
-            self._refuse(who[places], begins[places], scope)
+        taken = cloud.purse.admit(self._bids(who, ends))
+        self._refuse(who[~taken], begins[~taken])
         self._answer(who[taken], begins[taken], ends[taken])
 
     def _answer(self, who: Ints, begins: Floats, ends: Floats) -> None:
+        cloud = self._cloud
         self.charged_calls[who] = 1
         self.spend_uusd[who] = self._charge[2, who]
         late = ends > self._end[who]
         in_time = ~late
-        for killed, back in self._cloud._gone:
+        for killed, back in cloud._gone:
             cut = (begins < killed) & (ends > killed)
             if cut.any():
                 self.spend_uusd[who[cut]] = self._hold[2, who[cut]]
-                self._fail(who[cut], np.minimum(back, self._end[who[cut]]), "OUTCOME_UNKNOWN")
+                self._fail(who[cut], np.minimum(back, self._end[who[cut]]))
                 in_time &= ~cut
                 late &= ~cut
-        self._fail(who[late], self._end[who[late]], "DEADLINE_EXCEEDED")
+        self.spend_uusd[who[late]] = self._hold[2, who[late]]
+        cloud.errors["deadline"] += int(late.sum())
+        self._fail(who[late], self._end[who[late]])
         kept = who[in_time]
         self.outcome[kept] = ANSWERED
-        self.first_at[kept] = begins[in_time] + self._first_s[kept]
         self.done_at[kept] = ends[in_time]
 
     def _bids(self, who: Ints, until: Floats) -> Bids:
@@ -269,28 +265,21 @@ class _Asking:
 
     def _backoff_s(self, who: Ints) -> Floats:
         ceiling = np.minimum(POLICY.max_backoff_s, POLICY.first_backoff_s * 2.0 ** self._tries[who])
-        return ceiling * (0.5 + 0.5 * self._cloud._draws.uniforms(who.size))
+        return np.asarray(ceiling * (0.5 + 0.5 * self._cloud._draws.uniforms(who.size)))
 
-    def _again(self, who: Ints, delay_s: Floats, reason: str) -> None:
+    def _again(self, who: Ints, delay_s: Floats) -> None:
         """Try again later, or give up where time or patience is over."""
         if not who.size:
             return
         self._tries[who] += 1
         over = (self._tries[who] > POLICY.max_retries) | (delay_s >= self._end[who] - self._at[who])
-        self._fail(who[over], self._at[who[over]], reason)
+        self._fail(who[over], self._at[who[over]])
         self._at[who[~over]] += delay_s[~over]
         self.open = np.concatenate([self.open, who[~over]])
 
-    def _fail(self, who: Ints, at: Floats, reason: str) -> None:
-        if who.size:
-            self._cloud.errors[reason] += int(who.size)
-            self.done_at[who] = at
+    def _fail(self, who: Ints, at: Floats) -> None:
+        self.done_at[who] = at
 
-    def _refuse(self, who: Ints, at: Floats, scope: str) -> None:
-        if who.size:
-            self.outcome[who] = REFUSED
-            self.done_at[who] = at
-            self.refused.append((scope, who))
-
-
-__all__ = ["ANSWERED", "FAILED", "REFUSED", "Amounts", "Bools", "Calls", "Cloud", "Replies", "Span"]
+    def _refuse(self, who: Ints, at: Floats) -> None:
+        self.outcome[who] = REFUSED
+        self.done_at[who] = at

@@ -12,54 +12,53 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.config.schema import CoordinatorConfig, ServeConfig
 from edge.rpc.grpc_client import ClientPolicy
+from tools.simulate.fleet.cloud import TURN_TOKENS, most_tokens
 from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.link import PATIENCE_S
+from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import Mind, cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.scenario import GroupPart, Scenario
 from tools.simulate.vectorised import lessons
+from tools.simulate.vectorised.battery import Batteries
 from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Replies
 from tools.simulate.vectorised.dials import FleetDials, Settings
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
 from tools.simulate.vectorised.links import FleetLinks
 from tools.simulate.vectorised.prices import Duals
-from tools.simulate.vectorised.schedule import Timetable
+from tools.simulate.vectorised.schedule import FleetTimetable
 from tools.simulate.vectorised.tally import Tally
 
 LOCAL, CLOUD, FALLBACK = 0, 1, 2
 """Places in `reports.result.SOURCES`."""
 CONNECT_S = ClientPolicy().connect_timeout_s
-SERVE_DEADLINE_S: float = ServeConfig().cloud_deadline_s
-TRAIN_DEADLINE_S: float = CoordinatorConfig().call_deadline_s
-MAX_TOKENS: int = ServeConfig().max_tokens
-MAX_OUTPUT_TOKENS: int = CoordinatorConfig().max_output_tokens
 DAY_S = 86400.0
-COOL_S = 60.0
-"""A device that idles so long is cool again; as `fleet.machine` has it."""
-BYTES_OF_A_MESSAGE = 400.0
-BYTES_OF_A_TOKEN = 4.0
+REQUEST_BYTES, REPLY_BYTES = 180.0, 250.0
+"""About what the simulated questions and completions take on the wire."""
+BUDGET, UNREACHABLE, EMPTY = "budget", "unreachable", "battery empty"
+"""Why somebody who should have had the cloud's answer had none; words of `fleet.tally`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One question each of several devices, answered as far as the device alone can."""
+    """One question each of several devices, answered as far as the device alone can. `called_at`: when a call leaves, infinite where the
+    coordinator cannot be reached."""
 
     who: Ints
-    arrived: Floats
     begins: Floats
+    first: Floats
     decided: Floats
     difficulty: Floats
     right: Bools
     asked: Bools
     local_tokens: Floats
-    cloud_tokens: Ints
-    reached: Bools
+    called_at: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Learning steps under way. `ready` [S, P] is when each group's responses are there unless somebody is served meanwhile; `served_s` what
-    the device had served when the step began; `last` when all that was asked for so far was answered. `verdict` [S, P]: what became of each
+    """Learning steps under way. `ready` [S, P] is when each group's responses are there unless somebody is served meanwhile; `served_s`
+    what the device had served when the step began; `last` when all that was asked for so far was answered. `verdict` [S, P]: what became of each
     group's call, UNKNOWN while it is not made; `tokens` [S, P] of each group's responses.
     """
 
@@ -115,9 +114,14 @@ class Devices:
         self._nature, self._rates = part.nature.value(), part.rates.value()
         self._first = part.mind.value()
         count = part.devices
+        self._most_tokens = most_tokens(part.tokens)
+        self._token_s = 1.0 / speed.decode_rate(1)
+        self._read_s = speed.overhead_s + part.tokens.prompt / speed.prefill_tokens_per_s
+        self._batteries = Batteries(speed, count)
         self._free_at = np.zeros(count)
         self._served_s = np.zeros(count)
-        self._learns_until = np.zeros(count)
+        self._learning = np.zeros(count, bool)
+        self._learned_at = np.zeros(count)
         heats = speed.throttle_after_s is not None
         self._busy_until = np.full(count if heats else 0, -np.inf)
         self._hot_since = np.zeros(count if heats else 0)
@@ -126,7 +130,7 @@ class Devices:
         self._theta = np.zeros((3, count if learns else 0), np.float32)
         self._theta[:] = np.array([self._first.skill, self._first.ask, self._first.ask_slope], np.float32)[:, None]
         self._dials = FleetDials(count, part.dial) if part.dial is not None else None
-        self._timetable = Timetable(part.learning, count, scenario, draws) if part.learning is not None else None
+        self._timetable = FleetTimetable(part.learning, count, scenario.starts_at_h, draws) if part.learning is not None else None
         self._rolling: list[Steps] = []
         self._closing: list[tuple[Floats, Steps]] = []
 
@@ -143,66 +147,75 @@ class Devices:
             who, when = who[~first], when[~first]
 
     def ask(self, who: Ints, arrived: Floats) -> Round:
-        """Each of these devices is asked a question."""
+        """Each of these devices is asked a question, when it has answered the one before; not those that are off, nor after the end."""
+        begins = np.maximum(arrived, self._free_at[who])
+        empty = self._batteries.empty(who, begins)
+        self.tally.refused[EMPTY] += int((empty & (begins < self._scenario.lasts_s)).sum())
+        kept = ~empty & (begins < self._scenario.lasts_s)
+        return self._asked(who[kept], begins[kept])
+
+    def _asked(self, who: Ints, begins: Floats) -> Round:
         part, draws, count = self.part, self._draws, who.size
-        difficulty = draws.within_unit(count, part.difficulty.mean_at(float(arrived[0])), part.difficulty.spread)
+        mean = part.difficulty.mean_at(float(begins[0])) if count else 0.0
+        difficulty = draws.within_unit(count, mean, part.difficulty.spread)
         mind = self._mind(who)
-        log_odds = help_log_odds(mind, self._nature, difficulty, draws.normals(count)).astype(np.float32)
+        log_odds = np.asarray(help_log_odds(mind, self._nature, difficulty, draws.normals(count)), np.float32)
         settings = None if self._dials is None else self._dials.settings(who)
         bias = np.float32(0.0) if settings is None else settings.bias
         broken = draws.coins(count, self._nature.broken)
         asked = (log_odds + bias > 0.0) & ~broken
         self._tell_dials(who, settings, asked, log_odds, broken)
         right = (draws.uniforms(count) < sigmoid(right_log_odds(mind, self._nature, difficulty))) & ~broken
-        begins = np.maximum(arrived, self._free_at[who])
         tokens = draws.log_normals(count, part.tokens.local, part.tokens.local_spread)
         said = np.maximum(1.0, np.rint(np.where(asked, tokens * np.float32(part.tokens.asking_share), tokens)))
-        decided = begins + self._served(who, begins, self._prefill_s + np.minimum(said, MAX_TOKENS) / self.speed.decode_rate(1))
-        cloud_tokens = self._cloud_tokens(count)
-        return Round(
-            who, arrived, begins, decided, difficulty, right, asked, tokens, cloud_tokens, self.links.are_up(who, decided)
-        )
+        full_s = self._read_s + said * self._token_s
+        local_s = self._served(who, begins, full_s)
+        decided = begins + local_s
+        first = begins + (self._read_s + self._token_s) * (local_s / full_s)
+        up = self.links.up_again(who, decided)
+        called_at = np.where(asked & (up - decided <= CONNECT_S), up, np.inf)
+        return Round(who, begins, first, decided, difficulty, right, asked, tokens, called_at)
 
     def calls(self, asked: Round) -> tuple[Calls, Ints]:
         """The calls of a round as they reach the coordinator, and the places in it that they are of."""
-        places = np.flatnonzero(asked.asked & asked.reached)
-        at = asked.decided[places] + self.links.delays_s(places.size, self._request_bytes, up=True)
-        return self._calls_of(
-            asked.who[places], at, asked.cloud_tokens[places], SERVE_DEADLINE_S, np.zeros(places.size, np.int64)
-        ), places
+        places = np.flatnonzero(np.isfinite(asked.called_at))
+        at = asked.called_at[places] + self.links.delays_s(places.size, REQUEST_BYTES, up=True)
+        return self._calls_of(asked.who[places], at, np.zeros(places.size, np.int64)), places
 
     def answer(self, asked: Round, places: Ints, replies: Replies) -> None:
         """The round's answers, with what became of its calls."""
-        part = self.part
-        source = np.where(asked.asked, FALLBACK, LOCAL)
-        got = replies.outcome == ANSWERED
+        source, known = np.where(asked.asked, FALLBACK, LOCAL), asked.decided + np.where(asked.asked, CONNECT_S, 0.0)
+        comes, broken = self._comes_back(asked.who[places], replies.done_at)
+        got = (replies.outcome == ANSWERED) & ~broken
         source[places[got]] = CLOUD
-        known = np.where(asked.asked, asked.decided + CONNECT_S, asked.decided)
-        first = self._first_letter(asked)
-        back = self.links.delays_s(places.size, BYTES_OF_A_MESSAGE + BYTES_OF_A_TOKEN * asked.cloud_tokens[places], up=False)
-        known[places] = replies.done_at + back
-        rest = np.maximum(1.0, np.rint(asked.local_tokens * (1.0 - part.tokens.asking_share)))
-        again_s = np.where(source == FALLBACK, self._served(asked.who, known, rest / self.speed.decode_rate(1)), 0.0)
-        done = known + again_s
-        worked_s = asked.decided - asked.begins + again_s
+        known[places] = comes
+        rest = np.maximum(1.0, np.rint(asked.local_tokens * np.float32(1.0 - self.part.tokens.asking_share)))
+        again_s = np.where(source == FALLBACK, self._served(asked.who, known, rest * self._token_s), 0.0)
         right = asked.right.copy()
-        chance = cloud_right(self._nature, asked.difficulty[places[got]])
-        right[places[got]] = self._draws.uniforms(int(got.sum())) < chance
+        right[places[got]] = self._draws.uniforms(int(got.sum())) < cloud_right(self._nature, asked.difficulty[places[got]])
+        self._note(asked, source, known + again_s, asked.decided - asked.begins + again_s, right)
+        refused = int((replies.outcome == REFUSED).sum())
+        self.tally.refused[BUDGET] += refused
+        self.tally.refused[UNREACHABLE] += int((source == FALLBACK).sum()) - refused
+        self._charged(asked.who[places], replies)
+
+    def _note(self, asked: Round, source: Ints, done: Floats, worked_s: Floats, right: Bools) -> None:
         self._free_at[asked.who] = done
         self._served_s[asked.who] += worked_s
+        self._batteries.work(asked.who, asked.begins, worked_s)
         self.tally.worked(asked.begins, worked_s)
-        in_time = done <= self._scenario.lasts_s
-        kept = [values[in_time] for values in (done, source, first - asked.arrived, done - asked.arrived, right)]
-        self.tally.answered(*kept)
-        self._charged(asked.who[places], replies)
+        self.tally.answered(done, source, asked.first - asked.begins, done - asked.begins, right)
+
+    def _comes_back(self, who: Ints, sent: Floats) -> tuple[Floats, Bools]:
+        """When replies reach their devices, and which never do: a connection over a dead link breaks in the end, and none is had again."""
+        up = self.links.up_again(who, sent)
+        broken = up - sent > PATIENCE_S
+        delay = np.maximum(*(self.links.delays_s(who.size, REPLY_BYTES, up=False) for _ in range(2)))
+        return np.where(broken, sent + PATIENCE_S + CONNECT_S, up + delay), broken
 
     def _served(self, who: Ints, at: Floats, seconds: Floats) -> Floats:
         """How long work for whom is served takes."""
         return self._heated(who, at, seconds[:, None])[:, 0]
-
-    def _first_letter(self, asked: Round) -> Floats:
-        """When the first visible letter came: the local model's own, which is shown whether it asks later or not."""
-        return asked.begins + self._prefill_s + 1.0 / self.speed.decode_rate(1)
 
     def _tell_dials(self, who: Ints, settings: Settings | None, asked: Bools, log_odds: Floats, broken: Bools) -> None:
         if self._dials is not None and settings is not None:
@@ -214,9 +227,14 @@ class Devices:
         """Steps that begin in this time. `now`: seconds since the epoch."""
         if self._timetable is None:
             return
-        who, due = self._timetable.due(begins, ends)
-        if who.size:
-            at = np.maximum(due, np.maximum(self._free_at[who], self._learns_until[who]))
+        who, due = self._timetable.due(ends)
+        at = np.maximum(np.maximum(due, begins if begins > 0.0 else 0.0), np.maximum(self._free_at[who], self._learned_at[who]))
+        ready = (at < ends) & ~self._learning[who]
+        ready[ready] = ~self._batteries.empty(who[ready], at[ready])
+        if ready.any():
+            who, at = who[ready], np.maximum(due[ready], np.maximum(self._free_at[who[ready]], self._learned_at[who[ready]]))
+            self._timetable.taken(who, at)
+            self._learning[who] = True
             self._rolling.append(self._begun(who, at, duals, now))
 
     def _begun(self, who: Ints, at: Floats, duals: Duals, now: float) -> Steps:
@@ -229,11 +247,10 @@ class Devices:
         target = duals.targets(self.task, self._steps[who], now)
         tokens = self._group_tokens(groups)
         asks = groups.asked > 0
-        rollout_s = rollout_seconds(tokens, size, self.part.tokens.prompt, self.speed)
-        ready = at[:, None] + self._heated(who, at, rollout_s)
         offline = ~self.links.are_up(who, at)
+        rollout_s = rollout_seconds(tokens, size, self.part.tokens.prompt, self.speed)
+        ready = at[:, None] + np.where(offline, 0.0, self._round_trip_s(at.size))[:, None] + self._heated(who, at, rollout_s)
         self._steps[who] += 1
-        self._learns_until[who] = ready.max(axis=1)
         return Steps(
             who=who,
             begins=at,
@@ -271,9 +288,9 @@ class Devices:
             granted = steps.place[step, prompt] < steps.credit[step]
             self._refuse_step(steps, step[~granted], prompt[~granted], at)
             step, prompt = step[granted], prompt[granted]
-            arrives = at[step, prompt] + self.links.delays_s(step.size, self._request_bytes, up=True)
-            tokens = self._cloud_tokens(step.size)
-            calls.append(self._calls_of(steps.who[step], arrives, tokens, TRAIN_DEADLINE_S, steps.place[step, prompt]))
+            leaves = self.links.up_again(steps.who[step], at[step, prompt])
+            arrives = leaves + self.links.delays_s(step.size, REQUEST_BYTES, up=True)
+            calls.append(self._calls_of(steps.who[step], arrives, steps.place[step, prompt]))
             parts.append((steps, step, prompt))
         return TrainingCalls(Calls.together(calls), parts) if parts else None
 
@@ -284,7 +301,6 @@ class Devices:
     def _refuse_step(self, steps: Steps, step: Ints, prompt: Ints, at: Floats) -> None:
         steps.verdict[step, prompt] = lessons.REFUSED
         np.maximum.at(steps.last, step, at[step, prompt] + self.links.model.rtt_s)
-        self.tally.refused["step"] += int(step.size)
 
     def hear(self, asked: TrainingCalls, replies: Replies) -> None:
         """What became of calls of learning steps."""
@@ -292,13 +308,13 @@ class Devices:
         for steps, step, prompt in asked.parts:
             part = replies.part(first, first + step.size)
             first += step.size
+            comes, broken = self._comes_back(steps.who[step], part.done_at)
             right = self._draws.uniforms(step.size) < cloud_right(self._nature, steps.groups.difficulty[step, prompt])
             verdict = np.where(right, lessons.RIGHT, lessons.WRONG)
             verdict[part.outcome == REFUSED] = lessons.REFUSED
-            verdict[part.outcome == FAILED] = lessons.MASKED
+            verdict[(part.outcome == FAILED) | broken] = lessons.MASKED
             steps.verdict[step, prompt] = verdict
-            back = self.links.delays_s(step.size, BYTES_OF_A_MESSAGE, up=False)
-            np.maximum.at(steps.last, step, part.done_at + back)
+            np.maximum.at(steps.last, step, comes)
             self._charged(steps.who[step], part)
 
     def end_rollouts(self, until: float) -> None:
@@ -318,8 +334,9 @@ class Devices:
         begins = np.maximum(ready, steps.last)
         update_s = self._heated(steps.who, begins, work_s[:, None])[:, 0]
         ends = begins + update_s + np.where(steps.offline, 0.0, self._round_trip_s(ready.size))
-        self._learns_until[steps.who] = ends
-        self.tally.worked(steps.begins, steps.ready.max(axis=1) - steps.begins + update_s)
+        worked_s = steps.ready.max(axis=1) - steps.begins + update_s
+        self._batteries.work(steps.who, steps.begins, worked_s)
+        self.tally.worked(steps.begins, worked_s)
         self._closing.append((ends, steps))
 
     def close_steps(self, until: float, duals: Duals) -> None:
@@ -340,6 +357,8 @@ class Devices:
             self._theta[row, steps.who] = value
         if self._dials is not None:
             self._dials.new_adapter(steps.who)
+        self._learning[steps.who] = False
+        self._learned_at[steps.who] = ends
         units = steps.groups.difficulty.shape[1] * steps.groups.size
         rate = steps.groups.asked.sum(axis=1) / units
         self.tally.learned(ends, rate)
@@ -368,39 +387,34 @@ class Devices:
         return np.asarray(taken)
 
     def _round_trip_s(self, count: int) -> Floats:
-        return self.links.delays_s(count, BYTES_OF_A_MESSAGE, up=True) + self.links.delays_s(count, BYTES_OF_A_MESSAGE, up=False)
+        return self.links.delays_s(count, REQUEST_BYTES, up=True) + self.links.delays_s(count, REPLY_BYTES, up=False)
 
     def _mind(self, who: Ints) -> Mind:
         if not self._theta.size:
             return self._first
         return Mind(*self._theta[:, who])
 
-    def _cloud_tokens(self, count: int) -> Ints:
-        part = self.part.tokens
-        return np.clip(np.rint(self._draws.log_normals(count, part.cloud, part.cloud_spread)), 1, MAX_OUTPUT_TOKENS).astype(
-            np.int64
-        )
-
-    def _calls_of(self, who: Ints, at: Floats, tokens: Ints, patience_s: float, place: Ints) -> Calls:
-        prompt = self.part.tokens.prompt
+    def _calls_of(self, who: Ints, at: Floats, place: Ints) -> Calls:
+        part, count = self.part.tokens, who.size
+        wished = np.rint(self._draws.log_normals(count, part.cloud, part.cloud_spread))
         return Calls(
             who=who + self.offset,
-            task=np.full(who.size, self.task),
+            task=np.full(count, self.task),
             at=at,
-            input_tokens=np.full(who.size, prompt),
-            output_tokens=tokens,
-            hold_tokens=np.full((2, who.size), [[prompt], [MAX_OUTPUT_TOKENS]]),
-            patience_s=np.full(who.size, patience_s),
+            input_tokens=np.full(count, part.prompt),
+            output_tokens=np.clip(wished, 1, self._most_tokens).astype(np.int64),
+            hold_tokens=np.full((2, count), [[part.prompt + TURN_TOKENS], [self._most_tokens]]),
+            patience_s=np.full(count, self._scenario.cloud.deadline_s),
             place=place,
         )
 
-    @property
-    def _prefill_s(self) -> float:
-        return self.part.tokens.prompt / self.speed.prefill_tokens_per_s + self.speed.overhead_s
+    def recharge(self, at: float) -> None:
+        """It is midnight."""
+        self._batteries.recharge(at)
 
-    @property
-    def _request_bytes(self) -> float:
-        return BYTES_OF_A_MESSAGE + BYTES_OF_A_TOKEN * self.part.tokens.prompt
+    def off_s(self, begins: float, ends: float) -> float:
+        """Device-seconds with an empty battery."""
+        return self._batteries.off_s(begins, ends)
 
 
 def rollout_seconds(tokens: Floats, size: int, prompt: int, speed: DeviceSpeed) -> Floats:

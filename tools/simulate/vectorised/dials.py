@@ -67,7 +67,7 @@ class FleetDials:
 
     def _wanted(self, who: Ints) -> Floats:
         rate = self.target_rate
-        return np.clip(rate + self._owed[who] * np.float32(rate * (1.0 - rate) / STEADINESS), 0.0, 1.0)
+        return np.asarray(np.clip(rate + self._owed[who] * np.float32(rate * (1.0 - rate) / STEADINESS), 0.0, 1.0))
 
     def _see(self, who: Ints, log_odds: Floats) -> None:
         columns = self._seen.shape[1]
@@ -108,4 +108,4 @@ def thresholds(ordered: Floats, known: Ints, rate: Floats) -> Floats:
     between = at_below + (position - below) * (ordered[rows, above] - at_below)
     beyond = highest - spread * np.log(rate * (count + 1))
     before = lowest + spread * np.log((1.0 - rate) * (count + 1))
-    return np.where(position > count - 1, beyond, np.where(position < 0.0, before, between))
+    return np.asarray(np.where(position > count - 1, beyond, np.where(position < 0.0, before, between)))

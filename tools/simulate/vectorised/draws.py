@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from edge.core.rng import Name, derive_seed
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.integer[Any]]
-Bools = NDArray[np.bool_]
+Floats = NDArray[Any]
+Ints = NDArray[Any]
+Bools = NDArray[Any]
+"""Arrays of these; which width they have is the business of who makes them."""
 EPOCH_BITS = 32
 
 

@@ -9,14 +9,15 @@ report or an event does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
 from tools.simulate.vectorised.cloud import Calls, Cloud, Replies, Span
-from tools.simulate.vectorised.devices import Devices, Round
-from tools.simulate.vectorised.draws import Draws, Floats
+from tools.simulate.vectorised.devices import Devices
+from tools.simulate.vectorised.draws import Draws
 from tools.simulate.vectorised.links import FleetLinks
 from tools.simulate.vectorised.prices import Duals
 from tools.simulate.vectorised.tally import Tally
@@ -52,7 +53,7 @@ class World:
     def run(self) -> None:
         """From the beginning to the end."""
         edges, interval = stretches(self.scenario, self.ends_at), 0
-        for begins, ends in zip(edges, edges[1:], strict=False):
+        for begins, ends in pairwise(edges):
             self._stretch(begins, ends)
             if ends >= self.ends_at[interval] - 1e-9:
                 self._interval_ends(interval)
@@ -64,6 +65,9 @@ class World:
             self.cloud.configure(coordinator)
             self.duals.configure(coordinator)
         now = MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + begins
+        if begins > 0.0 and self.scenario.hour_at(begins) < 1e-6:
+            for group in self.groups:
+                group.recharge(begins)
         for group in self.groups:
             group.begin_steps(begins, ends, self.duals, now)
         self._ask(begins, ends, now)
@@ -76,12 +80,15 @@ class World:
         asking = [(group, group.questions(begins, ends)) for group in self.groups]
         lessons = [(group, found) for group in self.groups if (found := group.training_calls(ends)) is not None]
         while asking or lessons:
-            rounds = [(group, group.ask(*asked), lines) for group, lines in asking if (asked := next(lines, None)) is not None]
+            rounds = [
+                (group, group.ask(*next_ones), lines) for group, lines in asking if (next_ones := next(lines, None)) is not None
+            ]
             calls = [(group, asked, *group.calls(asked)) for group, asked, _ in rounds]
             batches = [each for _, _, each, _ in calls] + [found.calls for _, found in lessons]
             parts = self._replies(batches, now)
             for (group, asked, _, places), replies in zip(calls, parts, strict=False):
                 group.answer(asked, places, replies)
+                self.duals.tell(group.task, asked.who + group.offset)
             for (group, found), replies in zip(lessons, parts[len(calls) :], strict=True):
                 group.hear(found, replies)
             asking, lessons = [(group, lines) for group, _, lines in rounds], []
@@ -91,20 +98,16 @@ class World:
         whole = Calls.together(batches)
         if not whole.count:
             return [Replies.none() for _ in batches]
-        replies, refused = self.cloud.ask(whole, now)
-        for scope, places in refused:
-            for group in self.groups:
-                mine = (whole.who[places] >= group.offset) & (whole.who[places] < group.offset + group.part.devices)
-                if mine.any():
-                    group.tally.refused[scope] += int(mine.sum())
+        replies = self.cloud.ask(whole, now)
         bounds = np.cumsum([0, *(batch.count for batch in batches)])
-        return [replies.part(int(first), int(last)) for first, last in zip(bounds, bounds[1:], strict=False)]
+        return [replies.part(int(first), int(last)) for first, last in pairwise(bounds)]
 
     def _interval_ends(self, interval: int) -> None:
         begins, ends = (self.ends_at[interval - 1] if interval else 0.0), self.ends_at[interval]
         for group in self.groups:
             who = slice(group.offset, group.offset + group.part.devices)
-            group.tally.curves.dual.append(round(self.duals.mean(group.task, who), 9))
+            group.tally.curves.dual.append(round(self.duals.mean(who), 9))
+            group.tally.curves.off_s[interval] = group.off_s(begins, ends)
             group.tally.curves.online.append(round(group.links.share_up(ends), 9))
         charged = self.cloud.purse.fleet.charged(ends)
         limit, slots = self.cloud.purse.fleet.limit, self.cloud.slots
@@ -158,6 +161,3 @@ def _groups(scenario: Scenario, seed: int, hardware: Hardware, names: tuple[str,
         groups.append(Devices(part, scenario, speed, links, tally, draws, offset, names.index(part.task)))
         offset += part.devices
     return groups
-
-
-__all__ = ["Floats", "Hardware", "Round", "World"]

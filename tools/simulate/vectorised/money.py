@@ -1,4 +1,5 @@
-"""Budgets of a fleet as arrays: which calls fit. Knows limits, windows, holds, shares and rates of starting; knows nothing of upstreams or λ.
+"""Budgets of a fleet as arrays: which calls fit. Knows limits, windows, holds, shares and rates of starting; knows nothing of upstreams
+or λ.
 
 As in the ledger a call must fit with the most it can cost into every budget concerned, until it ends and its true cost is known. While a
 budget has room for all calls of a batch, or for none, that is seen at once; only where it runs out are they taken one by one.
@@ -225,51 +226,49 @@ class Purse:
     def __init__(self, config: BudgetsConfig, floor: float, devices: int, tasks: int) -> None:
         self.fleet = SharedBudget(config.fleet, devices, floor)
         self._fleet_tasks = [SharedBudget(config.fleet_task, devices) for _ in range(tasks)]
-        self._own = {"device": OwnBudgets(config.device, devices), "device_task": OwnBudgets(config.device_task, devices)}
+        self._own = (OwnBudgets(config.device, devices), OwnBudgets(config.device_task, devices))
 
     def configure(self, config: BudgetsConfig, floor: float) -> None:
         """Hold later calls to these limits."""
         self.fleet.configure(config.fleet, floor)
-        self._own["device"].configure(config.device)
-        self._own["device_task"].configure(config.device_task)
+        self._own[0].configure(config.device)
+        self._own[1].configure(config.device_task)
         for budget in self._fleet_tasks:
             budget.configure(config.fleet_task, 0.0)
 
     def enter(self, now: float) -> None:
         """The calendar shows `now`, seconds since the epoch."""
-        for budget in (self.fleet, *self._fleet_tasks, *self._own.values()):
-            budget.enter(now)
+        for shared in (self.fleet, *self._fleet_tasks):
+            shared.enter(now)
+        for own in self._own:
+            own.enter(now)
 
-    def hopeless(self, bids: Bids) -> list[tuple[str, Bools]]:
-        """Which calls cannot fit whatever ends before, by the scope that refuses them: they take no slot."""
-        left, refused = np.ones(bids.at.size, bool), []
-        for scope, budget in self._own.items():
-            refused.append((scope, left & ~budget.fits(bids)))
-            left &= ~refused[-1][1]
-        for scope, shared, mine in self._shared(bids):
-            kept = np.flatnonzero(left & mine)
-            refused.append((scope, np.zeros(bids.at.size, bool)))
-            if kept.size and shared.is_spent(bids.of(kept)):
-                refused[-1][1][kept] = True
-                left[kept] = False
-        return refused
+    def may_fit(self, bids: Bids) -> Bools:
+        """Which calls could fit if what is under way ended before; the others take no slot."""
+        left = np.ones(bids.at.size, bool)
+        for own in self._own:
+            left &= own.fits(bids)
+        for shared, mine in self._shared(bids):
+            asking = np.flatnonzero(left & mine)
+            if asking.size and shared.is_spent(bids.of(asking)):
+                left[asking] = False
+        return left
 
-    def admit(self, bids: Bids) -> tuple[Bools, list[tuple[str, Bools]]]:
-        """Which calls fit everywhere, and which ones which shared budget refused."""
-        left, refused = np.ones(bids.at.size, bool), []
-        for scope, shared, mine in self._shared(bids):
+    def admit(self, bids: Bids) -> Bools:
+        """Which calls fit everywhere; they are held."""
+        left = np.ones(bids.at.size, bool)
+        for shared, mine in self._shared(bids):
             asking = np.flatnonzero(left & mine)
             if asking.size:
                 left[asking] = shared.admit(bids.of(asking))
-            refused.append((scope, mine & ~left & np.isin(np.arange(left.size), asking)))
-        for budget in self._own.values():
-            budget.charge(bids.of(left))
-        return left, refused
+        for own in self._own:
+            own.charge(bids.of(left))
+        return left
 
-    def _shared(self, bids: Bids) -> list[tuple[str, SharedBudget, Bools]]:
+    def _shared(self, bids: Bids) -> list[tuple[SharedBudget, Bools]]:
         """The budgets of many devices, and whose calls each concerns."""
-        by_task = [("fleet_task", budget, bids.task == task) for task, budget in enumerate(self._fleet_tasks)]
-        return [("fleet", self.fleet, np.ones(bids.at.size, bool)), *by_task]
+        by_task = [(budget, bids.task == task) for task, budget in enumerate(self._fleet_tasks)]
+        return [(self.fleet, np.ones(bids.at.size, bool)), *by_task]
 
 
 class Buckets:

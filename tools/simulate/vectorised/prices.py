@@ -113,10 +113,15 @@ class Duals:
         shared.enter(who, units, at)
         self._own[who] = shared.move(rate, target, terms.dual_lr, units)
 
-    def mean(self, task: int, who: slice) -> float:
-        """Mean λ of a group's devices: the shared one where there is one."""
+    def tell(self, task: int, who: Ints) -> None:
+        """These devices hear what their shared λ is now."""
         shared = self._shared.get(self._key(task))
-        return shared.dual if shared is not None else float(self._own[who].mean())
+        if shared is not None:
+            self._own[who] = shared.dual
+
+    def mean(self, who: slice) -> float:
+        """Mean λ of these devices, as they heard it last."""
+        return float(self._own[who].mean())
 
     def fleet(self) -> float | None:
         """The λ that a fleet shares; None where there is none, or one for each of several tasks."""

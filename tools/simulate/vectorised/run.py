@@ -115,7 +115,7 @@ def _play(scenario: Scenario, seed: int, hardware: Hardware) -> Found:
         tallies=[group.tally for group in groups],
         hardware=[(group.speed.name, group.links.model.name, group.speed.idle_w, group.speed.busy_w) for group in groups],
         targets=[world.duals.terms(group.task).target_rate for group in groups],
-        duals=[world.duals.mean(group.task, slice(group.offset, group.offset + group.part.devices)) for group in groups],
+        duals=[world.duals.mean(slice(group.offset, group.offset + group.part.devices)) for group in groups],
         cloud=world.cloud_curves,
         errors=world.cloud.errors,
     )
@@ -168,7 +168,7 @@ def _group(part: GroupPart, place: int, found: Sequence[Found], ends_at: Sequenc
         spend_uusd=int(curves.spend_uusd.sum()),
         refused=dict(sorted((scope, count) for scope, count in tally.refused.items() if count)),
         energy_wh=round(sum(series.energy_wh), 6),
-        battery_empty_s=round(tally.battery_empty_s, 6),
+        battery_empty_s=round(float(curves.off_s.sum()), 6),
         calls_by_device=quantiles(tally.calls_by_device),
         spend_by_device_uusd=quantiles(tally.spend_by_device),
         series=series,

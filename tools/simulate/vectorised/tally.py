@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from tools.simulate.reports.result import GROWTH, LEAST_S, SOURCES, LatencyHistogram, Series
+from tools.simulate.reports.result import GROWTH, LEAST_S, QUANTILES, SOURCES, LatencyHistogram, Series
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
 BINS = 3200
 """Enough for 1 % bins from LEAST_S to beyond a year of seconds."""
-SUMS = ("answers", "asked", "right", "local", "local_right", "calls", "spend_uusd", "rate_sum", "steps", "busy_s")
-QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+SUMS = ("answers", "asked", "right", "local", "local_right", "calls", "spend_uusd", "steps", "rate_sum", "busy_s", "off_s")
 
 
 class Latencies:
@@ -49,28 +47,16 @@ class Latencies:
         return found
 
 
-@dataclass
 class Curves:
-    """Sums by interval of the report."""
+    """Sums by interval of the report, and what was looked at at the end of each."""
 
-    answers: Ints
-    asked: Ints
-    right: Ints
-    local: Ints
-    local_right: Ints
-    calls: Ints
-    spend_uusd: Ints
-    rate_sum: Floats
-    steps: Ints
-    busy_s: Floats
-    dual: list[float] = field(default_factory=list)
-    online: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, intervals: int) -> Curves:
-        """Nothing yet."""
-        counts = [np.zeros(intervals, np.int64) for _ in range(7)]
-        return cls(*counts, np.zeros(intervals), np.zeros(intervals, np.int64), np.zeros(intervals))
+    def __init__(self, intervals: int) -> None:
+        self.answers, self.asked, self.right, self.local, self.local_right, self.calls, self.spend_uusd, self.steps = (
+            np.zeros(intervals, np.int64) for _ in range(8)
+        )
+        self.rate_sum, self.busy_s, self.off_s = (np.zeros(intervals) for _ in range(3))
+        self.dual: list[float] = []
+        self.online: list[float] = []
 
     def merge(self, other: Curves) -> None:
         """Add another's sums."""
@@ -87,13 +73,12 @@ class Tally:
         self._warm_up_s = warm_up_s
         self._intervals = intervals
         self.first, self.total = Latencies(), Latencies()
-        self.curves = Curves.of(intervals)
+        self.curves = Curves(intervals)
         self.settled = {"answers": 0, "asked": 0, "steps": 0}
         self.settled_rate = 0.0
         self.calls_by_device = np.zeros(devices, np.int32)
         self.spend_by_device = np.zeros(devices, np.int64)
         self.refused: Counter[str] = Counter()
-        self.battery_empty_s = 0.0
 
     @classmethod
     def together(cls, parts: Sequence[Tally]) -> Tally:
@@ -120,7 +105,6 @@ class Tally:
             self.settled[name] += count
         self.settled_rate += part.settled_rate
         self.refused += part.refused
-        self.battery_empty_s += part.battery_empty_s
 
     def interval(self, at: Floats) -> Ints:
         """Places in the curves."""
@@ -169,7 +153,7 @@ class Tally:
         """The curves, with energy from the time that devices were busy."""
         curves = self.curves
         lengths = np.diff([0.0, *ends_at])
-        energy = (curves.busy_s * busy_w + np.maximum(0.0, self.devices * lengths - curves.busy_s) * idle_w) / 3600.0
+        energy = (curves.busy_s * busy_w + np.maximum(0.0, self.devices * lengths - curves.busy_s - curves.off_s) * idle_w) / 3600.0
         return Series(
             at_s=[round(float(at), 6) for at in ends_at],
             assist_rate=shares(curves.asked, curves.answers),
@@ -197,5 +181,6 @@ def share(part: float, whole: float) -> float | None:
 
 
 def quantiles(values: Ints) -> list[float]:
-    """The quantiles that a result holds."""
-    return [float(value) for value in np.quantile(values, QUANTILES)] if values.size else []
+    """The quantiles that a result holds, each a value that occurs."""
+    ordered = np.sort(values)
+    return [float(ordered[min(ordered.size - 1, int(share * ordered.size))]) for share in QUANTILES]
