@@ -1,4 +1,4 @@
-"""`python -m tools.simulate explore | compare | sweep`. Knows the command line only."""
+"""`python -m tools.simulate run | explore | compare | sweep`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from edge.core.errors import EdgeError
 from tools.simulate.faults.explore import Tally, explore
+from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
 from tools.simulate.sweeps.command import add_sweep
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    add_run(commands)
     add_compare(commands)
     add_sweep(commands)
     _add_explore(commands)

@@ -28,10 +28,9 @@ def violations(tables: MemoryTables, devices: Sequence[FleetDevice], executed: M
 
 def _of_device(device: FleetDevice, rows: Iterable[CallRow]) -> Iterable[str]:
     serving, training = _by_use(rows)
-    records = {row[0]: row[1] for row in device.state.rows(_CALLS)}
-    kept = int(device.state.rows("SELECT count(*) FROM requests")[0][0])
-    if kept != device.figures.asked:
-        yield f"{device.name}: {device.figures.asked} questions, {kept} records"
+    records = device.charges
+    if device.kept != device.figures.asked:
+        yield f"{device.name}: {device.figures.asked} questions, {device.kept} records"
     for key, row in serving.items():
         charged = 0 if row.cached else row.charged.uusd
         if key not in records:
@@ -45,12 +44,6 @@ def _of_device(device: FleetDevice, rows: Iterable[CallRow]) -> Iterable[str]:
     spent, doubtful = sum(row.charged.uusd for row in paid), any(row.state is not CallState.COMPLETED for row in training)
     if spent != device.figures.step_spend_uusd and not doubtful:
         yield f"{device.name}: its steps cost {device.figures.step_spend_uusd} uUSD, by the ledger {spent}"
-
-
-_CALLS = (
-    "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd') FROM requests"
-    " WHERE json_extract(record, '$.call_key') != ''"
-)
 
 
 def _by_use(rows: Iterable[CallRow]) -> tuple[dict[str, CallRow], list[CallRow]]:

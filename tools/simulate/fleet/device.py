@@ -48,6 +48,12 @@ EMPTY = "battery empty"
 PATIENCE = ClientPolicy()
 
 
+_CALLS = (
+    "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd') FROM requests"
+    " WHERE json_extract(record, '$.call_key') != ''"
+)
+
+
 class MemoryState(StateFolder):
     """A state folder whose database is in memory and whose run has a name of its own."""
 
@@ -87,7 +93,8 @@ class FleetDevice:
         self.link = link
         self.channel = channel
         self.figures = DeviceFigures(around.dual_init)
-        self.lost: list[str] = []
+        self.kept = 0
+        self.charges: dict[str, int] = {}
         self._tally = tally
         self._around = around
         self._seed = around.scenario.seed
@@ -108,6 +115,7 @@ class FleetDevice:
                 await learning
             asked_all()
             await self._ended.wait()
+            self._read_records()
 
     def end(self) -> None:
         """Close the agent."""
@@ -151,6 +159,11 @@ class FleetDevice:
             AnswerRequest((Message("user", question.text),), id=f"{number:012d}", seed=number)
         )
         self._note(question, record)
+
+    def _read_records(self) -> None:
+        """What the state folder has at the end: how many records, and what those with a call say that it cost (call key -> uUSD)."""
+        self.kept = int(self.state.rows("SELECT count(*) FROM requests")[0][0])
+        self.charges = {str(key): int(charged) for key, charged in self.state.rows(_CALLS)}
 
     def _note(self, question: Question, record: AnswerRecord) -> None:
         self._tally.answered(self.figures, self._around.loop.time(), record, record.final == right_answer(question))

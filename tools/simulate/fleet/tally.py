@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from edge.agent.events import StepFinished
 from edge.agent.record import AnswerRecord
-from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
-
-SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+from tools.simulate.reports.result import QUANTILES, SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
 
 
 @dataclass(slots=True)
@@ -54,6 +52,7 @@ class Sample:
 
     at_s: float
     dual: float | None
+    target_rate: float
     online_share: float
     energy_wh: float
 
@@ -143,10 +142,12 @@ class GroupTally:
             battery_empty_s=rounded(about.battery_empty_s),
             calls_by_device=quantiles([figures.calls for figures in devices]),
             spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
-            series=self._series(intervals),
+            series=self._series(intervals, about.target_rate),
+            lost=about.lost,
         )
 
-    def _series(self, intervals: Sequence[Interval]) -> Series:
+    def _series(self, intervals: Sequence[Interval], target_rate: float) -> Series:
+        rates = [rounded(sample.target_rate) for sample in self.samples]
         return Series(
             at_s=[rounded(sample.at_s) for sample in self.samples],
             assist_rate=[_share(each.from_cloud, each.answers) for each in intervals],
@@ -159,6 +160,7 @@ class GroupTally:
             spend_uusd=[each.spend_uusd for each in intervals],
             online_share=[rounded(sample.online_share) for sample in self.samples],
             energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
+            target_rate=rates if any(rate != rounded(target_rate) for rate in rates) else [],
         )
 
 
@@ -172,6 +174,7 @@ class GroupAbout:
     target_rate: float
     energy_wh: float
     battery_empty_s: float
+    lost: int
 
 
 def why_refused(reason: str) -> str:
@@ -187,9 +190,9 @@ def mean(values: Iterable[float]) -> float | None:
 
 
 def quantiles(values: Sequence[float]) -> list[float]:
-    """At SHARES, each a value that occurs."""
+    """At QUANTILES, each a value that occurs."""
     ordered = sorted(values)
-    return [float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in SHARES]
+    return [float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in QUANTILES]
 
 
 def jain_index(values: Sequence[float]) -> float | None:

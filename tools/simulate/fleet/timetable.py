@@ -8,6 +8,8 @@ from collections.abc import Callable
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, LearningPart
 
 _LOOK_AGAIN_S = 900.0
+_GRAIN = 1e-3
+"""Of a pause: turns are told apart by more than their rounding."""
 
 
 class Timetable:
@@ -41,7 +43,7 @@ class Timetable:
             return "the next step has its time"
         if self._empty():
             return "the battery is empty"
-        self._next_s = self._turn_from(math.nextafter(at, math.inf))
+        self._next_s = self._turn_from(at + _GRAIN * self._pause_s)
         return ""
 
     def _turn_from(self, at: float) -> float:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.accounts import Amount, budget_key
+from coordinator.budgets import window_label
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from edge.core.rng import stream
 from tools.simulate.fleet.account import violations
@@ -45,7 +46,6 @@ LEFT_OVER_S = 6 * HOUR_S
 """Virtual time after the end within which everything has to come to rest."""
 SETTLE_S = 1800.0
 LOOK_S = 5.0
-SHM = Path("/dev/shm")
 
 
 @dataclass(slots=True)
@@ -66,6 +66,8 @@ class _CloudSeries:
     queue: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
+    spend_uusd: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     limit_uusd: list[int | None] = field(default_factory=list)
     limit_calls: list[int | None] = field(default_factory=list)
     fleet_dual: list[float | None] = field(default_factory=list)
@@ -273,7 +275,14 @@ class FleetWorld:
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
         used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
         online = sum(device.online for device in group.devices) / len(group.devices)
-        return Sample(at, mean(device.figures.dual for device in group.devices), online, used)
+        return Sample(at, mean(device.figures.dual for device in group.devices), self._target_rate(group), online, used)
+
+    def _target_rate(self, group: _Group) -> float:
+        """τ in force: of the dial, or the coordinator's for the steps that the devices have come to."""
+        if group.part.dial is not None:
+            return group.part.dial
+        steps = sum(device.figures.steps for device in group.devices) // max(1, len(group.devices))
+        return self._task(group.part.task).rate_at(steps, self.clock.now())
 
     def _sample_cloud(self, before: float, at: float) -> None:
         series, budget = self._series, self._part.budgets.fleet
@@ -283,10 +292,18 @@ class FleetWorld:
         series.in_flight.append(self.cloud.most_under_way)
         self.cloud.most_under_way = self.cloud.under_way
         series.up.append(rounded(1.0 - self._down_share(before, at)))
+        spent = self._spent(budget.window)
+        series.spend_uusd.append(spent.uusd)
+        series.calls.append(spent.calls)
         series.limit_uusd.append(budget.spend_limit_uusd)
         series.limit_calls.append(budget.calls_limit)
         duals = [row.dual for row in self.disk.tables.prices.values()]
         series.fleet_dual.append(mean(duals) if duals else None)
+
+    def _spent(self, window: str) -> Amount:
+        """What the ledger has charged to the fleet's budget since its window began."""
+        row = self.disk.tables.budget(budget_key("fleet", window=window_label(window, self.clock.now() - 1e-3)))
+        return Amount() if row is None else row.committed
 
     def _down_share(self, before: float, at: float) -> float:
         down = [*self._down, *([] if self.site.endpoint is not None else [(at, at)])]
@@ -307,34 +324,33 @@ class FleetWorld:
             warm_up_s=scenario.warm_up_s,
             devices=scenario.devices,
             groups=groups,
-            cloud=self._cloud_result(groups),
+            cloud=self._cloud_result(),
             events=list(self.happened),
             assertions=[],
         )
 
     def _group_result(self, group: _Group) -> GroupResult:
-        dial = group.part.dial
         about = GroupAbout(
             group.part.name,
             group.speed.name,
             group.link.name,
-            self._task(group.part.task).target_rate if dial is None else dial,
+            self._target_rate(group),
             group.energy_wh,
             sum(device.machine.empty_for_s for device in group.devices),
+            sum(device.figures.asked - device.kept for device in group.devices),
         )
         return group.tally.result(about, [device.figures for device in group.devices])
 
-    def _cloud_result(self, groups: list[GroupResult]) -> CloudResult:
+    def _cloud_result(self) -> CloudResult:
         series = self._series
-        each = range(len(series.at_s))
         return CloudResult(
             at_s=series.at_s,
             queue=series.queue,
             in_flight=series.in_flight,
             up=series.up,
-            spend_uusd=[sum(group.series.spend_uusd[place] for group in groups) for place in each],
+            spend_uusd=series.spend_uusd,
             limit_uusd=series.limit_uusd,
-            calls=[sum(group.series.cloud_calls[place] for group in groups) for place in each],
+            calls=series.calls,
             limit_calls=series.limit_calls,
             fleet_dual=series.fleet_dual,
             errors=dict(sorted(self.cloud.errors.items())),
@@ -347,7 +363,9 @@ class FleetWorld:
     def _group(self, part: GroupPart) -> _Group:
         scenario, task = self.scenario, self._task(part.task)
         tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
-        return _Group(part, load_device(part.device, part.model), load_link(part.link), tally, task.target_rate, task.dual_init)
+        speed = load_device(part.device, part.model)
+        speed = replace(speed, battery_wh=None) if part.on_mains else speed
+        return _Group(part, speed, load_link(part.link), tally, task.target_rate, task.dual_init)
 
     def _task(self, label: str) -> TaskConfig:
         tasks = self._part.tasks
@@ -390,12 +408,6 @@ def led_by_the_coordinator(task: TaskConfig) -> TaskConfig:
 
 def _all_tasks(part: CoordinatorPart) -> dict[str, TaskConfig]:
     return dict(part.tasks) or {ANY_TASK: TaskConfig()}
-
-
-def play(scenario: Scenario, name: str = "scenario") -> SimulationResult:
-    """The scenario's result. Raises UsageError for an unknown device or link, Deadlock for a world that is stuck."""
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
-        return FleetWorld(scenario, name, Path(folder)).run()
 
 
 @contextmanager
