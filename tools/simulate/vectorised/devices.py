@@ -58,8 +58,8 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Learning steps under way. `ready` [S, P] is when each group's responses are there unless somebody is served meanwhile; `served_s`
-    what the device had served when the step began; `last` when all that was asked for so far was answered. `verdict` [S, P]: what became of each
-    group's call, UNKNOWN while it is not made; `tokens` [S, P] of each group's responses.
+    what the device had served when the step began; `last` when all that was asked for so far was answered. `verdict` [S, P]: what became
+    of each group's call, UNKNOWN while it is not made; `tokens` [S, P] of each group's responses.
     """
 
     who: Ints
@@ -168,10 +168,8 @@ class Devices:
         right = (draws.uniforms(count) < sigmoid(right_log_odds(mind, self._nature, difficulty))) & ~broken
         tokens = draws.log_normals(count, part.tokens.local, part.tokens.local_spread)
         said = np.maximum(1.0, np.rint(np.where(asked, tokens * np.float32(part.tokens.asking_share), tokens)))
-        full_s = self._read_s + said * self._token_s
-        local_s = self._served(who, begins, full_s)
-        decided = begins + local_s
-        first = begins + (self._read_s + self._token_s) * (local_s / full_s)
+        work_s = np.stack([np.full(count, self._read_s + self._token_s), self._read_s + said * self._token_s], axis=1)
+        first, decided = (begins[:, None] + self._heated(who, begins, work_s)).T
         up = self.links.up_again(who, decided)
         called_at = np.where(asked & (up - decided <= CONNECT_S), up, np.inf)
         return Round(who, begins, first, decided, difficulty, right, asked, tokens, called_at)

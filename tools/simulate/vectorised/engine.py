@@ -8,13 +8,13 @@ report or an event does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
+from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, Scenario
 from tools.simulate.vectorised.cloud import Calls, Cloud, Replies, Span
 from tools.simulate.vectorised.devices import Devices
 from tools.simulate.vectorised.draws import Draws
@@ -23,13 +23,13 @@ from tools.simulate.vectorised.prices import Duals
 from tools.simulate.vectorised.tally import Tally
 
 STRETCH_S = 60.0
-Hardware = Callable[[GroupPart], tuple[DeviceSpeed, LinkModel]]
+Hardware = tuple[DeviceSpeed, LinkModel]
 
 
 class World:
     """One run. `curves` of the cloud side are kept by interval."""
 
-    def __init__(self, scenario: Scenario, seed: int, hardware: Hardware) -> None:
+    def __init__(self, scenario: Scenario, seed: int, hardware: Sequence[Hardware]) -> None:
         self.scenario = scenario
         self.ends_at = interval_ends(scenario)
         names = tuple(dict.fromkeys(group.task for group in scenario.groups))
@@ -150,10 +150,9 @@ def spans(scenario: Scenario, action: str, group: str = "") -> list[Span]:
     return [(event.at_h * HOUR_S, event.at_h * HOUR_S + getattr(event, action)) for event in concerned]
 
 
-def _groups(scenario: Scenario, seed: int, hardware: Hardware, names: tuple[str, ...], intervals: int) -> list[Devices]:
+def _groups(scenario: Scenario, seed: int, hardware: Sequence[Hardware], names: tuple[str, ...], intervals: int) -> list[Devices]:
     groups, offset = [], 0
-    for part in scenario.groups:
-        speed, link = hardware(part)
+    for part, (speed, link) in zip(scenario.groups, hardware, strict=True):
         cut = spans(scenario, "links_down_for_s", part.name)
         links = FleetLinks(link, part.devices, Draws(seed, "links", part.name), cut, scenario.starts_at_h)
         tally = Tally(part.devices, intervals, scenario.report_every_s, scenario.warm_up_s)

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.config import ANY_TASK, TaskConfig
 from edge.core.rng import derive_seed
-from tools.simulate.fleet.scenario import CoordinatorPart, GroupPart, Scenario
+from tools.simulate.fleet.profiles import load_device, load_link
+from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, CoordinatorPart, GroupPart, Scenario
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult
 from tools.simulate.vectorised.engine import Hardware, World, interval_ends
 from tools.simulate.vectorised.tally import Tally, quantiles, share
@@ -29,36 +31,27 @@ DEVICES_OF_A_SHARD = 250_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a shard found: the tallies of its groups, names of their hardware and watts, their λ at the end; the cloud's curves."""
+    """What a shard found: the tallies of its groups, the cloud's curves and errors."""
 
     tallies: list[Tally]
-    hardware: list[tuple[str, str, float, float]]
-    targets: list[float]
-    duals: list[float]
     cloud: dict[str, list[float | None]]
     errors: Counter[str]
 
 
-def published_hardware(part: GroupPart) -> tuple[Any, Any]:
-    """The profiles that a group names. Raises UsageError for one that is not known."""
-    from tools.simulate.fleet.profiles import load_device, load_link
-
-    return load_device(part.device, part.model), load_link(part.link)
-
-
-def run_vectorised(
-    scenario: Scenario, seed: int | None = None, hardware: Hardware = published_hardware, processes: int = 0
-) -> SimulationResult:
-    """Play a scenario. `hardware` gives a group's device and link; `processes` 0: one for each processor of this machine, which changes the
-    time it takes and nothing else. Raises UsageError for a profile that is not known."""
+def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "", processes: int = 0) -> SimulationResult:
+    """Play a scenario, with its own seed where none is given; `name` is what the result calls it. `processes` 0: one for each processor of
+    this machine, which changes the time it takes and nothing else. Raises UsageError for a device or link that is not known."""
     chosen = scenario.seed if seed is None else seed
-    found = _played(shards_of(scenario), chosen, hardware, processes or os.cpu_count() or 1)
-    return _result(scenario, chosen, found)
+    hardware = [(load_device(part.device, part.model), load_link(part.link)) for part in scenario.groups]
+    return _result(
+        scenario, chosen, name, hardware, _played(shards_of(scenario), chosen, hardware, processes or os.cpu_count() or 1)
+    )
 
 
 def shards_of(scenario: Scenario) -> list[Scenario]:
-    """The scenario in as many parts as its devices ask for; groups too small for all shards are in the first ones."""
-    count = max(1, -(-scenario.devices // DEVICES_OF_A_SHARD))
+    """The scenario in as many parts as its devices ask for, and as its smallest group can be cut into."""
+    smallest = min(group.devices for group in scenario.groups)
+    count = max(1, min(-(-scenario.devices // DEVICES_OF_A_SHARD), smallest))
     return [scenario] if count == 1 else [_shard(scenario, place, count) for place in range(count)]
 
 
@@ -77,7 +70,7 @@ def _shard(scenario: Scenario, place: int, count: int) -> Scenario:
     coordinator = CoordinatorPart.model_validate(_divided(scenario.coordinator.model_dump(mode="json"), part))
     return scenario.model_copy(
         update={
-            "groups": tuple(group for group in groups if group.devices),
+            "groups": tuple(groups),
             "cloud": cloud,
             "events": events,
             "coordinator": coordinator,
@@ -99,7 +92,7 @@ def _divided(configuration: dict[str, Any], part: Any) -> dict[str, Any]:
     return divided
 
 
-def _played(shards: Sequence[Scenario], seed: int, hardware: Hardware, processes: int) -> list[Found]:
+def _played(shards: Sequence[Scenario], seed: int, hardware: Sequence[Hardware], processes: int) -> list[Found]:
     seeds = [derive_seed(seed, "shard", place) for place in range(len(shards))]
     if len(shards) == 1 or processes == 1:
         return [_play(shard, own, hardware) for shard, own in zip(shards, seeds, strict=True)]
@@ -107,26 +100,23 @@ def _played(shards: Sequence[Scenario], seed: int, hardware: Hardware, processes
         return list(pool.map(_play, shards, seeds, [hardware] * len(shards)))
 
 
-def _play(scenario: Scenario, seed: int, hardware: Hardware) -> Found:
+def _play(scenario: Scenario, seed: int, hardware: Sequence[Hardware]) -> Found:
     world = World(scenario, seed, hardware)
     world.run()
     groups = world.groups
     return Found(
         tallies=[group.tally for group in groups],
-        hardware=[(group.speed.name, group.links.model.name, group.speed.idle_w, group.speed.busy_w) for group in groups],
-        targets=[world.duals.terms(group.task).target_rate for group in groups],
-        duals=[world.duals.mean(slice(group.offset, group.offset + group.part.devices)) for group in groups],
         cloud=world.cloud_curves,
         errors=world.cloud.errors,
     )
 
 
-def _result(scenario: Scenario, seed: int, found: Sequence[Found]) -> SimulationResult:
+def _result(scenario: Scenario, seed: int, name: str, hardware: Sequence[Hardware], found: Sequence[Found]) -> SimulationResult:
     ends_at = interval_ends(scenario)
-    groups = [_group(part, place, found, ends_at) for place, part in enumerate(scenario.groups)]
+    groups = [_group(scenario, place, hardware[place], found, ends_at) for place, part in enumerate(scenario.groups)]
     return SimulationResult(
         format=FORMAT,
-        scenario="",
+        scenario=name,
         about=scenario.about,
         engine="vectorised",
         seed=seed,
@@ -135,24 +125,52 @@ def _result(scenario: Scenario, seed: int, found: Sequence[Found]) -> Simulation
         devices=scenario.devices,
         groups=groups,
         cloud=_cloud(found, ends_at),
-        events=[],
+        events=_events(scenario),
         assertions=[],
     )
 
 
-def _group(part: GroupPart, place: int, found: Sequence[Found], ends_at: Sequence[float]) -> GroupResult:
-    tally = Tally.together([each.tallies[place] for each in found if place < len(each.tallies)])
-    profile, link, idle_w, busy_w = found[0].hardware[place]
-    series = tally.series(ends_at, idle_w, busy_w)
+def _events(scenario: Scenario) -> list[tuple[float, str]]:
+    """What happened, in the words of the exact simulation."""
+    told = []
+    for event in sorted(scenario.events, key=lambda event: event.at_h):
+        if event.cloud_down_for_s is not None:
+            text = f"the cloud is down for {event.cloud_down_for_s:g} s"
+        elif event.coordinator_down_for_s is not None:
+            text = f"the coordinator is killed, and started again after {event.coordinator_down_for_s:g} s"
+        elif event.links_down_for_s is not None:
+            text = f"links of {', '.join(event.groups) or 'all'} are down for {event.links_down_for_s:g} s"
+        else:
+            text = "the coordinator reads a changed configuration"
+        told.append((event.at_h * HOUR_S, text))
+    return told
+
+
+def _targets(scenario: Scenario, part: GroupPart) -> list[tuple[float, float]]:
+    """τ in force from each time on: the dial's, else the coordinator's."""
+    if part.dial is not None:
+        return [(0.0, part.dial)]
+    begins = MONDAY_MIDNIGHT + scenario.starts_at_h * HOUR_S
+    found = []
+    for at, coordinator in scenario.configurations():
+        terms = coordinator.tasks.get(part.task) or coordinator.tasks.get(ANY_TASK) or TaskConfig()
+        found.append((at, terms.rate_at(0, begins + at)))
+    return found
+
+
+def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[Found], ends_at: Sequence[float]) -> GroupResult:
+    part, (speed, link) = scenario.groups[place], hardware
+    tally = Tally.together([each.tallies[place] for each in found])
+    series = tally.series(ends_at, speed.idle_w, speed.busy_w)
     curves, settled = tally.curves, tally.settled
     answers, calls = int(curves.answers.sum()), int(curves.calls.sum())
     total = tally.total.histograms()
     return GroupResult(
         name=part.name,
         devices=part.devices,
-        profile=profile,
-        link=link,
-        target_rate=found[0].targets[place],
+        profile=speed.name,
+        link=link.name,
+        target_rate=_targets(scenario, part)[0][1],
         answers={source: histogram.count for source, histogram in total.items()},
         latency_first=tally.first.histograms(),
         latency_total=total,

@@ -7,6 +7,9 @@ import numpy as np
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, LearningPart
 from tools.simulate.vectorised.draws import Draws, Floats, Ints
 
+BEHIND_S = 1e-3
+"""So long after a turn the next one is looked for."""
+
 
 class FleetTimetable:
     """`fleet.timetable.Timetable` for each device of a group: so many turns a day, evenly within the hours, each device's shifted by a
@@ -27,7 +30,7 @@ class FleetTimetable:
 
     def taken(self, who: Ints, at: Floats) -> None:
         """These devices began a step at these times."""
-        self._due[who] = self._turn_from(who, np.nextafter(at, np.inf))
+        self._due[who] = self._turn_from(who, at + BEHIND_S)
 
     def _turn_from(self, who: Ints, at: Floats) -> Floats:
         """The first turn at this time or later."""

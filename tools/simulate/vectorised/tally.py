@@ -153,7 +153,9 @@ class Tally:
         """The curves, with energy from the time that devices were busy."""
         curves = self.curves
         lengths = np.diff([0.0, *ends_at])
-        energy = (curves.busy_s * busy_w + np.maximum(0.0, self.devices * lengths - curves.busy_s - curves.off_s) * idle_w) / 3600.0
+        energy = (
+            curves.busy_s * busy_w + np.maximum(0.0, self.devices * lengths - curves.busy_s - curves.off_s) * idle_w
+        ) / 3600.0
         return Series(
             at_s=[round(float(at), 6) for at in ends_at],
             assist_rate=shares(curves.asked, curves.answers),
