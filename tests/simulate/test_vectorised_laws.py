@@ -47,7 +47,9 @@ def test_fleet_dials_move_as_the_dial_of_one_agent_does(target_rate: float) -> N
             assert settings.rate[place] == pytest.approx(own.rate, abs=2e-5)
             asked.append(odds is not None and odds + own.bias > 0.0)
             dials[device].answered(own, asked[-1], odds, versions[device])
-        fleet.answered(who, settings, np.array(asked), np.array([np.inf if odds is None else odds for odds in log_odds], np.float32))
+        fleet.answered(
+            who, settings, np.array(asked), np.array([np.inf if odds is None else odds for odds in log_odds], np.float32)
+        )
 
 
 def test_a_dial_of_the_fleet_keeps_its_rate() -> None:
@@ -104,7 +106,9 @@ def _reward(outcome: str, verdict: int) -> float:
 def _noise(groups: lessons.Groups, mind: Mind, nature: Nature, step: int, prompt: int) -> float:
     """The question's own noise, from the probability of asking that it led to."""
     asks = float(groups.asks[step, prompt])
-    return (np.log(asks / (1.0 - asks)) - help_log_odds(mind, nature, float(groups.difficulty[step, prompt]), 0.0)) / nature.noise_share
+    return (
+        np.log(asks / (1.0 - asks)) - help_log_odds(mind, nature, float(groups.difficulty[step, prompt]), 0.0)
+    ) / nature.noise_share
 
 
 def test_sampled_groups_ask_and_are_right_as_often_as_theta_says() -> None:
@@ -140,7 +144,9 @@ def test_a_shared_price_moves_by_each_reports_share_of_a_round_and_forgets_who_i
 
 
 def test_target_rates_and_credits_are_those_of_the_tasks_terms() -> None:
-    terms = TaskConfig(target_rate=0.1, target_rate_schedule=(RatePoint(from_step=2, target_rate=0.5), RatePoint(from_step=5, target_rate=0.2)))
+    terms = TaskConfig(
+        target_rate=0.1, target_rate_schedule=(RatePoint(from_step=2, target_rate=0.5), RatePoint(from_step=5, target_rate=0.2))
+    )
     duals, steps = Duals(CoordinatorPart(tasks={"math": terms}), ("math",), np.zeros(1, np.int64)), np.arange(8)
     targets = duals.targets(0, steps, 0.0)
     assert targets.tolist() == [terms.rate_at(int(step), 0.0) for step in steps]
