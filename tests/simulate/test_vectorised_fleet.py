@@ -14,6 +14,7 @@ from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart, Scenario
 from tools.simulate.reports.result import SimulationResult, all_sources
 from tools.simulate.vectorised import run as run_module
+from tools.simulate.vectorised import validate
 from tools.simulate.vectorised.battery import Batteries
 from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Cloud
 from tools.simulate.vectorised.devices import rollout_seconds
@@ -242,9 +243,10 @@ def test_spend_stays_within_a_budget_that_is_cut_while_calls_run() -> None:
     assert spent == sorted(spent)
 
 
-def test_the_vectorised_fleet_finds_what_the_exact_simulation_finds() -> None:
+def test_the_vectorised_fleet_finds_what_the_exact_simulation_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     from tools.simulate.fleet.run import play
 
+    monkeypatch.setattr(validate, "FEWEST_ANSWERS", 100)
     scenario = resized(_scenario(lasts_h=3), 12)
     exact = play(scenario, "test", told=False)[0]
     rows = {row.figure: row for row in compared(exact, [run_vectorised(scenario, seed) for seed in range(6)])}

@@ -70,15 +70,10 @@ class FleetLinks:
         return np.asarray(delay)
 
     def _advance(self, who: Ints, at: Floats) -> None:
-        due = np.unique(who[self._changes[who] <= at])
-        if not due.size:
-            return
-        until = np.zeros(self._changes.size)
-        np.maximum.at(until, who, at)
-        while due.size:
-            self._up[due] = ~self._up[due]
-            self._changes[due] += self._stay_s(self._up[due])
-            due = due[self._changes[due] <= until[due]]
+        while (due := self._changes[who] <= at).any():
+            ended = np.unique(who[due])
+            self._up[ended] = ~self._up[ended]
+            self._changes[ended] += self._stay_s(self._up[ended])
 
     def _stay_s(self, up: Bools) -> Floats:
         stay = self._draws.exponentials(up.size, 1.0).astype(np.float64)

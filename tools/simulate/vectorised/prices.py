@@ -16,6 +16,8 @@ from coordinator.ledger import step_credit
 from tools.simulate.fleet.scenario import CoordinatorPart
 from tools.simulate.vectorised.draws import Floats, Ints
 
+LOOKS = 60
+
 
 def held_walk(start: float, steps: Floats) -> Floats:
     """x_k = max(0, x_{k-1} + step_k) from x_0 = start."""
@@ -30,6 +32,7 @@ class SharedPrice:
         self.dual = dual
         self._units = np.zeros(devices, np.int32)
         self._seen = np.zeros(devices)
+        self._looked = -np.inf
         self.round_units = 0
 
     def enter(self, who: Ints, units: Ints, at: Floats) -> None:
@@ -38,9 +41,11 @@ class SharedPrice:
         self._units[who] = units
         self._seen[who] = at
 
-    def forget_idle(self, seen_before: float) -> None:
-        """Who was not seen since then leaves the rounds."""
-        if self.round_units:
+    def forget_idle(self, now: float, idle_s: float) -> None:
+        """Who was not seen for so long leaves the rounds; looked at every sixtieth of that time."""
+        if self.round_units and now - self._looked >= idle_s / LOOKS:
+            self._looked = now
+            seen_before = now - idle_s
             idle = np.flatnonzero((self._units > 0) & (self._seen < seen_before))
             self.round_units -= int(self._units[idle].sum())
             self._units[idle] = 0
@@ -109,7 +114,7 @@ class Duals:
         if shared is None:
             self._own[who] = np.maximum(0.0, self._own[who] + terms.dual_lr * (rate - target))
             return
-        shared.forget_idle(float(at[0]) - self._idle_s)
+        shared.forget_idle(float(at[0]), self._idle_s)
         shared.enter(who, units, at)
         self._own[who] = shared.move(rate, target, terms.dual_lr, units)
 

@@ -26,7 +26,7 @@ from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, Simu
 from tools.simulate.vectorised.engine import Hardware, World, interval_ends
 from tools.simulate.vectorised.tally import Tally, quantiles, share
 
-DEVICES_OF_A_SHARD = 250_000
+DEVICES_OF_A_SHARD = 500_000
 
 
 @dataclass(frozen=True, slots=True)
