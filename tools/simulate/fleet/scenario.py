@@ -223,6 +223,11 @@ class Scenario(Section):
     warm_up_h: NotNegative = Field(0.0, description='Hours that "after warm-up" leaves out.')
     starts_at_h: Hour = Field(0.0, description="What the local clock shows at the beginning, in hours.")
     report_every_s: Positive = Field(900.0, description="Seconds between two points of the curves.")
+    shared_news_every_s: Positive = Field(
+        900.0,
+        description="Seconds between two rounds in which all devices are told what others spent of a shared budget, and of a shared λ (the"
+        " service itself: 1); the ledger holds to it at once, and each answer tells the device that asked.",
+    )
     groups: tuple[GroupPart, ...] = Field(min_length=1, description="The devices, group by group.")
     cloud: CloudPart = Field(CloudPart(), description="The upstream LLM.")
     coordinator: CoordinatorPart = Field(CoordinatorPart(), description="The coordinator's configuration.")

@@ -17,7 +17,7 @@ from coordinator.accounts import Amount, budget_key
 from coordinator.budgets import window_label
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from edge.core.rng import stream
-from tools.simulate.fleet.account import violations
+from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
@@ -108,6 +108,7 @@ class FleetWorld:
             scenario.cloud.max_queue,
             max_output_tokens=most,
             max_streams=self._part.service.max_open_streams,
+            shared_pause_s=scenario.shared_news_every_s,
         )
 
     @property
@@ -121,6 +122,9 @@ class FleetWorld:
             with _quiet_logs(), _rare_collections():
                 self.loop.run_until_complete(self._play(), limit_s=self.scenario.lasts_s + LEFT_OVER_S)
             self.found = violations(self.disk.tables, self.devices, self.cloud.executed)
+            calls = calls_by_device(self.disk.tables)
+            for device in self.devices:
+                device.figures.calls, device.figures.spend_uusd = charged_to(calls.get(device.name, ()))
             return self._result()
         finally:
             self.loop.close()

@@ -30,7 +30,7 @@ from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from coordinator.upkeep import Upkeep
 from coordinator.upstreams import Upstream, UpstreamTable
 from coordinator.verify import VerifyReport, verify
-from coordinator.watch import BudgetBell, ring_changes
+from coordinator.watch import SHARED_PAUSE_S, BudgetBell, ring_changes
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.clock import VirtualClock
@@ -62,6 +62,7 @@ class Site:
         *,
         max_output_tokens: int = MAX_OUTPUT_TOKENS,
         max_streams: int = MAX_STREAMS,
+        shared_pause_s: float = SHARED_PAUSE_S,
     ) -> None:
         self.endpoint: ServiceEndpoint | None = None
         self.admin_endpoint: ServiceEndpoint | None = None
@@ -79,6 +80,7 @@ class Site:
         self._max_queue = max_queue
         self._max_output_tokens = max_output_tokens
         self._max_streams = max_streams
+        self._shared_pause_s = shared_pause_s
         self._parts: Changeable | None = None
         self._store: DiskStore | None = None
         self._host: Host | None = None
@@ -157,7 +159,7 @@ class Site:
             draining.add_done_callback(lambda _: self._network.later(0.0, ended), context=contextvars.Context())
 
     async def _run(self, host: Host) -> None:
-        bell = BudgetBell()
+        bell = BudgetBell(self._shared_pause_s)
         store = await self._open()
         fleet = Fleet(store, self._clock)
         host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
