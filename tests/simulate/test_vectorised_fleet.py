@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.config import BudgetsConfig, LimitConfig, RateConfig
@@ -32,6 +32,7 @@ LINK = LinkModel("link", 0.03, 0.005, 2e6, 8e6)
 # the upstream's slots ------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.1, 20.0)), min_size=1, max_size=60),
@@ -70,6 +71,7 @@ def _bids(who: list[int], at: list[float], lasts_s: float, hold: int, charge: in
     return Bids(np.array(who), np.zeros(count, np.int64), when, when + lasts_s, amounts[0], amounts[1], np.zeros(count, np.int64))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.lists(st.lists(st.floats(0.0, 60.0), min_size=1, max_size=30), min_size=1, max_size=5))
 def test_a_budget_takes_just_the_calls_that_a_ledger_would(limit: int, batches: list[list[float]]) -> None:
     budget = SharedBudget(LimitConfig(spend_limit_uusd=limit), 1)

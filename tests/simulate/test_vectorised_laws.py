@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.config import RatePoint, TaskConfig
@@ -38,26 +38,26 @@ def test_fleet_dials_move_as_the_dial_of_one_agent_does(target_rate: float) -> N
             fleet.new_adapter(who)
             for device in who:
                 versions[device] += 1
-        settings = fleet.settings(who)
+        asked_with = fleet.settings(who)
         log_odds = [None if rng.random() < 0.1 else float(np.float32(rng.gauss(-1.0, 2.0))) for _ in who]
         asked = []
         for place, device in enumerate(who):
             own, odds = dials[device].setting(versions[device]), log_odds[place]
-            assert settings.bias[place] == pytest.approx(own.bias, abs=2e-4)
-            assert settings.rate[place] == pytest.approx(own.rate, abs=2e-5)
+            assert asked_with.bias[place] == pytest.approx(own.bias, abs=2e-4)
+            assert asked_with.rate[place] == pytest.approx(own.rate, abs=2e-5)
             asked.append(odds is not None and odds + own.bias > 0.0)
             dials[device].answered(own, asked[-1], odds, versions[device])
         fleet.answered(
-            who, settings, np.array(asked), np.array([np.inf if odds is None else odds for odds in log_odds], np.float32)
+            who, asked_with, np.array(asked), np.array([np.inf if odds is None else odds for odds in log_odds], np.float32)
         )
 
 
 def test_a_dial_of_the_fleet_keeps_its_rate() -> None:
     fleet, draws, devices, asks = FleetDials(200, 0.2), Draws(3, "dial"), np.arange(200), 0
     for _ in range(100):
-        settings, log_odds = fleet.settings(devices), draws.normals(200) - np.float32(3.0)
-        asked = log_odds + settings.bias > 0.0
-        fleet.answered(devices, settings, asked, log_odds)
+        asked_with, log_odds = fleet.settings(devices), draws.normals(200) - np.float32(3.0)
+        asked = log_odds + asked_with.bias > 0.0
+        fleet.answered(devices, asked_with, asked, log_odds)
         asks += int(asked.sum())
     assert asks / 20_000 == pytest.approx(0.2, abs=0.01)
 
@@ -122,6 +122,7 @@ def test_sampled_groups_ask_and_are_right_as_often_as_theta_says() -> None:
     assert groups.right.sum() / (groups.right.sum() + groups.wrong.sum()) == pytest.approx(right, abs=0.01)
 
 
+@settings(deadline=None)
 @given(st.floats(0.0, 2.0), st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=40))
 def test_a_walk_held_at_zero_is_the_dual_update_again_and_again(start: float, reports: list[tuple[float, float]]) -> None:
     expected, dual = [], start
@@ -153,6 +154,7 @@ def test_target_rates_and_credits_are_those_of_the_tasks_terms() -> None:
     assert duals.credits(0, targets, 4).tolist() == [1, 1, 4, 4, 4, 2, 2, 2]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.lists(st.integers(0, 200), min_size=1, max_size=12), st.integers(0, 500))
 def test_the_highest_floor_of_sorted_amounts_is_the_ledgers(target: int, used: list[int], free: int) -> None:
     assert highest(target, np.sort(np.array(used)), free) == highest_floor(target, used, free)
