@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.breaker import Breaker, BreakerState, Outcome
+from coordinator.breaker import Breaker, BreakerState, Outcome, Pass
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart
 from tools.simulate.vectorised.draws import Draws, Floats, Ints
@@ -181,31 +181,42 @@ class _Asking:
         return who[np.argsort(self._at[who], kind="stable")]
 
     def _through_the_breaker(self, who: Ints) -> Ints:
-        cloud, breaker = self._cloud, self._cloud._breaker
+        """Each try as the client makes it; a probe keeps the breaker half open until it ends."""
         line = [(float(self._at[one]), int(one), 0, 0) for one in who]
         heapq.heapify(line)
-        passed_on = []
+        probes: dict[int, Pass] = {}
+        passed_on: list[int] = []
         while line:
             at, one, tries, failures = heapq.heappop(line)
-            leave = breaker.enter(at)
-            delay_s = POLICY.first_backoff_s * 2.0**tries * 0.75
-            if leave is None:
-                delay_s = max(delay_s, breaker.wait_s(at))
-            elif any(begins <= at < ends for begins, ends in cloud._down):
-                breaker.leave(leave, Outcome.BAD, at)
-                cloud.errors["down"] += 1
-                failures += 1
-            else:
-                breaker.leave(leave, Outcome.GOOD, at)
+            if one < 0:
+                self._cloud._breaker.leave(probes.pop(-1 - one), Outcome.GOOD, at)
+                continue
+            delay_s, failures, leave = self._tried(at, tries, failures)
+            if leave is not None:
                 self._at[one] = at
                 passed_on.append(one)
-                continue
-            gives_up = failures >= POLICY.max_upstream_failures or tries >= POLICY.max_retries
-            if gives_up or delay_s >= self._end[one] - at:
+                if leave.probe:
+                    probes[one] = leave
+                    heapq.heappush(line, (at + float(self._service_s[one]), -1 - one, 0, 0))
+                else:
+                    self._cloud._breaker.leave(leave, Outcome.GOOD, at)
+            elif failures >= POLICY.max_upstream_failures or tries > POLICY.max_retries or delay_s >= self._end[one] - at:
                 self._fail(np.array([one]), np.array([at]))
             else:
                 heapq.heappush(line, (at + delay_s, one, tries + 1, failures))
         return np.array(passed_on, np.int64)
+
+    def _tried(self, at: float, tries: int, failures: int) -> tuple[float, int, Pass | None]:
+        """A try: seconds until the next one, the upstream's failures so far, and leave to ask an upstream that is there."""
+        cloud, breaker = self._cloud, self._cloud._breaker
+        leave, delay_s = breaker.enter(at), POLICY.first_backoff_s * 2.0 ** max(0, tries - 1) * 0.75
+        if leave is None:
+            return max(delay_s, breaker.wait_s(at)), failures, None
+        if not any(begins <= at < ends for begins, ends in cloud._down):
+            return 0.0, failures, leave
+        breaker.leave(leave, Outcome.BAD, at)
+        cloud.errors["down"] += 1
+        return delay_s, failures + 1, None
 
     def _too_fast(self, who: Ints) -> Ints:
         cloud, zero = self._cloud, np.zeros(who.size, np.int64)

@@ -406,6 +406,12 @@ class Devices:
             place=place,
         )
 
+    def target_rate(self, duals: Duals, now: float) -> float:
+        """τ in force: of the dial, or the coordinator's for the steps that the devices have come to. `now`: seconds since the epoch."""
+        if self.part.dial is not None:
+            return self.part.dial
+        return float(duals.targets(self.task, np.array([int(self._steps.sum()) // self._steps.size]), now)[0])
+
     def recharge(self, at: float) -> None:
         """It is midnight."""
         self._batteries.recharge(at)

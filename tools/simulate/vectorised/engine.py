@@ -108,7 +108,10 @@ class World:
             who = slice(group.offset, group.offset + group.part.devices)
             group.tally.curves.dual.append(round(self.duals.mean(who), 9))
             group.tally.curves.off_s[interval] = group.off_s(begins, ends)
-            group.tally.curves.online.append(round(group.links.share_up(ends), 9))
+            group.tally.curves.online.append(round(group.links.share_online(ends), 9))
+            group.tally.curves.target.append(
+                round(group.target_rate(self.duals, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + ends), 9)
+            )
         charged = self.cloud.purse.fleet.charged(ends)
         limit, slots = self.cloud.purse.fleet.limit, self.cloud.slots
         down = sum(max(0.0, min(ends, last) - max(begins, first)) for first, last in self._gone)

@@ -12,16 +12,15 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
-from coordinator.config import ANY_TASK, TaskConfig
 from edge.core.rng import derive_seed
 from tools.simulate.fleet.profiles import load_device, load_link
-from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, CoordinatorPart, GroupPart, Scenario
+from tools.simulate.fleet.scenario import HOUR_S, CoordinatorPart, GroupPart, Scenario
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult
 from tools.simulate.vectorised.engine import Hardware, World, interval_ends
 from tools.simulate.vectorised.tally import Tally, quantiles, share
@@ -42,10 +41,15 @@ def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "", 
     """Play a scenario, with its own seed where none is given; `name` is what the result calls it. `processes` 0: one for each processor of
     this machine, which changes the time it takes and nothing else. Raises UsageError for a device or link that is not known."""
     chosen = scenario.seed if seed is None else seed
-    hardware = [(load_device(part.device, part.model), load_link(part.link)) for part in scenario.groups]
+    hardware = [_hardware(part) for part in scenario.groups]
     return _result(
         scenario, chosen, name, hardware, _played(shards_of(scenario), chosen, hardware, processes or os.cpu_count() or 1)
     )
+
+
+def _hardware(part: GroupPart) -> Hardware:
+    speed = load_device(part.device, part.model)
+    return replace(speed, battery_wh=None) if part.on_mains else speed, load_link(part.link)
 
 
 def shards_of(scenario: Scenario) -> list[Scenario]:
@@ -146,18 +150,6 @@ def _events(scenario: Scenario) -> list[tuple[float, str]]:
     return told
 
 
-def _targets(scenario: Scenario, part: GroupPart) -> list[tuple[float, float]]:
-    """τ in force from each time on: the dial's, else the coordinator's."""
-    if part.dial is not None:
-        return [(0.0, part.dial)]
-    begins = MONDAY_MIDNIGHT + scenario.starts_at_h * HOUR_S
-    found = []
-    for at, coordinator in scenario.configurations():
-        terms = coordinator.tasks.get(part.task) or coordinator.tasks.get(ANY_TASK) or TaskConfig()
-        found.append((at, terms.rate_at(0, begins + at)))
-    return found
-
-
 def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[Found], ends_at: Sequence[float]) -> GroupResult:
     part, (speed, link) = scenario.groups[place], hardware
     tally = Tally.together([each.tallies[place] for each in found])
@@ -170,7 +162,7 @@ def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[F
         devices=part.devices,
         profile=speed.name,
         link=link.name,
-        target_rate=_targets(scenario, part)[0][1],
+        target_rate=tally.curves.target[-1],
         answers={source: histogram.count for source, histogram in total.items()},
         latency_first=tally.first.histograms(),
         latency_total=total,
@@ -190,6 +182,7 @@ def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[F
         calls_by_device=quantiles(tally.calls_by_device),
         spend_by_device_uusd=quantiles(tally.spend_by_device),
         series=series,
+        lost=0,
     )
 
 

@@ -56,6 +56,7 @@ class Curves:
         )
         self.rate_sum, self.busy_s, self.off_s = (np.zeros(intervals) for _ in range(3))
         self.dual: list[float] = []
+        self.target: list[float] = []
         self.online: list[float] = []
 
     def merge(self, other: Curves) -> None:
@@ -89,7 +90,7 @@ class Tally:
             whole._add(part)
         whole.calls_by_device = np.concatenate([part.calls_by_device for part in parts])
         whole.spend_by_device = np.concatenate([part.spend_by_device for part in parts])
-        for curve in ("dual", "online"):
+        for curve in ("dual", "online", "target"):
             rows = [getattr(part.curves, curve) for part in parts]
             weights = [part.devices for part in parts]
             setattr(
@@ -167,6 +168,7 @@ class Tally:
             cloud_calls=curves.calls.tolist(),
             spend_uusd=curves.spend_uusd.tolist(),
             online_share=list(curves.online),
+            target_rate=curves.target if any(target != curves.target[-1] for target in curves.target) else [],
             energy_wh=[round(float(value), 6) for value in energy],
         )
 
