@@ -31,8 +31,10 @@ from edge.agent.events import (
     StepSeconds,
 )
 from edge.core.clock import Clock
+from edge.core.counts import counted
 from edge.core.events import Event, EventSink, JsonLinesSink
 from edge.core.money import dollars as dollars
+from edge.core.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -331,7 +333,11 @@ def inside_step(event: StepProgress) -> str:
 
 
 def spoken(event: Event) -> str:
-    """The line an event deserves, or ""."""
+    """The line an event deserves, or "". Reasons that came over the network steer no terminal."""
+    return visible(_told(event))
+
+
+def _told(event: Event) -> str:
     match event:
         case PhaseStarted():
             return phase_begins(event)
@@ -367,7 +373,7 @@ def phase_begins(event: PhaseStarted) -> str:
     what = f"learning {event.source} at a target rate of {percent(event.target_rate)}"
     if event.phases == 1:
         return what
-    length = "without end" if event.steps is None else f"for {event.steps} steps"
+    length = "without end" if event.steps is None else f"for {counted(event.steps, 'step')}"
     begun = f", from step {event.phase_step} on" if event.phase_step > 1 else ""
     switch = "switching tasks: " if event.phase and event.phase_step == 1 else ""
     return f"{switch}phase {event.phase + 1} of {event.phases}: {what}, {length}{begun}"
@@ -403,7 +409,7 @@ def accuracy(view: ProgressView) -> str:
 
 def cloud(view: ProgressView) -> str:
     """Calls and money so far."""
-    return f"{view.cloud_calls} calls, {dollars(view.spend_uusd)}" + (" (offline)" if view.offline else "")
+    return f"{counted(view.cloud_calls, 'call')}, {dollars(view.spend_uusd)}" + (" (offline)" if view.offline else "")
 
 
 def timing(view: ProgressView) -> str:

@@ -157,6 +157,12 @@ class _Engine:
         self._thread.join()
 
     def _prompt_ids(self, request: ProviderRequest) -> list[int]:
+        size = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
+        if (
+            size > self._context_tokens * self.model.longest_piece
+        ):  # not even read: texts made of tags take the square of their length
+            message = f"a prompt of {size} bytes does not fit the model's context of {self._context_tokens} tokens"
+            raise ProviderError(message, kind="too_long", executed=False)
         try:
             ids = self.model.prompt_ids(request.messages)
         except InvalidRequest as error:

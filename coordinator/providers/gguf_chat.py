@@ -56,6 +56,8 @@ class ChatModel:
         self.trained_context = int(llama_cpp.llama_model_n_ctx_train(self.handle))
         self._template = self._compile_template()
         self._pieces: dict[int, bytes] = {}
+        self.longest_piece = max(len(self._piece(token, special=True)) for token in range(self.vocabulary_size))
+        """Bytes that one token stands for at most."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation up to the start of the assistant's turn. Raises InvalidRequest when the template refuses it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import StateError
+from edge.core.errors import EdgeError, StateError
 from edge.core.types import AdapterRef
 from edge.training.learner import Learner
 
@@ -54,11 +54,17 @@ class Checkpoints:
     """The checkpoints of one state folder; the newest two are kept, and those that somebody needs."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
+        """Raises StateError for a folder that cannot be written."""
         self._folder = folder
         self._keep = keep
-        folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.glob(".*.tmp"):
-            shutil.rmtree(left_over)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left_over in folder.glob(".*.tmp"):
+                shutil.rmtree(left_over)
+        except OSError as error:
+            raise StateError(
+                f"{folder}: cannot be written: {error.strerror}", hint="set its permissions right, or choose another with --state"
+            ) from error
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first."""
@@ -82,26 +88,39 @@ class Checkpoints:
         return found
 
     async def write(self, step: int, learner: Learner, manifest: Mapping[str, Any]) -> Checkpoint:
-        """Write the checkpoint of a step, atomically; one of the same number is replaced."""
+        """Write the checkpoint of a step, atomically; one of the same number is replaced. Raises StateError where that cannot be done."""
         final = self._folder / f"{_PREFIX}{step:06d}"
         temporary = self._folder / f".{final.name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            await self._write(temporary, final, step, learner, manifest)
+        except EdgeError:
+            raise
+        except Exception as error:  # each format's writer has a kind of its own for a full disk
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise StateError(f"{final}: the checkpoint cannot be written ({error})", hint="make room on the disk") from error
+        return Checkpoint(step, final)
+
+    async def _write(self, temporary: Path, final: Path, step: int, learner: Learner, manifest: Mapping[str, Any]) -> None:
         (temporary / "learner").mkdir(parents=True)
         await learner.save(temporary / "learner")
         await learner.export(temporary / "adapter", step)
         (temporary / "manifest.json").write_text(json.dumps(dict(manifest), allow_nan=False), encoding="utf-8")
-        _sync_tree(temporary)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
-        _sync(self._folder)
-        return Checkpoint(step, final)
+        _put_in_place(temporary, final)
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Remove all but the newest and those that are needed."""
         for checkpoint in self.all()[: -self._keep]:
             if checkpoint.step not in needed:
                 shutil.rmtree(checkpoint.folder)
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    _sync_tree(temporary)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    _sync(final.parent)
 
 
 def _sync_tree(folder: Path) -> None:

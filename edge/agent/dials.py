@@ -1,7 +1,8 @@
 """The dials of all tasks, kept in the state folder. Knows which rate holds for which task; knows nothing of how a dial steers.
 
 A dial's state is written in the transaction that keeps the answer it learned from (`save` does not commit), so that a killed agent goes on
-exactly where its records end. A rate set for every task replaces those that were set for one.
+exactly where its records end. A rate set for every task replaces those that were set for one. Clients name tasks as they like, so that of
+the dials that nobody has set only those that answered last are kept; a task that comes back begins with its recorded answers again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from edge.core.errors import UsageError
 
 MOST_OWN_DIALS = 64
 """A dial that somebody sets for a task alone is kept until one is set for every task."""
+MOST_OTHER_DIALS = 64
+"""So many dials that nobody has set are kept: those that answered last."""
 _DEFAULT = "dial_default"
 _RATE_OF_OLDER_VERSIONS = "dial_rate"
 
@@ -39,6 +42,8 @@ class DialBook:
         self._configured = check_rate(configured)
         self._default = _default_of(state, configured)
         self._dials = {dial.task: dial for dial in stored_dials(state, configured)}
+        self._forgotten: set[str] = set()
+        self._forget_the_oldest()
 
     def of(self, task: str) -> HelpDial:
         """The dial of a task; a new one begins with what earlier answers to the task showed."""
@@ -46,6 +51,8 @@ class DialBook:
             dial = HelpDial(self._default.target_rate, task, set_at=self._default.set_at)
             dial.warm(_recorded(self._state, task))
             self._dials[task] = dial
+            self._forgotten.discard(task)
+            self._forget_the_oldest()
         return self._dials[task]
 
     def set(self, rate: float | None, task: str | None = None) -> None:
@@ -67,8 +74,18 @@ class DialBook:
                 self.save(dial)
 
     def save(self, dial: HelpDial) -> None:
-        """Write a dial as it is now, in the transaction under way."""
+        """Write a dial as it is now, in the transaction under way, and strike out those that are kept no longer."""
+        self._dials.pop(dial.task, None)
+        self._dials[dial.task] = dial  # at the end: the last to go
         self._state.database.execute("REPLACE INTO dials VALUES (?, ?)", (dial.task, dial.to_json()))
+        self._state.database.executemany("DELETE FROM dials WHERE task = ?", [(task,) for task in self._forgotten])
+        self._forgotten.clear()
+
+    def _forget_the_oldest(self) -> None:
+        others = [task for task, dial in self._dials.items() if not dial.own]
+        for task in others[:-MOST_OTHER_DIALS]:
+            del self._dials[task]
+            self._forgotten.add(task)
 
     @property
     def default_rate(self) -> float | None:

@@ -1,7 +1,7 @@
 """What people thought of answers. Knows verdicts, corrections and their table; knows nothing of learning or HTTP.
 
-One verdict an answer, the last one counts. What `give` returns is on disk. The table lies in the state folder's database, so this works
-beside answers that are being given and on a folder that nobody uses.
+One verdict an answer, the last one counts: the one written last, whatever the clock said. What `give` returns is on disk. The table lies
+in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ from edge.core.errors import UsageError
 
 Verdict = Literal["good", "bad", "none"]
 MOST_CORRECTION_CHARS = 10_000
+_OF_ONE_QUESTION = 20
+_LOOKED_AT = 3
+"""So many times as many verdicts as are wanted are looked at for them."""
+_RATED = """
+SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM (
+    SELECT v.place, row_number() OVER (
+        PARTITION BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')) ORDER BY v.place DESC
+    ) AS nth
+    FROM (SELECT rowid AS place, request_id FROM feedback ORDER BY rowid DESC LIMIT ?) v JOIN requests r ON r.id = v.request_id
+) n JOIN feedback f ON f.rowid = n.place JOIN requests r ON r.id = f.request_id
+WHERE n.nth <= ? ORDER BY n.place DESC LIMIT ?
+"""
 _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -76,12 +88,9 @@ class FeedbackBook:
         return said_of(self._state, answer_id)
 
     def rated(self, most: int) -> Iterator[RatedAnswer]:
-        """The newest answers that have a verdict, oldest verdict first."""
-        rows = self._db.execute(
-            "SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM feedback f JOIN requests r ON r.id = f.request_id"
-            " ORDER BY f.at DESC, f.request_id LIMIT ?",
-            (most,),
-        ).fetchall()
+        """The newest answers that have a verdict, oldest verdict first: of one question the last few only, so that one which is asked and
+        judged again and again pushes no other out."""
+        rows = self._db.execute(_RATED, (_LOOKED_AT * most, _OF_ONE_QUESTION, most)).fetchall()
         return (RatedAnswer(json.loads(record), Feedback(*rest), at) for record, *rest, at in reversed(rows))
 
     def helped(self, most: int) -> Iterator[RatedAnswer]:

@@ -40,7 +40,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """How many answers of one version's own were judged by people, and how many of these were bad."""
+    """How many questions that one version answered itself were judged by people, and how many of these badly."""
 
     bad: int
     total: int
@@ -74,22 +74,28 @@ class Guard:
 
     async def withdrawal(self) -> Withdrawal | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
+        found, serving = await self.disliked(), self._state.line().serving
+        return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
+
+    async def disliked(self) -> Withdrawal | None:
+        """The same by people's verdicts alone, which needs no engine and no step."""
         serving = self._state.line().serving
-        if serving == 0 or serving in self.left() or self._chosen_by_hand(serving):
-            return None
-        return await self._by_verdicts(serving) or (await self._by_anchors(serving) if self.exam_is_due() else None)
+        return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
     def left(self) -> set[int]:
         """Versions that were taken back by themselves."""
         rows = self._state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
         return {int(row[0]) for row in rows}
 
+    def _may_be_left(self, serving: int) -> bool:
+        return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
+
     async def _by_verdicts(self, serving: int) -> Withdrawal | None:
         before = self._served_before(serving)
-        if before is None or before in self.left() or not await self._sound(before):
+        if before is None or before in self.left():
             return None
         now, then = self._verdicts(serving), self._verdicts(before)
-        if not liked_less(now.bad, now.total, then.bad, then.total):
+        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
             return None
         told = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
         return Withdrawal(serving, before, "feedback", told)
@@ -159,10 +165,14 @@ class Guard:
         return None if row is None else int(row[0])
 
     def _verdicts(self, version: int) -> Verdicts:
-        """Of this version's own answers: what the cloud said is not its doing."""
+        """Of this version's own answers: what the cloud said is not its doing. A question that was asked again and again is one piece of
+        evidence, with its last verdict; a question among others is one of its own."""
         query = (
-            "SELECT count(*), coalesce(sum(f.verdict = 'bad'), 0) FROM feedback f JOIN requests r ON r.id = f.request_id"
+            "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"
+            " JOIN requests r ON r.id = f.request_id"
             " WHERE json_extract(r.record, '$.adapter_version') = ? AND json_extract(r.record, '$.source') != 'cloud'"
+            " GROUP BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')),"
+            " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
         )
         total, bad = self._state.database.execute(query, (version,)).fetchone()
         return Verdicts(int(bad), int(total))

@@ -16,7 +16,7 @@ from edge.agent.curriculum import HeldOut
 from edge.agent.evaluate import Candidate
 from edge.agent.evaluation.scores import Scores
 from edge.agent.events import RunFinished, StopReason, WentBack
-from edge.agent.guard import Guard
+from edge.agent.guard import Guard, Withdrawal
 from edge.agent.own_use import is_about_the_device
 from edge.agent.parts import AgentParts
 from edge.agent.progress import LearningProgress
@@ -24,6 +24,7 @@ from edge.agent.purse import LearningPurse
 from edge.agent.quota import Quotas
 from edge.agent.reaching import CoordinatorLink
 from edge.agent.readiness import Readiness, is_paused
+from edge.agent.room import DiskRoom
 from edge.agent.serving_adapter import ServingAdapter
 from edge.agent.step import LearningStep, StepPlan
 from edge.agent.stepbook import StepBook
@@ -49,11 +50,14 @@ class LearningRoles:
     workshop: Workshop
     book: StepBook
     readiness: Readiness
+    room: DiskRoom
     purse: LearningPurse
     quotas: Quotas
     progress: LearningProgress
     stop: Stop
     closing: AsyncExitStack
+    finish_cut_step: Callable[[], Awaitable[None]]
+    """Reports and commits a step whose checkpoint is on disk and which was not committed; does nothing where there is none."""
 
 
 class Learning:
@@ -62,6 +66,7 @@ class Learning:
     def __init__(self, roles: LearningRoles) -> None:
         self.roles = roles
         self._stage = "idle"
+        self._guard: Guard | None = None
 
     async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
@@ -102,6 +107,11 @@ class Learning:
         parts = self.roles.parts
         return parts.curriculum.next_step() is not None or (parts.own_use is not None and await parts.own_use.fresh() > 0)
 
+    async def heed_verdicts(self) -> None:
+        """Go back where people like what serves less than the version before; for when all is learned and no step looks after that."""
+        if self._guard is not None:
+            await _heed_verdicts(self.roles, self._guard)
+
     def held_out(self, limit: int) -> list[HeldOut]:
         """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
         return self.roles.parts.curriculum.held_out(limit)
@@ -120,7 +130,8 @@ class Learning:
         step = await roles.workshop.step()
         # steps of one's own use come on top of those planned, as their events tell
         roles.progress.begins(None if parts.own_use else parts.curriculum.steps_planned)
-        return LearningLoop(roles, step, await roles.workshop.guard(), between_steps)
+        self._guard = await roles.workshop.guard()
+        return LearningLoop(roles, step, self._guard, between_steps)
 
     async def _hand_in(self) -> None:
         """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
@@ -153,24 +164,50 @@ class LearningLoop:
         self._guard = guard
         self._between_steps = between_steps
         self._made = 0
+        self._is_cut = False
 
     async def run(self, max_steps: int | None) -> StopReason:
         """Until the phases are done, so many steps are made, or a stop is asked for."""
         while not self._roles.stop.asked:
-            plan = await next_step(self._roles.parts)
-            await self._between(plan)
-            if self._roles.stop.asked:
-                break
-            if max_steps is not None and self._made >= max_steps:
-                return "max_steps"
-            if plan is None:
-                return "done"
-            waits = self._roles.readiness.waits
-            if await self._may_begin():
-                if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
-                    plan = await next_step(self._roles.parts) or plan
-                await self._make(plan)
+            try:
+                if self._is_cut and not await self._mended():
+                    break
+                if (reason := await self._next(max_steps)) is not None:
+                    return reason
+            except Exception:
+                if not self._roles.room.was_missing():
+                    raise
+                self._is_cut = True
         return "stopped"
+
+    async def _next(self, max_steps: int | None) -> StopReason | None:
+        """Make the next step, or say why there is none."""
+        plan = await next_step(self._roles.parts)
+        await self._between(plan)
+        if self._roles.stop.asked:
+            return "stopped"
+        if max_steps is not None and self._made >= max_steps:
+            return "max_steps"
+        if plan is None:
+            return "done"
+        waits = self._roles.readiness.waits
+        if await self._may_begin():
+            if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
+                plan = await next_step(self._roles.parts) or plan
+            await self._make(plan)
+        return None
+
+    async def _mended(self) -> bool:
+        """Once there is room: the step that a full disk cut is finished where its checkpoint is whole, else made again from what was
+        committed. False where a stop was asked for meanwhile."""
+        roles = self._roles
+        await roles.stop.cuts(roles.readiness.ready())
+        if roles.stop.asked:
+            return False
+        await roles.finish_cut_step()
+        await roles.trainee.prepare()
+        self._is_cut = False
+        return True
 
     async def _between(self, plan: StepPlan | None) -> None:
         if self._between_steps is not None:
@@ -181,7 +218,7 @@ class LearningLoop:
     async def _may_begin(self) -> bool:
         """Wait until nothing holds learning back, and see to what serves. False where a stop was asked for meanwhile."""
         stop = self._roles.stop
-        await stop.cuts(self._roles.readiness.ready())
+        await stop.cuts(self._roles.readiness.ready(self._heed_verdicts))
         if self._guard is not None and not stop.asked:
             await stop.cuts(self._keep_the_best(self._guard))
         return not stop.asked
@@ -216,10 +253,22 @@ class LearningLoop:
         if examined:
             await self._roles.trainee.load_head()
         if found is not None:
-            await self._roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
-            now = self._roles.parts.clock.now()
-            self._roles.parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, now))
+            await _go_back(self._roles, found)
+
+    async def _heed_verdicts(self) -> None:
+        if self._guard is not None:
+            await _heed_verdicts(self._roles, self._guard)
 
     def _keep_budget(self, task: str) -> None:
         with self._roles.parts.state.database:
             self._roles.quotas.save(task)
+
+
+async def _heed_verdicts(roles: LearningRoles, guard: Guard) -> None:
+    if (found := await guard.disliked()) is not None:
+        await _go_back(roles, found)
+
+
+async def _go_back(roles: LearningRoles, found: Withdrawal) -> None:
+    await roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
+    roles.parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, roles.parts.clock.now()))

@@ -2,10 +2,11 @@
 
 Counted on disk before a call leaves, under its call key, so that a step that is made again counts nothing twice, and what a crash has cut
 off stays counted. Days are local ones. The price of a call is not known before its answer: one that is under way, or was cut, counts
-as much as the dearest one so far, and while none was paid yet only one is let out at a time. One that failed may have been charged: its end
-is asked for by its key, at once and before each later call, until it is known; where no price is known no other call leaves meanwhile. So
-the day's spend can pass its limit by a first call that is dearer than all of it, or by what the calls under way are dearer than those
-before; the ledger's own limits stand behind.
+as much as the dearest one of the last days, and while none was paid in these only one is let out at a time. One that failed may have been
+charged: its end is asked for by its key, at once and before each later call, until it is known; where no price is known no other call
+leaves meanwhile. So the day's spend can pass its limit by a first call that is dearer than all of it, or by what the calls under way are
+dearer than those before; the ledger's own limits stand behind. A call dearer than a whole day's limit lets no other out until it is some
+days old: prices change, and one long answer must not end learning's help for good.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.doubts import NEVER_ARRIVED
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
+from edge.core.days import day_began, local_day
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError
 from edge.rpc.client import CloudCall, CloudCompletion
 
@@ -35,6 +36,8 @@ class DailyLimits:
 
 
 NO_LIMITS = DailyLimits()
+PRICE_DAYS = 7
+"""So many days, with today, tell what a call may cost."""
 EndOf = Callable[[str], Awaitable[Mapping[str, Any]]]
 """What became of a call, by its key: `call_state`, `charged_uusd` and `cloud_tokens`; raises CoordinatorError while nobody knows."""
 
@@ -87,6 +90,7 @@ class LearningPurse:
         async with self._paid:
             await self._paid.wait_for(self._price_is_known)
             if self._is_counted(call):
+                self._under_way.add(call.call_key)
                 return
             if reason := self._used_up():
                 self._tell_once_a_day(reason)
@@ -107,7 +111,7 @@ class LearningPurse:
                 elif outcome is not None and (outcome.refused or outcome.unsent):
                     self._forget(call.call_key)
                 elif outcome is not None:
-                    await self._settle_by_asking(call.call_key)
+                    await self._settle_by_asking(call.call_key, waited_for=True)
         finally:
             async with self._paid:
                 self._under_way.discard(call.call_key)
@@ -120,8 +124,9 @@ class LearningPurse:
             if not await self._settle_by_asking(key):
                 return
 
-    async def _settle_by_asking(self, key: str) -> bool:
-        """False where nobody could be asked, so that the others need not be asked for either."""
+    async def _settle_by_asking(self, key: str, *, waited_for: bool = False) -> bool:
+        """False where nobody could be asked, so that the others need not be asked for either. A call that was made again while its old
+        end was asked for is left to whoever waits for it."""
         if self._end_of is None:
             return False
         try:
@@ -130,6 +135,8 @@ class LearningPurse:
             return True
         except CoordinatorError:
             return False
+        if key in self._under_way and not waited_for:
+            return True
         if end["call_state"] == NEVER_ARRIVED:
             self._forget(key)
         else:
@@ -170,11 +177,15 @@ class LearningPurse:
             if today.open_calls and not most:
                 return f"learning, what {today.open_calls} of today's calls cost is not known yet"
             if today.spend_uusd + (today.open_calls + 1) * most > limits.spend_uusd or today.spend_uusd >= limits.spend_uusd:
-                return f"learning, today's spend {today.spend_uusd} of {limits.spend_uusd} micro-USD"
+                left = "" if today.spend_uusd >= limits.spend_uusd else f", and a call may cost {most}"
+                return f"learning, today's spend {today.spend_uusd} of {limits.spend_uusd} micro-USD{left}"
         return ""
 
     def _dearest(self) -> int:
-        return int(self._state.database.execute("SELECT coalesce(max(spend_uusd), 0) FROM learning_spend").fetchone()[0])
+        """What a call may cost, by those of the last days; one whose time lies ahead, of a clock that was set back, is among them."""
+        since = day_began(self._clock.now(), PRICE_DAYS - 1)
+        query = "SELECT coalesce(max(spend_uusd), 0) FROM learning_spend WHERE at >= ?"
+        return int(self._state.database.execute(query, (since,)).fetchone()[0])
 
 
 class PurseDesk(CloudDesk):
@@ -218,8 +229,3 @@ def _paid(completion: CloudCompletion) -> tuple[int, int]:
     if completion.cached:
         return 0, 0
     return completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd
-
-
-def local_day(at: float) -> str:
-    """The calendar day of a time, where this machine is."""
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d")

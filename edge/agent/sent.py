@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from edge.agent.state_schema import check_readable
 from edge.core.clock import Clock
 from edge.core.errors import NotFound, StateError, Withheld
 
@@ -229,6 +230,7 @@ def reading_sent(folder: Path) -> Iterator[SentReader | None]:
         return
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            check_readable(database, path)
             known = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'").fetchone()
             yield SentReader(database) if known else None
     except (sqlite3.Error, ValueError) as error:

@@ -24,6 +24,8 @@ from edge.agent.state_schema import open_database
 from edge.core.errors import StateError
 
 GATE_MEMORY = "gate"
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints within a state folder."""
 
 
 class StateFolder(StateReader):
@@ -32,6 +34,8 @@ class StateFolder(StateReader):
     def __init__(self, folder: Path) -> None:
         """Open or create. Raises StateError when it is locked by another process, damaged or from another version."""
         self.folder = folder
+        self.set_aside: Path | None = None
+        """Where checkpoints lie that were here before the database was, which knows nothing of them; None: there were none."""
         _make_private(folder)
         self._lock = _locked(folder / "lock")
         try:
@@ -136,6 +140,7 @@ class StateFolder(StateReader):
         known = self.meta("run_id")
         if known is None:
             known = secrets.token_hex(8)
+            self.set_aside = _set_aside(self.folder, known)
             self.set_meta("run_id", known)
         return known
 
@@ -173,6 +178,22 @@ def _make_private(folder: Path) -> None:
         raise StateError(
             f"{folder}: cannot create the state folder: {error.strerror}", hint="choose another with --state"
         ) from error
+
+
+def _set_aside(folder: Path, run_id: str) -> Path | None:
+    """Another run's checkpoints have the step numbers that this one will give: left in place they would be taken for its own."""
+    earlier, aside = folder / CHECKPOINTS, folder / f"{CHECKPOINTS}-before-{run_id}"
+    try:
+        if not any(earlier.iterdir()):
+            return None
+        earlier.rename(aside)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(
+            f"{earlier}: cannot be moved aside: {error.strerror}", hint="move it away, or choose another folder with --state"
+        ) from error
+    return aside
 
 
 def _locked(path: Path) -> int:

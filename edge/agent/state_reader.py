@@ -12,6 +12,7 @@ from typing import Any
 from edge.agent.events import StepFinished
 from edge.agent.line import Line
 from edge.agent.state_rows import Position, Report, StepUnits, Terms, step_from_json
+from edge.agent.state_schema import check_readable
 from edge.core.errors import NotFound, StateError
 
 POSITION = "position"
@@ -133,6 +134,7 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
     reader.folder = folder
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
+            check_readable(reader._db, path)
             yield reader
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error

@@ -72,7 +72,8 @@ _MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open or create the database, and bring it to this version. Raises StateError for one that is damaged or of a later version."""
+    """Open or create the database, and bring it to this version. Raises StateError for one that is damaged, not ours or of a later
+    version."""
     try:
         connection = sqlite3.connect(path, check_same_thread=False)
         path.chmod(0o600)
@@ -81,6 +82,10 @@ def open_database(path: Path) -> sqlite3.Connection:
         _create_or_check(connection, path)
     except sqlite3.Error as error:
         raise StateError(f"{path}: cannot be used: {error}", hint="move the file away to start afresh") from error
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be used: {error.strerror}", hint="make it your own file, or choose another folder with --state"
+        ) from error
     return connection
 
 
@@ -98,5 +103,15 @@ def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
     elif version in _MIGRATIONS:
         connection.executescript(f"BEGIN;{_MIGRATIONS[version]}PRAGMA user_version = {version + 1};COMMIT;")
         _create_or_check(connection, path)
-    elif version != SCHEMA_VERSION:
-        raise StateError(f"{path}: written by another version (format {version}, this program reads {SCHEMA_VERSION})")
+    else:
+        check_readable(connection, path)
+
+
+def check_readable(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises StateError for a database of a later version, also of one that is only looked into; older ones can be read."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StateError(
+            f"{path}: written by another version (format {version}, this program reads {SCHEMA_VERSION})",
+            hint="use the newer version, or choose another folder with --state",
+        )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
+
+from edge.core.days import day_began, local_day
 
 _ENDED = ("completed", "in_doubt")
 _BILLED = f"""(json_extract(record, '$.charged_uusd') > 0
@@ -49,9 +50,7 @@ class UsedToday:
 
 def used_today(database: sqlite3.Connection, now: float) -> UsedToday:
     """What was used on the day of `now`, in Unix seconds, and ever."""
-    began = datetime.fromtimestamp(now, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
-    began = began.replace(tzinfo=None).astimezone()  # on a day whose clocks change midnight has another offset than now
-    return UsedToday(began.date().isoformat(), used_since(database, began.timestamp()), used_since(database, 0.0))
+    return UsedToday(local_day(now), used_since(database, day_began(now)), used_since(database, 0.0))
 
 
 def is_billed(record: Mapping[str, Any]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from edge.cli.stopping import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.console import Console, open_console
 from edge.core.clock import SystemClock
-from edge.core.errors import UsageError
+from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
-                await _work(agent, config, options, stop)
+                await _work(agent, config, options, stop, console.say)
 
 
 def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
@@ -74,14 +75,31 @@ def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:
     stop.set()
 
 
-async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: asyncio.Event) -> None:
+async def _work(agent: Agent, config: AgentConfig, options: RunOptions, stop: asyncio.Event, say: Callable[[str], None]) -> None:
     """Learn while serving; with a number of steps, end when they are done."""
     if options.learn and config.learning.enabled and not stop.is_set():
-        await agent.learn(options.steps)
         if options.steps is not None or not options.serve:
+            await agent.learn(options.steps)
             return
-        await _learn_what_comes(agent, stop)
+        await learn_while_serving(agent, stop, say)
     await stop.wait()
+
+
+async def learn_while_serving(agent: Agent, stop: asyncio.Event, say: Callable[[str], None], pause_s: float = 60.0) -> None:
+    """Learn until a stop. A state folder that takes no step, as on a full disk, or whose checkpoints went away, ends no answers: it is
+    tried again after a pause."""
+    told = ""
+    while not stop.is_set():
+        try:
+            await agent.learn()
+            await _learn_what_comes(agent, stop)
+        except (AdapterError, StateError, sqlite3.Error) as error:
+            if told != str(error):
+                told = str(error)
+                say(f"learning cannot go on: {error}; answers do, and learning is tried again every {pause_s:g} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await stop.wait()
 
 
 async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
@@ -90,5 +108,7 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await stop.wait()
+        if not stop.is_set():
+            await agent.learning.heed_verdicts()
         if not stop.is_set() and await agent.learning.more_to_learn():
             await agent.learn()

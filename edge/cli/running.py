@@ -6,9 +6,11 @@ instead of failing at its lock.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,21 +34,29 @@ _SAMPLING = ("max_tokens", "temperature", "seed")
 
 @contextmanager
 def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[None]:
-    """Let other commands find the endpoint, and the token where it asks for one, while the block runs."""
+    """Let other commands find the endpoint, and the token where it asks for one, while the block runs.
+
+    The file is locked meanwhile; the system drops the lock when the process dies, however it dies.
+    """
     file = state / _FILE
     temporary = file.with_suffix(".tmp")
     path = None if token_file is None else str(Path(token_file).expanduser().absolute())
     temporary.write_text(json.dumps({"url": url, "token_file": path}), encoding="utf-8")
-    temporary.replace(file)
+    held = os.open(temporary, os.O_RDONLY)
     try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.replace(file)
         yield
     finally:
         file.unlink(missing_ok=True)
+        os.close(held)
 
 
 @asynccontextmanager
 async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
-    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed."""
+    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed: another one, on another folder,
+    may have its port now."""
     url = _announced_url(state)
     if url is None:
         yield None
@@ -79,11 +89,13 @@ class RemoteAgent:
         """Stream one answer by channel, then its note."""
         import aiohttp
 
+        told = {"task": question.task, "no_cloud": question.no_cloud}
+        metadata = {name: text for name, text in told.items() if text}
         body = {
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
-            **({} if question.task is None else {"metadata": {"task": question.task}}),
+            **({} if not metadata else {"metadata": metadata}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
@@ -108,9 +120,9 @@ class RemoteAgent:
         """What the agent is doing now."""
         return await self.get("/api/status")
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget there."""
-        return [known["task"] for known in (await self.get("/api/budget"))["tasks"]]
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self.get("/api/budget")
 
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
@@ -140,10 +152,20 @@ class RemoteAgent:
 
 def _announced(state: Path, name: str) -> str | None:
     try:
-        told = json.loads((state / _FILE).read_text(encoding="utf-8"))[name]
+        with (state / _FILE).open(encoding="utf-8") as file:
+            told = json.load(file)[name] if _is_held(file.fileno()) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return told if isinstance(told, str) else None
+
+
+def _is_held(file: int) -> bool:
+    """Whether whoever wrote the file still lives."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or nobody can lock there and no more is known
+        return True
+    return False
 
 
 def _announced_url(state: Path) -> str | None:

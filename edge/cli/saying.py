@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from edge.console import dollars
+from edge.core.counts import counted
+from edge.core.terminal import STEERING
+from edge.core.terminal import visible as visible
 from edge.serve.ports import AnswerNote
 
 _SOURCES = {
@@ -25,18 +27,6 @@ _WORTH_SAYING = {
     "offline": "offline",
 }
 
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that steer a terminal or the direction of text, and what no terminal can be sent; line ends and tabs are not among them."""
-
-
-def visible(text: str) -> str:
-    """The text with escapes in place of characters that would steer the terminal; `\\r\\n` is a line end."""
-    return _STEERING.sub(lambda found: _escape(ord(found[0])), text.replace("\r\n", "\n"))
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout; characters that would steer a terminal are written as JSON's escapes."""
@@ -50,7 +40,7 @@ def print_json_line(value: Any) -> None:
 
 def _json(value: Any, indent: int | None) -> str:
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: object) -> str:
@@ -59,8 +49,8 @@ def one_line(text: object) -> str:
 
 
 def print_line(line: str) -> None:
-    """One line on stderr: what is about the result, not the result."""
-    print(line, file=sys.stderr, flush=True)
+    """One line on stderr: what is about the result, not the result. Words of a model or a cloud in it steer no terminal."""
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 def source_line(note: AnswerNote) -> str:
@@ -77,8 +67,8 @@ def source_line(note: AnswerNote) -> str:
     if about_quota := _about_quota(note):
         parts.append(about_quota)
     elif note.calls_left is not None:
-        parts.append(f"{note.calls_left} calls left")
-    return " · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"])
+        parts.append(f"{counted(note.calls_left, 'call')} left")
+    return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
 def _about_quota(note: AnswerNote) -> str:
@@ -120,7 +110,9 @@ def _ledger(entry: Mapping[str, Any] | None) -> str | None:
         return None
     told = "" if entry["told_by"] == "coordinator" else " (from the record)"
     model = f", {entry['model']}" if entry["model"] else ""
-    said = f"{entry['state'].replace('_', ' ')}, {entry['tokens']} tokens, {dollars(entry['charged_uusd'])}{model}{told}"
+    said = (
+        f"{entry['state'].replace('_', ' ')}, {counted(entry['tokens'], 'token')}, {dollars(entry['charged_uusd'])}{model}{told}"
+    )
     note = f"; {entry['note']}" if entry["note"] else ""
     return f"{said}{note}; key {entry['call_key']}"
 
@@ -130,4 +122,4 @@ def _number(value: Any, otherwise: str) -> str:
 
 
 def _indented(value: Any) -> str:
-    return str(value).strip().replace("\n", "\n" + " " * 16)
+    return visible(str(value)).strip().replace("\n", "\n" + " " * 16)

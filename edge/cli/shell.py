@@ -54,7 +54,9 @@ def ending(command: Callable[[], int]) -> int:
     except ModuleNotFoundError as error:
         return _missing_package(error)
     except Exception as error:
-        return _usage_exit(error) if _is_usage_error(error) else _unforeseen(error)
+        if _is_usage_error(error):
+            return _usage_exit(error)
+        return _database_failed(error) if _is_of_the_database(error) else _unforeseen(error)
 
 
 def _invoke_tuned() -> int:
@@ -90,6 +92,16 @@ def _usage_exit(error: Any) -> int:
         return 2
     context = getattr(error, "ctx", None)
     return _fail(f"{message.rstrip('.')}; see {context.command_path if context else 'edge-agent'} --help", 2)
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    """Whether the state folder's database raised it while it was in use (its module need not be loaded for that)."""
+    return any(base.__module__ == "sqlite3" for base in type(error).__mro__)
+
+
+def _database_failed(error: Exception) -> int:
+    text = f"the state folder's database cannot be used ({error})"
+    return _fail(f"{text}; make room on the disk, restore agent.sqlite from a backup, or move it away to start afresh", 1)
 
 
 def _missing_package(error: ModuleNotFoundError) -> int:

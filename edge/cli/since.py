@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from edge.cli.saying import one_line
+from edge.core.days import day_began
 from edge.core.errors import UsageError
 
 _SPAN = re.compile(r"(\d{1,6})([mhdw])")
@@ -14,8 +15,7 @@ _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 def since_of(text: str, now: float) -> float:
     """Seconds since the epoch for yesterday, today, ever, 24h, 7d, 2026-03-01 or 2026-03-01T18:00 (local). Raises UsageError."""
-    midnight = datetime.fromtimestamp(now, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
-    words = {"yesterday": (midnight - timedelta(days=1)).timestamp(), "today": midnight.timestamp(), "ever": 0.0}
+    words = {"yesterday": day_began(now, days_before=1), "today": day_began(now), "ever": 0.0}
     if text in words:
         return words[text]
     if found := _SPAN.fullmatch(text):

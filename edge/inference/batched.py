@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
@@ -23,6 +23,8 @@ from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.raw_text import RawPrompt, TokenizerInfo
 
+_SHORT_PROMPT = 4096
+"""Characters, or token ids, that are read in a few milliseconds."""
 KV_BYTES = 192 << 20
 """Key/value memory given to rollouts unless the number of rows is set."""
 FEWEST_ROWS, MOST_ROWS, MOST_ROWS_ON_GRAPHICS = 8, 32, 128
@@ -86,6 +88,7 @@ class BatchedBackend:
         self._pumping: set[Priority] = set()
         self._swaps = asyncio.Lock()
         self._closed = False
+        self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
 
     @property
     def model(self) -> ModelInfo:
@@ -121,20 +124,20 @@ class BatchedBackend:
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; see `InferenceBackend`."""
         async with aclosing(
-            self._streamed(Priority.SERVING, lambda: self.prompt_ids(messages, prefix), sampling, seed, prefix)
+            self._streamed(Priority.SERVING, lambda: self._ids_of(messages, prefix), sampling, seed, prefix)
         ) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
         """Stream the continuation of a raw prompt; see `InferenceBackend`."""
-        async with aclosing(self._streamed(Priority.TEXTS, lambda: self.raw_ids(prompt), sampling, seed)) as deltas:
+        async with aclosing(self._streamed(Priority.TEXTS, lambda: self._raw_ids_of(prompt), sampling, seed)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
         """How likely the tokens of a raw text are; see `InferenceBackend`."""
-        ids = self.raw_ids(prompt, room=0)
+        ids = await self._raw_ids_of(prompt, room=0)
         sampling = Sampling(top_logprobs=top_logprobs)
         group = await self._run(Request(ids, sampling, [0], Priority.TEXTS, reads=True))
         return group.responses[0].tokens
@@ -145,6 +148,22 @@ class BatchedBackend:
         if isinstance(prompt, str):
             return self._fitting(self._template.plain_ids(prompt), room)
         return self._fitting(self._known(prompt), room)
+
+    async def _ids_of(self, messages: Sequence[Message], prefix: str) -> tuple[int, ...]:
+        return await self._aside(sum(len(message.content) for message in messages), lambda: self.prompt_ids(messages, prefix))
+
+    async def _raw_ids_of(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
+        return await self._aside(len(prompt), lambda: self.raw_ids(prompt, room))
+
+    async def _aside(self, size: int, ids_of: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """The ids of a prompt. A long one is read on a thread of its own, so that the event loop goes on with everybody else's."""
+        if size <= _SHORT_PROMPT:
+            return ids_of()
+        self._require_open()
+        reading = asyncio.get_running_loop().run_in_executor(None, ids_of)
+        self._readings.add(reading)
+        reading.add_done_callback(self._readings.discard)
+        return await asyncio.shield(reading)
 
     def text_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a raw text; see `InferenceBackend`."""
@@ -181,7 +200,12 @@ class BatchedBackend:
         return f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
 
     async def _streamed(
-        self, priority: Priority, ids_of: Callable[[], tuple[int, ...]], sampling: Sampling, seed: int, prefix: str = ""
+        self,
+        priority: Priority,
+        ids_of: Callable[[], Awaitable[tuple[int, ...]]],
+        sampling: Sampling,
+        seed: int,
+        prefix: str = "",
     ) -> AsyncGenerator[TextDelta, None]:
         _check_sampling(sampling)
         loop = asyncio.get_running_loop()
@@ -194,7 +218,7 @@ class BatchedBackend:
         def say(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             tell(TextDelta(text, tokens=tokens))
 
-        ids = ids_of()
+        ids = await ids_of()
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=say)
         request.future.add_done_callback(lambda _: tell(None))
         try:
@@ -241,6 +265,7 @@ class BatchedBackend:
         if self._closed:
             return
         self._closed = True
+        await asyncio.gather(*self._readings, return_exceptions=True)  # they use the model's vocabulary
         try:
             await self._worker.call(self._release, Priority.SERVING)
         except RuntimeError:  # the worker is closed: nothing runs on its thread any more

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from edge.core.gguf_shape import check_shape
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4
 _CONTINUED_LEVEL = 5
+_WHOLE_AT_ONCE = 256
+"""Tokens that the vocabulary takes whole, in the longest part of a text that llama.cpp is given."""
 _RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -131,6 +135,11 @@ class Vocabulary:
         self.ends = [bool(llama_cpp.llama_vocab_is_eog(self.handle, token)) for token in range(self.size)]
         self.pieces = self._pieces({*controls, *(token for token in range(self.size) if self.ends[token])})
         self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
+        whole = {
+            self.text_of(token): token for token in range(self.size) if self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        }
+        patterns = [self._pattern(text, whole[text]) for text in sorted(whole, key=len, reverse=True) if text]
+        self._whole = re.compile("|".join(patterns)) if patterns else None
 
     @property
     def bos(self) -> int:
@@ -152,7 +161,26 @@ class Vocabulary:
         return self._raw_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def tokenise(self, text: str) -> list[int]:
-        """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end."""
+        """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end.
+
+        llama.cpp cuts a text at the tokens that its vocabulary takes whole in a time that grows with the square of their number, so
+        that a text with very many of them is given to it in parts. A part ends behind such a token, where llama.cpp begins anew.
+        """
+        ids: list[int] = []
+        for part in self._parts(text):
+            ids += self._tokenised(part)
+        return ids
+
+    def _parts(self, text: str) -> Iterator[str]:
+        start = 0
+        for number, found in enumerate(self._whole.finditer(text) if self._whole else (), 1):
+            if number % _WHOLE_AT_ONCE == 0:
+                yield text[start : found.end()]
+                start = found.end()
+        if start < len(text) or not text:
+            yield text[start:]
+
+    def _tokenised(self, text: str) -> list[int]:
         data = text.encode("utf-8")
         room = len(data) + 16
         ids = (llama_cpp.llama_token * room)()
@@ -161,9 +189,16 @@ class Vocabulary:
             raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
         return list(ids[:count])
 
+    def _pattern(self, text: str, token: int) -> str:
+        """The token in a text, with the white space that it swallows."""
+        swallows = self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
+        return re.escape(text) + (r"[ \t-\r]*" if swallows else "")
+
+    def _has(self, token: int, attribute: int) -> bool:
+        return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & attribute)
+
     def _is_control(self, token: int) -> bool:
-        unseen = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-        return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & unseen)
+        return self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def _pieces(self, silent: set[int]) -> list[bytes]:
         """Bytes of every token as they appear in a response: silent ones have none, but for the tags of the response format."""

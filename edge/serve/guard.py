@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse, Response
 
@@ -33,11 +34,19 @@ _ONLY_ONCE = (
     "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
 _BODY_METHODS = ("POST", "PUT", "PATCH")
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
+"""A Host header and nothing else: no user, path or anything that two readers could cut differently."""
+_UNREAD_BYTES, _UNREAD_S = 16 << 20, 5.0
+"""How much of the body of a refused request is read, and for how long, so that a client that sends all of it first sees why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may take: body and header bytes, header lines, seconds until its whole body is here, and requests at once."""
+    """What one client may take: body and header bytes, header lines, seconds until its whole body is here, and requests at once.
+
+    A request counts among the `posts` from when its body is here. Those that steer the agent are counted apart from the others: the
+    switch that stops the spending is no less within reach when everybody asks.
+    """
 
     body_bytes: int = 1 << 20
     header_bytes: int = 16 << 10
@@ -53,6 +62,7 @@ class Guard:
     """ASGI middleware that lets only our own requests through.
 
     `open_paths` may be read without the token: liveness, and the page's own files, which hold no data and ask for the token themselves.
+    Requests to paths that begin with `steering` steer the agent.
     """
 
     def __init__(
@@ -62,12 +72,14 @@ class Guard:
         names: Iterable[str] = LOOPBACK_NAMES,
         token: str = "",
         open_paths: Collection[str] = (),
+        steering: str = "/api/",
         origins: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._app = app
-        self._posts = 0
         self._limits = limits
+        self._steering = steering
+        self._work, self._control = _Places(limits.posts), _Places(limits.posts)
         self._names = frozenset(name.lower() for name in names)
         self._token = token
         self._open_paths = frozenset(open_paths)
@@ -87,16 +99,18 @@ class Guard:
         origin = headers.get("origin", "")
         told = self._opening(send, origin) if origin.lower() in self._origins else send
         if early is not None:
+            if "expect" not in headers:  # such a client waits for the answer before it sends
+                await _read_away(receive)
             await early(scope, receive, told)
             return
-        counted = int(scope["method"] in _BODY_METHODS)
-        self._posts += counted
         try:
-            await self._app(scope, self._limited(receive), told)
+            with self._places(scope).one() as take:
+                await self._app(scope, self._limited(receive, take), told)
         except Exception as error:  # it is answered and logged already; the server would log its text, which may hold a prompt
             _LOG.debug("request failed: %s", type(error).__name__)
-        finally:
-            self._posts -= counted
+
+    def _places(self, scope: Scope) -> _Places:
+        return self._control if scope["path"].startswith(self._steering) else self._work
 
     def _headers(self, scope: Scope) -> Mapping[str, str]:
         """The headers by lower-case name. Raises RequestProblem where they are too many, or ambiguous to whoever stands between."""
@@ -129,13 +143,12 @@ class Guard:
             self._check_token(headers.get("authorization", ""))
         _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
-        if method in _BODY_METHODS and self._posts >= self._limits.posts:
-            message = "too many requests at once; try again when one is done"
-            raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
+        if method in _BODY_METHODS:
+            self._places(scope).check()
         return None
 
     def _check_host(self, host: str) -> None:
-        if _name_of(f"http://{host}") not in self._names:
+        if _name_of(host) not in self._names:
             raise RequestProblem(403, "this host name is not served here", code="host_not_allowed")
 
     def _check_size(self, length: str) -> None:
@@ -153,8 +166,11 @@ class Guard:
             challenge = {"www-authenticate": "Bearer"}
             raise RequestProblem(401, "a bearer token is needed", code="invalid_api_key", headers=challenge)
 
-    def _limited(self, receive: Receive) -> Receive:
-        """The same stream of body parts, refused once it grows past the limit (a body may come without a length) or lasts too long."""
+    def _limited(self, receive: Receive, take: Callable[[], None]) -> Receive:
+        """The same stream of body parts, refused once it grows past the limit (a body may come without a length) or lasts too long.
+
+        `take` is called when a whole body is here.
+        """
         seen, coming = 0, True
         ends = asyncio.get_running_loop().time() + self._limits.body_s
 
@@ -166,9 +182,12 @@ class Guard:
             except TimeoutError as error:
                 raise RequestProblem(408, "the body of the request did not come in time", code="request_timeout") from error
             seen += len(message.get("body", b""))
-            coming = coming and bool(message.get("more_body"))
+            came, coming = coming, coming and bool(message.get("more_body"))
             if seen > self._limits.body_bytes:
+                await _read_away(receive)
                 raise self._too_large()
+            if came and not coming and seen:
+                take()
             return message
 
         return limited
@@ -184,11 +203,50 @@ class Guard:
         return opened
 
 
-def _name_of(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+class _Places:
+    """Room for so many requests at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+
+    def check(self) -> None:
+        """Raises RequestProblem where there is none."""
+        if self._taken >= self._most:
+            message = "too many requests at once; try again when one is done"
+            raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[], None]]:
+        """Around a request; gives what takes its place, which raises RequestProblem where there is none any more."""
+        taken = 0
+
+        def take() -> None:
+            nonlocal taken
+            self.check()
+            taken, self._taken = 1, self._taken + 1
+
+        try:
+            yield take
+        finally:
+            self._taken -= taken
+
+
+async def _read_away(receive: Receive) -> None:
+    """Read what still comes of a body that nobody wants: a connection closed over unread bytes loses the answer with them."""
+    left = _UNREAD_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_UNREAD_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+
+
+def _name_of(host: str) -> str | None:
+    found = _HOST.fullmatch(host.lower())
+    return None if found is None else found["v6"] or found["name"]
 
 
 def _check_origin(origin: str | None, host: str) -> None:

@@ -17,7 +17,6 @@ from edge.serve.guard import App
 from edge.serve.patience import PatientProtocol
 
 _GRACE_S = 3
-_MOST_CONNECTIONS = 256
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """How to reach, from this machine, what listens everywhere."""
 
@@ -63,7 +62,6 @@ def _server_config(app: App, patience: type[PatientProtocol]) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
-        limit_concurrency=_MOST_CONNECTIONS,
         ws="none",
     )
 

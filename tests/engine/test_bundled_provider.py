@@ -84,6 +84,15 @@ async def test_a_prompt_longer_than_the_context_was_not_executed(provider: Bundl
     assert (failed.value.kind, failed.value.executed) == ("too_long", False)
 
 
+async def test_a_prompt_that_cannot_fit_is_refused_without_being_read(
+    provider: BundledProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("llama_cpp.llama_tokenize")
+    with pytest.raises(ProviderError) as failed:
+        await provider.complete(asks("<think>" * 50_000))
+    assert (failed.value.kind, failed.value.executed) == ("too_long", False)
+
+
 async def test_a_generation_stops_at_the_end_of_the_context(provider: BundledProvider) -> None:
     result = await provider.complete(asks("a " * 200, max_output_tokens=10_000))
     assert result.finish in ("length", "stop")

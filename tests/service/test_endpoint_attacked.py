@@ -88,6 +88,10 @@ AMBIGUOUS = {
     "a target of another host": post().replace(b"POST /v1", b"POST http://evil.example/v1"),
     "a line that is no request": b"hello\r\n\r\n",
     "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "a user before the host": post().replace(b"host: localhost", b"host: localhost@127.0.0.1"),
+    "a path behind the host": post().replace(b"host: localhost", b"host: localhost/.evil.example"),
+    "a fragment behind the host": post().replace(b"host: localhost", b"host: localhost#.evil.example"),
+    "a port that is no number": post().replace(b"host: localhost", b"host: localhost:evil"),
     "an old protocol": b"POST /v1/chat/completions HTTP/0.9\r\n\r\n",
 }
 
@@ -144,6 +148,85 @@ async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -
 async def test_a_connection_on_which_nothing_is_finished_is_cut(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, patience=Hasty) as port:
         assert await said_to(port, sent) == b""
+
+
+class Crowded(PatientProtocol):
+    """Has room for few."""
+
+    most_connections = 8
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
+)
+async def test_connections_that_only_wait_make_room_for_a_person(answers: ScriptedAnswers, said: bytes) -> None:
+    async with served(answers, patience=Crowded) as port:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * Crowded.most_connections)]
+        for _, writer in idle:
+            writer.write(said)
+        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_where_every_connection_has_work_the_refusal_is_an_error_like_others(answers: ScriptedAnswers) -> None:
+    free = asyncio.Event()
+    answers.wait_before = {0: free}
+    async with served(answers, patience=Crowded) as port, asyncio.TaskGroup() as group:
+        busy = [group.create_task(said_to(port, post())) for _ in range(Crowded.most_connections)]
+        while len(answers.asked) < len(busy):
+            await asyncio.sleep(0.01)
+        refused = await said_to(port, post())
+        free.set()
+    head, _, body = refused.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head
+    assert json.loads(body)["error"]["code"] == "too_many_connections"
+    assert all(task.result().startswith(b"HTTP/1.1 200 ") for task in busy)
+
+
+async def test_what_is_no_http_is_told_so_in_the_form_of_every_error(answers: ScriptedAnswers) -> None:
+    async with served(answers) as port:
+        head, _, body = (await said_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+async def test_bodies_that_are_still_to_come_take_nobodys_place(answers: ScriptedAnswers) -> None:
+    async with served(answers, limits=Limits(posts=2)) as port:
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for _, writer in slow:
+            writer.write(post(ASK[:9], length=500))
+        await asyncio.sleep(0.1)
+        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_the_switch_that_stops_the_spending_works_while_everybody_asks(answers: ScriptedAnswers) -> None:
+    free = asyncio.Event()
+    answers.wait_before = {0: free}
+    async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(said_to(port, post()))
+        while len(answers.asked) < 2:
+            await asyncio.sleep(0.01)
+        assert (await said_to(port, post())).startswith(b"HTTP/1.1 429 ")
+        pause = post(b'{"paused": true}').replace(b"/v1/chat/completions", b"/api/budget/pause")
+        assert (await said_to(port, pause)).startswith(b"HTTP/1.1 200 ")
+        free.set()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_client_that_sends_all_of_a_body_too_large_reads_why_it_is_refused(
+    answers: ScriptedAnswers, chunked: bool
+) -> None:
+    large = b"x" * (8 << 20)
+    sent = post(b"%x\r\n%s\r\n0\r\n\r\n" % (len(large), large), CHUNKED, length=-1) if chunked else post(large)
+    async with served(answers) as port:
+        came = await said_to(port, sent)
+    assert came.startswith(b"HTTP/1.1 413 ")
+    assert b"request_too_large" in came
 
 
 async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnswers) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.agent.dial import BIAS_BOUND, HelpDial, dial_step, threshold, wanted_rate
-from edge.agent.dials import DialBook, stored_dials
+from edge.agent.dials import MOST_OTHER_DIALS, DialBook, stored_dials
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import reading
@@ -267,6 +267,22 @@ async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tm
             database.execute("DELETE FROM dials")
         book = DialBook(state, 0.3, ManualClock())
         assert (book.of("code").reading().known_log_odds, book.of("math").reading().known_log_odds) == (5, 0)
+
+
+async def test_of_the_labels_that_clients_make_up_only_the_last_ones_keep_a_dial(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_at(-1.0))
+    async with world.agent() as agent:
+        agent.budgets.set_dial(0.2, "own")
+        for number in range(MOST_OTHER_DIALS + 20):
+            await agent.answerer.answer(AnswerRequest(QUESTION, task="often"))
+            await agent.answerer.answer(AnswerRequest(QUESTION, task=f"made-up-{number}"))
+        assert len(agent.budgets.tasks) <= MOST_OTHER_DIALS + 3
+        assert {"own", "often", f"made-up-{number}"} < set(agent.budgets.tasks)
+        assert (agent.budgets.dial("own").own, agent.budgets.dial("often").questions) == (True, MOST_OTHER_DIALS + 20)
+    with StateFolder(tmp_path / "state") as state:
+        kept = {str(task) for (task,) in state.rows("SELECT task FROM dials")}
+        assert {"own", "often"} < kept
+        assert len(kept) <= MOST_OTHER_DIALS + 2
 
 
 async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_path: Path) -> None:

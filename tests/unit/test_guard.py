@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from math import comb
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.agent.agent import Agent
+from edge.agent.conditions import ConditionRules, MachineConditions, ScriptedProbe
 from edge.agent.events import Notice, WentBack
 from edge.agent.feedback import Feedback
 from edge.agent.guard import Guard
@@ -161,9 +163,10 @@ async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> No
         assert went_back(agent) == [(8, 4, "person")]
 
 
-def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local") -> None:
+def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local", prompt: str = "What is {}?") -> None:
     for number in range(good + bad):
-        record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt="?")  # type: ignore[arg-type]
+        asked = prompt.format(number)
+        record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt=asked)  # type: ignore[arg-type]
         agent.parts.state.put_request(record.id, 1.0, record.to_json())
         agent.records.rate(Feedback(record.id, "good" if number < good else "bad"))
 
@@ -192,6 +195,42 @@ async def test_few_verdicts_chance_and_the_clouds_answers_are_no_evidence(
         await agent.learn(max_steps=4)
         judged(agent, 2, *before)
         judged(agent, 4, *now, source=source)
+        await agent.learn(max_steps=1)
+        assert went_back(agent) == []
+
+
+async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when_all_is_learned(tmp_path: Path) -> None:
+    world, _ = guarded(tmp_path, recheck_every=None)
+    world.conditions = MachineConditions(ConditionRules(check_s=0.001), ScriptedProbe())
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        judged(agent, 2, good=18, bad=2)
+        agent.learning.pause(True)
+        learning = asyncio.create_task(agent.learn(max_steps=1))
+        while agent.learning.waiting != "paused by you":
+            await asyncio.sleep(0)
+        judged(agent, 4, good=4, bad=6)
+        async with asyncio.timeout(10):
+            while not went_back(agent):
+                await asyncio.sleep(0.001)
+        assert went_back(agent) == [(4, 2, "feedback")] and not learning.done()
+        agent.learning.pause(False)
+        await learning
+    other, _ = guarded(tmp_path / "done", recheck_every=None)
+    async with other.agent() as agent:
+        await agent.learn(max_steps=4)
+        judged(agent, 2, good=18, bad=2)
+        judged(agent, 4, good=4, bad=6)
+        await agent.learning.heed_verdicts()
+        assert (went_back(agent), agent.status().adapter_version) == ([(4, 2, "feedback")], 2)
+
+
+async def test_one_question_that_is_disliked_five_hundred_times_is_one_piece_of_evidence(tmp_path: Path) -> None:
+    world, _ = guarded(tmp_path, recheck_every=None)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+        judged(agent, 2, good=18, bad=2)
+        judged(agent, 4, good=0, bad=500, prompt="Who wrote this?")
         await agent.learn(max_steps=1)
         assert went_back(agent) == []
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.events import Notice
-from edge.agent.purse import DailyLimits, LearningPurse, PurseDesk, local_day
+from edge.agent.purse import PRICE_DAYS, DailyLimits, LearningPurse, PurseDesk
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
 from edge.agent.usage import used_today
 from edge.core.clock import ManualClock
+from edge.core.days import local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.core.types import Message, Sampling, TokenUsage
 from edge.rpc.client import CloudCall, CloudCompletion
@@ -200,11 +201,6 @@ async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_
         assert agent.learning.roles.purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
 
 
-def test_days_are_local_ones() -> None:
-    assert local_day(ManualClock().now())[:4] == "2023"
-    assert local_day(0.0) <= local_day(DAY_S)
-
-
 class Ledger:
     """What `end_of` is told: the end of each call by its key, or nobody there."""
 
@@ -239,6 +235,48 @@ async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_oth
     paid.prices = [20]
     assert await asked(desk, [call(3)]) == [True]
     assert (purse.today().spend_uusd, purse.today().tokens, purse.today().open_calls) == (50, 14, 0)
+
+
+async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_its_old_end(state: StateFolder) -> None:
+    """A crash has left two calls that never arrived. While the first looks whether both did, the second is made again."""
+    clock, asked_for, made = ManualClock(), asyncio.Event(), asyncio.Event()
+    with state.database as database:
+        for number in (1, 2):
+            row = (call(number).call_key, local_day(clock.now()), clock.now(), "math")
+            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", row)
+    slow = True
+
+    async def end_of(key: str) -> dict[str, object]:
+        nonlocal slow
+        if slow and key == call(2).call_key:
+            slow = False
+            asked_for.set()
+            await made.wait()
+        return {"call_state": "never_arrived", "charged_uusd": 0}
+
+    class Desk(PaidDesk):
+        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+            made.set()
+            await asyncio.sleep(0)
+            return await super().ask(call)
+
+    desk = PurseDesk(Desk(7), LearningPurse(state, clock, DailyLimits(calls=9), end_of=end_of))
+    first = asyncio.create_task(desk.ask(call(1)))
+    await asked_for.wait()
+    await asyncio.gather(first, desk.ask(call(2)))
+    today = LearningPurse(state, clock, DailyLimits()).today()
+    assert (today.calls, today.spend_uusd, today.open_calls) == (2, 14, 0)
+
+
+async def test_one_call_dearer_than_a_days_limit_does_not_end_learnings_help_for_good(state: StateFolder) -> None:
+    clock, paid = ManualClock(), PaidDesk(5000, 10)
+    desk = PurseDesk(paid, LearningPurse(state, clock, DailyLimits(spend_uusd=4000)))
+    assert await asked(desk, [call(0)]) == [True]
+    clock.advance(DAY_S)
+    told = "learning, today's spend 0 of 4000 micro-USD, and a call may cost 5000; learning goes on without the cloud"
+    assert (await desk.ask(call(1))).reason == told
+    clock.advance((PRICE_DAYS - 1) * DAY_S)
+    assert await asked(desk, [call(2), call(3)]) == [True, True]
 
 
 async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -> None:

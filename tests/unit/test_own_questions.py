@@ -95,6 +95,26 @@ def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_p
         assert list(book.rated(10)) == []
 
 
+def test_the_newest_correction_counts_also_where_the_clock_was_set_back(state: StateFolder) -> None:
+    for id in ("a", "b"):
+        answered(state, id, "2+2?", "5")
+    rated(state, "a", "bad", "3", at=9000.0)
+    rated(state, "b", "bad", "4", at=2000.0)
+    [own] = items(state)
+    assert key_of(own).right == ("4",)
+
+
+def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: StateFolder) -> None:
+    for number in range(3):
+        answered(state, f"one{number}", f"{number}+1?", str(number + 1))
+        rated(state, f"one{number}", "good")
+    for number in range(60):
+        answered(state, f"again{number}", "2+2?", "5")
+        rated(state, f"again{number}", "good")
+    kept = [answer.feedback.id for answer in FeedbackBook(state).rated(30)]
+    assert kept == ["one0", "one1", "one2", *(f"again{number}" for number in range(40, 60))]
+
+
 def test_the_same_verdict_twice_is_one_and_keeps_its_time(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     rated(state, "a", "good", at=1.0)

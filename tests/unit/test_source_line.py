@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from edge.cli.saying import source_line
+from edge.agent.events import AnswerFinished, Notice, Offline
+from edge.cli.saying import print_line, source_line, why_lines
+from edge.console import spoken
 from edge.serve.ports import AnswerNote
 
 NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapter_version=3, latency_s=0.42)
@@ -54,3 +56,22 @@ def test_a_fallback_has_the_details_in_its_reason() -> None:
         "used_up", f"used up (device calls 3 of 3); {HERE}", source="local-fallback", reason="it asked, but device calls 3 of 3"
     )
     assert (told.count("3 of 3"), "the budget is used up" in told) == (1, True)
+
+
+STEERS = "\x1b]0;owned\x07\x1b[2Jok\u202e\x9b1m"
+SHOWN = "\\x1b]0;owned\\x07\\x1b[2Jok\\u202e\\x9b1m"
+
+
+@pytest.mark.parametrize("field", ["final", "reason", "cloud_text", "local_text", "correction", "cloud_model"])
+def test_nothing_in_a_stored_answer_steers_the_terminal(field: str) -> None:
+    (shown,) = [line for line in why_lines({"source": "cloud", field: STEERS, "charged_uusd": 0}) if "owned" in line]
+    assert shown.endswith(SHOWN)
+
+
+def test_the_words_of_a_coordinator_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert SHOWN in source_line(replace(NOTE, reason=f"the cloud cannot be reached ({STEERS})"))
+    finished = AnswerFinished("a1", "local-fallback", STEERS, None, None, 0, 0.1, 0, 0)
+    for event in (finished, Offline(STEERS, 0.0), Notice(STEERS, 0.0)):
+        assert SHOWN in spoken(event)
+    print_line(f"quota: {STEERS}")
+    assert capsys.readouterr().err == f"quota: {SHOWN}\n"

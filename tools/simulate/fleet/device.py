@@ -1,5 +1,5 @@
-"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they are put
-together and in which order they live; knows nothing of the other devices.
+"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they
+are put together and in which order they live; knows nothing of the other devices.
 """
 
 from __future__ import annotations
@@ -85,7 +85,15 @@ class FleetDevice:
     """`live` it as a task of a host of its own; `end` asks it to."""
 
     def __init__(
-        self, index: int, name: str, group: GroupPart, machine: Machine, link: Link, channel: FleetChannel, tally: GroupTally, around: Surroundings
+        self,
+        index: int,
+        name: str,
+        group: GroupPart,
+        machine: Machine,
+        link: Link,
+        channel: FleetChannel,
+        tally: GroupTally,
+        around: Surroundings,
     ) -> None:
         self.index = index
         self.name = name
@@ -121,11 +129,6 @@ class FleetDevice:
     def end(self) -> None:
         """Close the agent."""
         self._ended.set()
-
-    @property
-    def online(self) -> bool:
-        """Whether the agent reaches the coordinator, as far as it knows."""
-        return self.agent.link.client.online
 
     def unsettled(self) -> list[str]:
         """Keys of calls whose end the agent does not know yet."""

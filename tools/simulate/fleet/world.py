@@ -1,5 +1,5 @@
-"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows nothing
-of how a part works inside.
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows
+nothing of how a part works inside.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class FleetWorld:
             self.site.start()
         await self._until_served()
         end = self.loop.time() + SETTLE_S
-        while self.loop.time() < end and any(device.unsettled() for device in self.devices):
+        while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def _stop_site(self) -> None:
@@ -245,9 +245,7 @@ class FleetWorld:
 
     def _reload(self, event: EventPart) -> None:
         self._tell("the coordinator reads a changed configuration")
-        self._part = next(
-            part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0
-        )
+        self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
         self.site.reload(self._config())
 
     async def _recharge(self) -> None:
@@ -278,8 +276,11 @@ class FleetWorld:
             device.machine.settle()
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
         used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
-        online = sum(device.online for device in group.devices) / len(group.devices)
+        online = sum(self._reaches(device, at) for device in group.devices) / len(group.devices)
         return Sample(at, mean(device.figures.dual for device in group.devices), self._target_rate(group), online, used)
+
+    def _reaches(self, device: FleetDevice, at: float) -> bool:
+        return self.site.endpoint is not None and device.link.up_again(at) <= at
 
     def _target_rate(self, group: _Group) -> float:
         """τ in force: of the dial, or the coordinator's for the steps that the devices have come to."""
@@ -306,7 +307,9 @@ class FleetWorld:
 
     def _spent(self, window: str) -> Amount:
         """What the ledger has charged to the fleet's budget since its window began."""
-        row = self.disk.tables.budget(budget_key("fleet", window=window_label(window, self.clock.now() - 1e-3)))
+        at = min(self.loop.time(), self.scenario.lasts_s) - 1e-3
+        label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
+        row = self.disk.tables.budget(budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
 
     def _down_share(self, before: float, at: float) -> float:
@@ -346,7 +349,8 @@ class FleetWorld:
         return group.tally.result(about, [device.figures for device in group.devices])
 
     def _cloud_result(self) -> CloudResult:
-        series = self._series
+        series, spent = self._series, self._spent(self._part.budgets.fleet.window)
+        series.spend_uusd[-1], series.calls[-1] = spent.uusd, spent.calls  # with the answers that ended late
         return CloudResult(
             at_s=series.at_s,
             queue=series.queue,

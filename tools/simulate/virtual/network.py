@@ -154,9 +154,7 @@ class _Ordered:
     def send(self, value: Any) -> None:
         """Send one; it arrives after those before it, and once."""
         place, self._sent = self._sent, self._sent + 1
-        if not self._network.carry(
-            self._faults, lambda: self._take(place, value), self._lost, size=size_of(value), up=self._up
-        ):
+        if not self._network.carry(self._faults, lambda: self._take(place, value), self._lost, size=size_of(value), up=self._up):
             self._network.later(KEEPALIVE_S, self._lost)
 
     def _take(self, place: int, value: Any) -> None:

@@ -1,0 +1,157 @@
+"""State folders as accidents leave them: new databases beside old checkpoints, later versions, damage found late, disks that fill."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.checkpoints import Checkpoints
+from edge.agent.daybook import read_daybook
+from edge.agent.events import Notice
+from edge.agent.sent import reading_sent
+from edge.agent.state import StateFolder
+from edge.agent.state_reader import reading
+from edge.cli.run import learn_while_serving
+from edge.cli.running import _announced_url, announced
+from edge.cli.shell import ending
+from edge.core.errors import AdapterError, StateError
+from edge.training.scripted import ScriptedLearner
+from tests.unit.agent_world import World
+
+
+async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_of_its_own(tmp_path: Path) -> None:
+    """As after `move the file away to start afresh`."""
+    world = World(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    for file in tmp_path.glob("agent.sqlite*"):
+        file.unlink()
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+        aside = agent.parts.state.set_aside
+    assert aside is not None and sorted(path.name for path in aside.iterdir()) == ["step-000001", "step-000002"]
+    assert any(str(aside) in notice.text for notice in world.events(Notice))
+    world.sink.events.clear()
+    async with world.agent() as agent:
+        assert agent.parts.state.position().steps_done == 1
+        assert agent.parts.state.set_aside is None
+    assert not any("had been cut" in notice.text for notice in world.events(Notice))
+
+
+def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked_into(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        state.database.execute("ALTER TABLE requests RENAME TO answers")
+        state.database.execute("PRAGMA user_version = 99")
+    with pytest.raises(StateError, match="format 99"), reading(tmp_path):
+        pass
+    with pytest.raises(StateError, match="format 99"), reading_sent(tmp_path):
+        pass
+    with pytest.raises(StateError, match="format 99"):
+        read_daybook(tmp_path, 0.0, 1.0)
+    with pytest.raises(StateError, match="format 99") as caught:
+        StateFolder(tmp_path)
+    assert "newer version" in caught.value.hint
+
+
+def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    assert ending(command) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the state folder's database cannot be used (database disk image is malformed); make room")
+
+
+def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(StateError, match="Operation not permitted"):
+        StateFolder(tmp_path)
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("no folder")
+    with pytest.raises(StateError, match="cannot be written: File exists"):
+        Checkpoints(tmp_path / "checkpoints")
+
+
+class FullDisk(ScriptedLearner):
+    """Its adapter fits nowhere as often as is said."""
+
+    failures = 1
+
+    async def export(self, folder: Path, version: int) -> Any:
+        if FullDisk.failures:
+            FullDisk.failures -= 1
+            folder.mkdir(parents=True)
+            raise OSError("3072 requested and 824 written")
+        return await super().export(folder, version)
+
+
+async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_made_when_there_is_room(tmp_path: Path) -> None:
+    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+    FullDisk.failures = 2
+
+    async def open_learner() -> ScriptedLearner:
+        return FullDisk()
+
+    world._open_learner = open_learner  # type: ignore[method-assign]
+    async with world.agent() as agent:
+        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
+        while agent.parts.state.position().steps_done < 4:
+            assert not learning.done(), learning
+            await asyncio.sleep(0.001)
+        stop.set()
+        agent.request_stop()
+        await learning
+        assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
+    [line] = said
+    assert "the checkpoint cannot be written (3072 requested and 824 written); answers do" in line
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+
+    async def gone(max_steps: int | None = None) -> None:
+        raise AdapterError("no such adapter file")
+
+    async with world.agent() as agent:
+        monkeypatch.setattr(agent, "learn", gone)
+        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
+        while not said:
+            assert not learning.done(), learning
+            await asyncio.sleep(0.001)
+        monkeypatch.undo()
+        while agent.parts.state.position().steps_done < 4:
+            assert not learning.done(), learning
+            await asyncio.sleep(0.001)
+        stop.set()
+        agent.request_stop()
+        await learning
+    assert said == ["learning cannot go on: no such adapter file; answers do, and learning is tried again every 0.001 s"]
+
+
+def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
+    """Another agent, on another folder, may listen on its port by now, and would be steered in its place."""
+    code = (
+        "import os, signal; from pathlib import Path; from edge.cli.running import announced\n"
+        f"with announced(Path({str(tmp_path)!r}), 'http://127.0.0.1:1'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "endpoint.json").exists()
+    assert _announced_url(tmp_path) is None
+    with announced(tmp_path, "http://127.0.0.1:2"):
+        assert _announced_url(tmp_path) == "http://127.0.0.1:2"
+    assert _announced_url(tmp_path) is None
