@@ -104,11 +104,12 @@ class World:
 
     def _interval_ends(self, interval: int) -> None:
         begins, ends = (self.ends_at[interval - 1] if interval else 0.0), self.ends_at[interval]
+        away = any(first <= ends < last for first, last in self._gone)
         for group in self.groups:
             who = slice(group.offset, group.offset + group.part.devices)
             group.tally.curves.dual.append(round(self.duals.mean(who), 9))
             group.tally.curves.off_s[interval] = group.off_s(begins, ends)
-            group.tally.curves.online.append(round(group.links.share_online(ends), 9))
+            group.tally.curves.online.append(round(0.0 if away else group.links.share_up(ends), 9))
             group.tally.curves.target.append(
                 round(group.target_rate(self.duals, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + ends), 9)
             )

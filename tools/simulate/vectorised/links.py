@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from tools.simulate.fleet.hardware import LinkModel
-from tools.simulate.fleet.link import PATIENCE_S
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
 
 HOUR_S = 3600.0
@@ -27,7 +26,6 @@ class FleetLinks:
         flaps = model.mean_up_s is not None and model.mean_down_s > 0.0
         self._up = np.ones(devices if flaps else 0, bool)
         self._changes = np.zeros(0)
-        self._since = np.zeros(self._up.size)
         if flaps and model.mean_up_s is not None:
             self._changes = self._stay_s(self._up)
 
@@ -57,14 +55,10 @@ class FleetLinks:
                 again = np.where(_within(hour, self.model.offline_hours), again + left_h * HOUR_S, again)
         return again
 
-    def share_online(self, at: float) -> float:
-        """Share of the devices that take themselves to be online: a connection outlives a dead link for a while."""
+    def share_up(self, at: float) -> float:
+        """Share of the devices whose link is up."""
         count = max(1, self._up.size)
-        who, now = np.arange(count), np.full(count, at)
-        up = self.are_up(who, now)
-        if self._since.size:
-            up |= ~self._up & (now - self._since < PATIENCE_S)
-        return float(up.mean())
+        return float(self.are_up(np.arange(count), np.full(count, at)).mean())
 
     def delays_s(self, count: int, size_bytes: float, *, up: bool) -> Floats:
         """Seconds that messages of this size take in one direction."""
@@ -79,7 +73,6 @@ class FleetLinks:
         while (due := self._changes[who] <= at).any():
             ended = np.unique(who[due])
             self._up[ended] = ~self._up[ended]
-            self._since[ended] = self._changes[ended]
             self._changes[ended] += self._stay_s(self._up[ended])
 
     def _stay_s(self, up: Bools) -> Floats:

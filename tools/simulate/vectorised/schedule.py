@@ -7,8 +7,8 @@ import numpy as np
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, LearningPart
 from tools.simulate.vectorised.draws import Draws, Floats, Ints
 
-BEHIND_S = 1e-3
-"""So long after a turn the next one is looked for."""
+GRAIN = 1e-3
+"""Of a pause, as in `fleet.timetable`: turns are told apart by more than their rounding."""
 
 
 class FleetTimetable:
@@ -30,7 +30,7 @@ class FleetTimetable:
 
     def taken(self, who: Ints, at: Floats) -> None:
         """These devices began a step at these times."""
-        self._due[who] = self._turn_from(who, at + BEHIND_S)
+        self._due[who] = self._turn_from(who, at + GRAIN * self._pause_s)
 
     def _turn_from(self, who: Ints, at: Floats) -> Floats:
         """The first turn at this time or later."""
