@@ -170,8 +170,10 @@ class Devices:
         said = np.maximum(1.0, np.rint(np.where(asked, tokens * np.float32(part.tokens.asking_share), tokens)))
         work_s = np.stack([np.full(count, self._read_s + self._token_s), self._read_s + said * self._token_s], axis=1)
         first, decided = (begins[:, None] + self._heated(who, begins, work_s)).T
-        up = self.links.up_again(who, decided)
-        called_at = np.where(asked & (up - decided <= CONNECT_S), up, np.inf)
+        called_at = np.full(count, np.inf)
+        asking = np.flatnonzero(asked)
+        up = self.links.up_again(who[asking], decided[asking])
+        called_at[asking] = np.where(up - decided[asking] <= CONNECT_S, up, np.inf)
         return Round(who, begins, first, decided, difficulty, right, asked, tokens, called_at)
 
     def calls(self, asked: Round) -> tuple[Calls, Ints]:
@@ -187,14 +189,16 @@ class Devices:
         got = (replies.outcome == ANSWERED) & ~broken
         source[places[got]] = CLOUD
         known[places] = comes
-        rest = np.maximum(1.0, np.rint(asked.local_tokens * np.float32(1.0 - self.part.tokens.asking_share)))
-        again_s = np.where(source == FALLBACK, self._served(asked.who, known, rest * self._token_s), 0.0)
+        alone = np.flatnonzero(source == FALLBACK)
+        rest = np.maximum(1.0, np.rint(asked.local_tokens[alone] * np.float32(1.0 - self.part.tokens.asking_share)))
+        again_s = np.zeros(source.size)
+        again_s[alone] = self._heated(asked.who[alone], known[alone], (rest * self._token_s)[:, None])[:, 0]
         right = asked.right.copy()
         right[places[got]] = self._draws.uniforms(int(got.sum())) < cloud_right(self._nature, asked.difficulty[places[got]])
         self._note(asked, source, known + again_s, asked.decided - asked.begins + again_s, right)
         refused = int((replies.outcome == REFUSED).sum())
         self.tally.refused[BUDGET] += refused
-        self.tally.refused[UNREACHABLE] += int((source == FALLBACK).sum()) - refused
+        self.tally.refused[UNREACHABLE] += int(alone.size) - refused
         self._charged(asked.who[places], replies)
 
     def _note(self, asked: Round, source: Ints, done: Floats, worked_s: Floats, right: Bools) -> None:
@@ -210,10 +214,6 @@ class Devices:
         broken = up - sent > PATIENCE_S
         delay = np.maximum(*(self.links.delays_s(who.size, REPLY_BYTES, up=False) for _ in range(2)))
         return np.where(broken, sent + PATIENCE_S + CONNECT_S, up + delay), broken
-
-    def _served(self, who: Ints, at: Floats, seconds: Floats) -> Floats:
-        """How long work for whom is served takes."""
-        return self._heated(who, at, seconds[:, None])[:, 0]
 
     def _tell_dials(self, who: Ints, settings: Settings | None, asked: Bools, log_odds: Floats, broken: Bools) -> None:
         if self._dials is not None and settings is not None:
