@@ -59,7 +59,10 @@ def test_a_full_line_and_an_end_of_patience_turn_calls_away() -> None:
     assert served.taken.tolist() == [True, True, False]
     assert served.begins.tolist() == [0.0, 10.0, 2.0]
     assert (queue.longest_queue, queue.most_in_flight) == (1, 1)
-    assert Slots(1, 5).serve(np.array([0.0, 1.0]), np.full(2, 10.0), np.full(2, 3.0)).begins.tolist() == [0.0, 4.0]
+    assert Slots(1, 5).serve(np.array([0.0, 1.0]), np.full(2, 10.0), np.full(2, 3.0)).begins.tolist() == [
+        0.0,
+        4.0,
+    ]
 
 
 # budgets -------------------------------------------------------------------------------------------------------------------------
@@ -94,6 +97,14 @@ def test_what_is_set_aside_for_a_device_others_cannot_take() -> None:
     first = budget.admit(_bids([0] * 9 + [1], [float(second) for second in range(10)], 0.5, 0, 0))
     assert first.tolist() == [True] * 5 + [False] * 4 + [True]
     assert budget.admit(_bids([1] * 5, [20.0 + second for second in range(5)], 0.5, 0, 0)).tolist() == [True] * 4 + [False]
+
+
+def test_what_devices_used_of_their_shares_outlives_a_changed_limit() -> None:
+    budget = SharedBudget(LimitConfig(calls_limit=100), 2, floor=1.0)
+    budget.enter(0.0)
+    assert budget.admit(_bids([0] * 4 + [1], [float(second) for second in range(5)], 0.5, 0, 0)).all()
+    budget.configure(LimitConfig(calls_limit=10), 1.0)
+    assert budget.admit(_bids([0] * 3, [20.0, 21.0, 22.0], 0.5, 0, 0)).tolist() == [True, False, False]
 
 
 def test_a_budget_is_whole_again_in_its_next_window() -> None:

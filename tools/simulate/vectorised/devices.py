@@ -121,6 +121,7 @@ class Devices:
         self._free_at = np.zeros(count)
         self._served_s = np.zeros(count)
         self._learning = np.zeros(count, bool)
+        self._unreported = np.zeros((2, count if part.learning is not None else 0))
         self._learned_at = np.zeros(count)
         heats = speed.throttle_after_s is not None
         self._busy_until = np.full(count if heats else 0, -np.inf)
@@ -249,6 +250,7 @@ class Devices:
         rollout_s = rollout_seconds(tokens, size, self.part.tokens.prompt, self.speed)
         ready = at[:, None] + np.where(offline, 0.0, self._round_trip_s(at.size))[:, None] + self._heated(who, at, rollout_s)
         self._steps[who] += 1
+        self._deliver(who[~offline], at[~offline], duals)
         return Steps(
             who=who,
             begins=at,
@@ -264,6 +266,22 @@ class Devices:
             verdict=np.where(asks, np.where(offline[:, None], lessons.MASKED, UNKNOWN), lessons.NONE),
             groups=groups,
         )
+
+    def _deliver(self, who: Ints, at: Floats, duals: Duals) -> None:
+        """Reports of steps made without a coordinator, all of a device's at once, before its next step is opened."""
+        waiting = self._unreported[1, who] > 0.0
+        who, at = who[waiting], at[waiting]
+        if who.size:
+            order, units = np.argsort(at, kind="stable"), self._units
+            who, at = who[order], at[order]
+            rate, target = self._unreported[:, who]
+            self._unreported[:, who] = 0.0
+            duals.close(self.task, who + self.offset, at, rate, target, np.full(who.size, units))
+
+    @property
+    def _units(self) -> int:
+        learning = self.part.learning
+        return learning.prompts_per_step * learning.group_size if learning is not None else 0
 
     def _group_tokens(self, groups: lessons.Groups) -> Floats:
         """Tokens of each group's responses: a sum of log-normals, taken as normal."""
@@ -361,6 +379,7 @@ class Devices:
         rate = steps.groups.asked.sum(axis=1) / units
         self.tally.learned(ends, rate)
         told = ~steps.offline
+        self._unreported[:, steps.who[~told]] += np.stack([rate[~told], steps.target[~told]])
         if told.any():
             every = np.full(int(told.sum()), units)
             duals.close(self.task, steps.who[told] + self.offset, ends[told], rate[told], steps.target[told], every)

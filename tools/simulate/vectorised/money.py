@@ -68,6 +68,7 @@ class SharedBudget:
         self._devices = devices
         self._window: str | None = None
         self.committed = np.zeros(UNITS, np.int64)
+        self._used_by = np.zeros((UNITS, 0), np.int64)
         self._until = np.zeros(0)
         self._hold = np.zeros((UNITS, 0), np.int64)
         self._charge = np.zeros((UNITS, 0), np.int64)
@@ -78,7 +79,8 @@ class SharedBudget:
         self.limit = limit
         self._limits = limits_of(limit)
         self._floor_ppm = round(floor * PPM) if is_limited(limit) else 0
-        self._used_by = np.zeros((UNITS, self._devices if self._floor_ppm else 0), np.int64)
+        if self._floor_ppm and not self._used_by.size:
+            self._used_by = np.zeros((UNITS, self._devices), np.int64)
 
     def enter(self, now: float) -> None:
         """The calendar shows `now`, seconds since the epoch."""
