@@ -109,7 +109,7 @@ async def versions(
             if newest != last:
                 last = newest
                 yield newest
-            elif not await _rings_within(rung, heartbeat_s):
+            if not await _rings_within(rung, heartbeat_s):
                 yield None
     raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
 

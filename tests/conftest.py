@@ -15,6 +15,8 @@ __all__ = ["postgres_server"]
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared by the workers
 
+os.environ.setdefault("EDGE_AGENT_DEVICE_PROFILE", "none")  # what tests find does not depend on whose machine they run on
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:

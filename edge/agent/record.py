@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from edge.agent.events import Source
@@ -90,7 +90,7 @@ class AnswerRecord:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

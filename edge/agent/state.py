@@ -39,11 +39,14 @@ class StateFolder(StateReader):
         _make_private(folder)
         self._lock = _locked(folder / "lock")
         try:
-            self._db = open_database(folder / "agent.sqlite")
+            self._db = self._open_database()
             self.run_id = self._run_id()
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _open_database(self) -> sqlite3.Connection:
+        return open_database(self.folder / "agent.sqlite")
 
     def __enter__(self) -> StateFolder:
         return self

@@ -89,6 +89,13 @@ def open_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def open_in_memory() -> sqlite3.Connection:
+    """The same tables in memory, gone with the process; for simulations of many agents."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    _create_or_check(connection, Path(":memory:"))
+    return connection
+
+
 def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:

@@ -2,6 +2,7 @@
 
 from edge.bootstrap.agents import build_agent, build_conditions, build_own_use, build_parts, check_inputs
 from edge.bootstrap.coordinator import build_client, build_credentials, build_embedded, coordinator_address, guarded_client
+from edge.bootstrap.device_profile import kept_profile, own_profile
 from edge.bootstrap.engines import (
     MlxWeights,
     apple_silicon,
@@ -48,6 +49,7 @@ __all__ = [
     "evaluate",
     "gate_rules",
     "guarded_client",
+    "kept_profile",
     "latest_adapters",
     "local_prompt_form",
     "measure_hints",
@@ -59,6 +61,7 @@ __all__ = [
     "open_backend",
     "open_learner",
     "open_rollouts",
+    "own_profile",
     "policy_name",
     "probe_memory",
     "program_sandbox",

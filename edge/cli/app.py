@@ -400,6 +400,9 @@ def doctor(
     write_profile: Annotated[
         Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
     ] = None,
+    keep_profile: Annotated[
+        bool, typer.Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
+    ] = False,
     device_profile: DeviceProfile = None,
     config: Config = None,
     sets: Sets = None,
@@ -409,7 +412,7 @@ def doctor(
     from edge.cli import doctor as command
 
     settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
-    return command.doctor(settings, as_json=json, measure=measure, profile=write_profile)
+    return command.doctor(settings, as_json=json, measure=measure, profile=write_profile, keep=keep_profile)
 
 
 @app.command()

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def show(settings: Settings, *, changed: bool, as_json: bool) -> int:
-    """Every setting with its value and origin."""
-    rows = [row for row in settings.resolve().rows() if not changed or row[2] != "default"]
+    """Every setting with its value and origin, as `run` has them."""
+    from edge.bootstrap import own_profile
+
+    rows = [row for row in settings.resolve(own_profile).rows() if not changed or row[2] != "default"]
     if as_json:
         print_json([{"key": key, "value": value, "origin": origin} for key, value, origin in rows])
         return 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge.cli.saying import print_json, print_line
 from edge.cli.shell import EXTRAS
-from edge.core.errors import EdgeError, ModelFileError
+from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.install import install_extra, pip_install
 from edge.core.processor import cpu_flags, cpu_name, usable_cores
 
@@ -57,8 +57,10 @@ class Finding:
     hint: str = ""
 
 
-def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile: Path | None = None) -> int:
-    """Run every check, then measure if asked to or if there is a profile to write; 1 when a check failed."""
+def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile: Path | None = None, keep: bool = False) -> int:
+    """Run every check, then measure if asked to or if there is a profile to write or keep; 1 when a check failed."""
+    if keep:
+        profile = _place_to_keep(settings, profile)
     if profile is not None:
         from edge.config.profile import check_writable
 
@@ -78,8 +80,21 @@ def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile:
     return int(failed)
 
 
+def _place_to_keep(settings: Settings, profile: Path | None) -> Path:
+    """The file that run and learn find by themselves, its folder made. Raises UsageError where another one is named, too."""
+    from edge.bootstrap import kept_profile
+
+    kept = kept_profile(settings.config())
+    if profile is not None:
+        raise UsageError(f"--keep-profile writes {kept}, --write-profile another file", hint="give one of them")
+    with suppress(OSError):  # the check that follows says what is wrong
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    return kept
+
+
 def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     """Measure, and write the profile where one is wanted."""
+    from edge.bootstrap import kept_profile
     from edge.cli.measure import measure
     from edge.config.profile import profile_text, write_profile
 
@@ -90,7 +105,9 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     measured = measure(config, lambda stage: print_line(f"measuring {stage} ..."))
     if profile is not None:
         write_profile(profile, profile_text(measured.device, measured.settings(), doubt))
-        print_line(f"device profile written to {profile}; use it with --device-profile {profile}")
+        found = profile == kept_profile(config)
+        use = "run and learn use it from now on" if found else f"use it with --device-profile {profile}"
+        print_line(f"device profile written to {profile}; {use}")
         if doubt:
             print_line(f"warning: {doubt}; measure again when it is quiet")
     return measured

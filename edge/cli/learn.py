@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.agent.retention import RetentionWatch
 from edge.agent.runfolder import RunFolder
-from edge.bootstrap import build_agent, check_inputs
+from edge.bootstrap import build_agent, check_inputs, own_profile
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
@@ -50,7 +50,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     settings = without_a_gate(with_an_end(settings))
     check_inputs(settings.config())
     folder = options.out or _default_folder(settings.config())
-    resolved = replace(settings, state=settings.state or folder / "state").resolve()
+    resolved = replace(settings, state=settings.state or folder / "state").resolve(own_profile)
     lines = list(starting_lines(resolved, learns=True))
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
         try:

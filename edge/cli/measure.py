@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
+from edge.core.machine_facts import battery_wh, drawn_w, machine_facts
 from edge.core.types import Sampling
 
 if TYPE_CHECKING:
-    from edge.config.schema import AgentConfig, DeviceConfig
+    from edge.config.schema import AgentConfig, DeviceConfig, SpeedConfig
     from edge.inference.batched import BatchedBackend
     from edge.training.advice import BatchAdvice
     from edge.training.floor import Floor, ModelCost
@@ -92,7 +93,7 @@ def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measur
     from edge.bootstrap import engine_backend, model_file, with_its_device
     from edge.sizing import model_cost
 
-    clock, path = clock or SystemClock(), model_file(config.model.path)
+    clock, path, idle_w = clock or SystemClock(), model_file(config.model.path), drawn_w()
     config = with_its_device(config, path)
     rates = asyncio.run(engine_rates(config, path, say, clock))
     cost = model_cost(path)
@@ -100,9 +101,11 @@ def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measur
         update={
             "backend": engine_backend(config, path),
             "infer_gflop_per_s": _rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
+            **_power(idle_w, drawn_w()),
         }
     )
     device = device.model_copy(update=_trainer_rates(config, path, say, clock))
+    device = device.model_copy(update={"speeds": (_speed(config, path, device, rates, say),)})
     advice = _advice(config, path, rates)
     floor = _floor(config, path, device, rates, advice)
     return Measured(device, cost, rates, advice, floor)
@@ -308,7 +311,31 @@ def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceCon
         model=path.stem,
         prefill_tokens_per_s=_rounded(rates.prefill_tokens_per_s),
         decode=decode,
+        machine=machine_facts().fingerprint,
     )
+
+
+def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, say: Say) -> SpeedConfig:
+    """The model's row, as simulations of a fleet read it."""
+    from edge.cli.measure_learning import training_tokens_per_s
+    from edge.config.schema import SpeedConfig
+
+    training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
+    return SpeedConfig(
+        model=path.stem,
+        prefill_tokens_per_s=device.prefill_tokens_per_s,
+        decode=device.decode,
+        training_tokens_per_s=None if training is None else _rounded(training),
+    )
+
+
+def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
+    """Watts before and right after the engine worked, where a battery's gauge tells both and they make sense; and its capacity."""
+    full_wh = battery_wh()
+    told = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
+    if idle_w is not None and busy_w is not None and idle_w < busy_w:
+        told |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
+    return told
 
 
 def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
@@ -363,6 +390,8 @@ def _device_lines(measured: Measured) -> Iterator[str]:
     yield _line("training, fp32", device.train_fp32_gflop_per_s, "GFLOP/s")
     yield _line("training, bf16", device.train_bf16_gflop_per_s, "GFLOP/s")
     yield _line("dequantising", device.dequantise_gweights_per_s, "G weights/s")
+    for speed in device.speeds:
+        yield _line("training, an update", speed.training_tokens_per_s, "tokens/s")
 
 
 def _advice_lines(measured: Measured) -> Iterator[str]:

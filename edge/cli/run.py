@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.agent.gallery import SHOWN_STEPS, Gallery
-from edge.bootstrap import build_agent, check_inputs, state_folder
+from edge.bootstrap import build_agent, check_inputs, own_profile, state_folder
 from edge.cli.listening import check_listening, listening
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import privacy_line, starting_lines
@@ -42,7 +42,7 @@ def run(settings: Settings, options: RunOptions) -> int:
     """Serve and learn; 0 when it ended as asked."""
     if not (options.learn or options.serve):
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
-    resolved = settings.resolve()
+    resolved = settings.resolve(own_profile)
     learns = options.learn and resolved.config.learning.enabled
     if learns:
         check_inputs(resolved.config)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NOT_RUNNING = 3
 """Exit code of `status` for a service that does not run, as service managers have it."""
-CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "HF_HOME")
+CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "EDGE_AGENT_DEVICE_PROFILE", "HF_HOME")
 """Settings from the environment that a service would miss; none is a secret."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from edge.core.names import shown
 
 if TYPE_CHECKING:
     from edge.config.loader import Flag, Resolved
+    from edge.config.picking import Pick
     from edge.config.schema import AgentConfig
 
 
@@ -34,8 +35,10 @@ class Settings:
     device_profile: Path | None = None
     never_send: Sequence[str] | None = None
 
-    def resolve(self) -> Resolved[AgentConfig]:
-        """The configuration. Raises ConfigError for a bad file, OptionError for a bad option; both are one line."""
+    def resolve(self, pick: Callable[[AgentConfig], Pick] | None = None) -> Resolved[AgentConfig]:
+        """The configuration; `pick` finds a device profile where none is named. Raises ConfigError for a bad file, OptionError for a bad
+        option; both are one line.
+        """
         from edge.config.agent import resolve_agent_config
         from edge.config.loader import Flag
 
@@ -46,7 +49,7 @@ class Settings:
         flags = list(self._flags(0 if self.tasks else len(config.phases)))
         if self.never_send:
             flags.append(Flag("privacy.never_send", [*config.privacy.never_send, *self.never_send], "--never-send"))
-        return resolve_agent_config(self.file, self.sets or (), flags)
+        return resolve_agent_config(self.file, self.sets or (), flags, pick)
 
     def config(self) -> AgentConfig:
         """The configuration without its origins."""

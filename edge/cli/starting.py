@@ -19,20 +19,43 @@ _WORDS = {
 
 def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
     """One line for each such setting."""
-    lines = [layers_line(resolved.config), hints_line(resolved.config)]
+    lines = [layers_line(resolved.config), hints_line(resolved.config), picked_line(resolved)]
     if learns:
         lines += [profile_line(resolved), length_line(resolved.config)]
     yield from (line for line in lines if line)
 
 
 def profile_line(resolved: Resolved[AgentConfig]) -> str:
-    """Which settings besides what was measured the device profile brings, or ""."""
-    profile = resolved.config.device_profile
-    if profile is None:
-        return ""
-    brought = [(key, value) for key, value, origin in resolved.rows() if origin.startswith(f"{profile}:")]
-    told = [_told(key, value) for key, value in brought if not key.startswith("device.")]
+    """Which settings besides what was measured the device profile brings, or ""; of a picked one, `picked_line` tells."""
+    told = [] if _pick_origin(resolved) else _brought(resolved)
     return f"device profile: {', '.join(told)}" if told else ""
+
+
+def picked_line(resolved: Resolved[AgentConfig]) -> str:
+    """Which device profile was picked by itself and what it brings, or why a kept one was not, or ""."""
+    from edge.config.picking import NOT_PICKED
+
+    profile, why = resolved.config.device_profile, _pick_origin(resolved)
+    if not why:
+        return ""
+    if why.startswith(NOT_PICKED):
+        return f"device profile {why}; edge-agent doctor --keep-profile measures this machine"
+    brings = ", ".join(_brought(resolved)) or "no settings"
+    return f"device profile {profile} ({why}; device_profile: none does without): {brings}"
+
+
+def _pick_origin(resolved: Resolved[AgentConfig]) -> str:
+    """Why a profile was picked or not; "" where there was nothing to pick from, or one is named."""
+    from edge.config.picking import KNOWN, MEASURED, NOT_PICKED
+
+    origin = resolved.origins.get("device_profile", "")
+    return origin if origin in (KNOWN, MEASURED) or origin.startswith(NOT_PICKED) else ""
+
+
+def _brought(resolved: Resolved[AgentConfig]) -> list[str]:
+    profile = resolved.config.device_profile
+    brought = [(key, value) for key, value, origin in resolved.rows() if origin.startswith(f"{profile}:")]
+    return [_told(key, value) for key, value in brought if not key.startswith("device.")]
 
 
 def layers_line(config: AgentConfig) -> str:

@@ -30,6 +30,7 @@ _WORDS = {
     "boolean": "true or false",
     "date": "date",
     "date-time": "date and time",
+    "object": "section of any keys",
 }
 _PLURALS = {"text": "texts", "section": "sections", "list of sections": "lists of sections"}
 
@@ -176,7 +177,7 @@ def _type(node: Node, definitions: Node) -> str:
         return "choice"
     if "anyOf" in node:
         return " or ".join(_type(each, definitions) for each in node["anyOf"] if each.get("type") != "null")
-    return _WORDS[node.get("format", node["type"])]
+    return f"list of {len(node['prefixItems'])} values" if "prefixItems" in node else _WORDS[node.get("format", node["type"])]
 
 
 def _plural(words: str) -> str:
@@ -214,6 +215,8 @@ def terms(key: Key) -> str:
 
 def _bounds_text(bounds: Mapping[str, float]) -> str:
     if "minLength" in bounds or "maxLength" in bounds:
+        if "maxLength" not in bounds:
+            return f"at least {_number(bounds['minLength'])} characters"
         return f"{bounds.get('minLength', 0)} to {_number(bounds['maxLength'])} characters"
     if "minimum" in bounds and "maximum" in bounds:
         return f"{_number(bounds['minimum'])} to {_number(bounds['maximum'])}"

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from edge.config.numbers import check_sources
 from edge.config.secret_refs import require_one_reference
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 from edge.core.privacy_rules import checked_rule, checked_term
@@ -545,8 +546,45 @@ class DecodeRate(Section):
     tokens_per_s: Positive = Field(description="Tokens/s of all of them together.")
 
 
+class SpeedConfig(Section):
+    """How fast one model in one quantisation is on the device."""
+
+    model: str = Field(
+        min_length=1, max_length=200, description="Size and quantisation, as 1.5B-Q4_K_M, or the name of a model file."
+    )
+    prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt.")
+    decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows, growing from 1.")
+    training_tokens_per_s: Positive | None = Field(
+        None, description="Tokens/s of a LoRA update: forward, backward, all micro-batches."
+    )
+
+    @field_validator("decode")
+    @classmethod
+    def _rows_grow_from_one(cls, decode: tuple[DecodeRate, ...]) -> tuple[DecodeRate, ...]:
+        rows = [rate.rows for rate in decode]
+        if rows and (rows[0] != 1 or rows != sorted(set(rows))):
+            raise ValueError(f"must go from 1 row to more, not {', '.join(map(str, rows))}")
+        return decode
+
+
+class SourceConfig(Section):
+    """Where numbers come from."""
+
+    of: str = Field(
+        min_length=1,
+        max_length=300,
+        description="A field, or a part of speeds as speeds/MODEL/decode/4; the longest that fits a number holds for it.",
+    )
+    source: str = Field(
+        min_length=1,
+        max_length=1000,
+        description="Title and address, or how it was got: measured, chosen, or estimated by formula (devices/README.md).",
+    )
+
+
 class DeviceConfig(Section):
-    """What was measured on this machine; the part of a device profile that `edge-agent doctor --write-profile` fills in.
+    """What was measured on this machine, or is known of a kind of machine; the part of a device profile that `edge-agent doctor
+    --write-profile` fills in.
 
     Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
     took. What is null, or an empty list, was not measured; G is 10^9.
@@ -571,6 +609,31 @@ class DeviceConfig(Section):
     model: str = Field("", description="The model that the engine's numbers were taken with.")
     prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
     decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
+    machine: str = Field("", description="What the machine told of itself; a profile of another one is not picked by itself.")
+    processor: Literal["", "cpu", "cuda", "cuda-shared", "metal"] = Field(
+        "", description="What the model is computed on; cuda-shared is a GPU that shares the machine's memory, as a Jetson's."
+    )
+    gpu_memory_mib: int | None = Field(None, ge=1, description="Memory of a GPU that has its own, in MiB.")
+    peak_gflop_per_s: Positive | None = Field(
+        None, description="GFLOP/s that the formula counts with: of the processor's float32 FMA units, or dense float16 of a GPU."
+    )
+    speeds: tuple[SpeedConfig, ...] = Field((), description="How fast models of some sizes are.")
+    idle_w: NotNegative | None = Field(None, description="Watts of the whole device while it waits.")
+    busy_w: Positive | None = Field(None, description="Watts of the whole device while a model computes.")
+    throttle_after_s: Positive | None = Field(
+        None, description="Seconds of unbroken work until heat slows it down (null: not known)."
+    )
+    throttle_share: Rate | None = Field(None, description="Share of the speeds that is left then.")
+    battery_wh: Positive | None = Field(None, description="Watt-hours of the battery (null: none, or not known).")
+    sources: tuple[SourceConfig, ...] = Field((), description="Where the numbers come from.")
+
+    @model_validator(mode="after")
+    def _sources_are_of_numbers(self) -> DeviceConfig:
+        check_sources(self, [each.of for each in self.sources])
+        models = [speed.model for speed in self.speeds]
+        if twice := next((name for name in models if models.count(name) > 1), None):
+            raise ValueError(f"speeds has {twice} twice")
+        return self
 
 
 class AgentConfig(Section):
@@ -584,7 +647,9 @@ class AgentConfig(Section):
         None, description="Folder of everything that is kept (null: the platform's folder for application data)."
     )
     device_profile: str | None = Field(
-        None, description="A configuration file that is weaker than all others, as edge-agent doctor writes it (null: none)."
+        None,
+        description="A configuration file that is weaker than all others, as edge-agent doctor writes it (null: the one of this machine, "
+        "if there is one; none: none).",
     )
     device: DeviceConfig = Field(DeviceConfig(), description="What was measured on this machine.")
     model: ModelConfig = Field(ModelConfig(), description="The SLM.")

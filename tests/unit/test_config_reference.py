@@ -37,7 +37,10 @@ admin: {tls: {ca: ca.crt}}
 telemetry: {otlp_endpoint: http://127.0.0.1:4318}
 """
 AGENT_BASE = """
-device: {decode: [{rows: 1, tokens_per_s: 1}]}
+device:
+  decode: [{rows: 1, tokens_per_s: 1}]
+  speeds: [{model: tiny, decode: [{rows: 1, tokens_per_s: 1}]}]
+  sources: [{of: decode, source: measured}]
 phases: [{source: "practice:group1"}]
 coordinator: {tls: {ca: ca.crt}}
 """

@@ -16,6 +16,8 @@ FORMAT = 1
 LEAST_S = 1e-4
 GROWTH = 1.01
 SOURCES = ("local", "cloud", "local-fallback")
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+"""Of what is told by device: `GroupResult.calls_by_device` and `spend_by_device_uusd`."""
 
 
 class LatencyHistogram(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ class Series(msgspec.Struct, frozen=True):
     """What happened over time; all lists are as long as `at_s`: virtual seconds, and an entry is of the interval that ends there.
 
     `assist_rate` and `dual` are means over the group's devices; `dual` weighs each device the same. None: there was nothing to average.
+    `target_rate`: the τ in force at the end of each interval; empty where it was the group's `target_rate` all the time.
     """
 
     at_s: list[float]
@@ -70,6 +73,7 @@ class Series(msgspec.Struct, frozen=True):
     spend_uusd: list[int]
     online_share: list[float]
     energy_wh: list[float]
+    target_rate: list[float] = []
 
 
 class GroupResult(msgspec.Struct, frozen=True):
@@ -78,6 +82,8 @@ class GroupResult(msgspec.Struct, frozen=True):
     `latency_first` (to the first visible letter) and `latency_total` by source, one histogram each. `assist_rate`: share of people's
     questions that asked and went to the cloud; `settled_...`: after the scenario's warm-up. `accuracy`: of the final answers;
     `local_accuracy`: of those that stayed. `calls_by_device` and `spend_by_device_uusd`: quantiles 0, 1, 5, 25, 50, 75, 95, 99, 100 %.
+    `lost`: questions that came and were never answered; neither those still waiting at the end nor those that came to an empty battery
+    (None: not counted).
     """
 
     name: str
@@ -104,13 +110,16 @@ class GroupResult(msgspec.Struct, frozen=True):
     calls_by_device: list[float]
     spend_by_device_uusd: list[float]
     series: Series
+    lost: int | None = None
 
 
 class CloudResult(msgspec.Struct, frozen=True):
     """The cloud side over time (lists as long as `at_s`), and what the ledger says at the end.
 
     `queue` is the longest number of calls that waited for the upstream in the interval, `in_flight` the most that ran; `up` the share of
-    the interval in which the coordinator served. `limit_uusd` and `limit_calls`: the fleet's budget in force (None: none).
+    the interval in which the coordinator served. `spend_uusd` and `calls` are what had been charged at the end of the interval, since the
+    window of the fleet's budget began (since the start where it never ends). `limit_uusd` and `limit_calls`: the fleet's budget in force
+    at the end of the interval (None: none).
     """
 
     at_s: list[float]
@@ -153,7 +162,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
 
     def to_json(self) -> bytes:
         """The same result gives the same bytes."""
-        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
+        values = msgspec.to_builtins(self, str_keys=True, order="deterministic")  # the JSON encoder orders no whole numbers
+        return msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> SimulationResult:

@@ -3,7 +3,7 @@ nothing of what runs.
 
 A host is something that can die: its handles are told apart by a context variable, and those of a dead host are never run again, so that
 a crash is nothing but no longer stepping it. Threads, executors and sockets are refused. What a set of tasks or futures is iterated in
-depends on the seed alone, because their hashes are counted here.
+depends on the seed alone, because their hashes are counted here. Where it is wished, what goes to an executor runs inline instead.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ class Deadlock(Exception):
 class SeededLoop(_Loop):
     """An event loop without threads, sockets or real time. `loop.time()` starts at 0.0 virtual seconds."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, inline_executor: bool = False) -> None:
+        """`inline_executor`: what is handed to an executor is done at once, in no virtual time; else it is refused."""
         self._rng = stream(seed, "loop")
+        self._inline_executor = inline_executor
         self._now = 0.0
         self._ready: list[asyncio.Handle] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -126,9 +128,16 @@ class SeededLoop(_Loop):
         """Note what asyncio complains about; the world reports it as a defect."""
         self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
 
-    def run_in_executor(self, *_: Any) -> NoReturn:
-        """Refused."""
-        raise RuntimeError("the simulated loop has no threads: what runs here must not use an executor")
+    def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Do the work here and now; refused unless this loop was made to."""
+        if not self._inline_executor:
+            raise RuntimeError("the simulated loop has no threads: what runs here must not use an executor")
+        done = self.create_future()
+        try:
+            done.set_result(work(*args))
+        except Exception as error:  # as of any future, it belongs to whoever awaits it
+            done.set_exception(error)
+        return done
 
     def call_soon_threadsafe(self, *_: Any, **__: Any) -> NoReturn:
         """Refused."""

@@ -49,15 +49,26 @@ class Traffic:
 class Network:
     """Carries messages under the faults of their link."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, keepalive_s: float | None = KEEPALIVE_S) -> None:
+        """`keepalive_s`: how often both ends look whether the other one is still there; None: never, where no message is lost without
+        a word."""
         self.loop = loop
         self.rng = rng
+        self.keepalive_s = keepalive_s
         self.traffic = Traffic()
         self._outside = contextvars.Context()
 
-    def carry(self, faults: LinkFaults, deliver: Callable[[], None], lost: Callable[[], None] | None = None) -> bool:
+    def carry(
+        self,
+        faults: LinkFaults,
+        deliver: Callable[[], None],
+        lost: Callable[[], None] | None = None,
+        *,
+        size: int = 0,
+        up: bool = False,
+    ) -> bool:
         """Call `deliver` once, later; or never; or twice. When it is lost (then False is returned), `lost` may be called: the connection
-        was seen to break."""
+        was seen to break. `size` in bytes; `up`: towards the coordinator."""
         if not is_alive():
             return True
         self.traffic.sent += 1
@@ -81,6 +92,11 @@ class Network:
     def later(self, delay_s: float, deliver: Callable[[], None]) -> None:
         """Do something outside of all hosts."""
         self.loop.call_later(delay_s, deliver, context=self._outside)
+
+    def look_again(self, look: Callable[[], None]) -> None:
+        """Do so when the next keep-alive is due, if there are any."""
+        if self.keepalive_s is not None:
+            self.later(self.keepalive_s, look)
 
 
 @dataclass(eq=False, slots=True)
@@ -123,9 +139,12 @@ class Exchange:
 class _Ordered:
     """Messages of one direction that arrive in the order they were sent; one that is lost holds up those behind it."""
 
-    def __init__(self, network: Network, faults: LinkFaults, arrive: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, network: Network, faults: LinkFaults, arrive: Callable[[Any], None], lost: Callable[[], None], *, up: bool = False
+    ) -> None:
         self._network = network
         self._faults = faults
+        self._up = up
         self._arrive = arrive
         self._lost = lost
         self._sent = 0
@@ -135,7 +154,9 @@ class _Ordered:
     def send(self, value: Any) -> None:
         """Send one; it arrives after those before it, and once."""
         place, self._sent = self._sent, self._sent + 1
-        if not self._network.carry(self._faults, lambda: self._take(place, value), self._lost):
+        if not self._network.carry(
+            self._faults, lambda: self._take(place, value), self._lost, size=size_of(value), up=self._up
+        ):
             self._network.later(KEEPALIVE_S, self._lost)
 
     def _take(self, place: int, value: Any) -> None:
@@ -173,14 +194,14 @@ class ServiceEndpoint:
         self._faults[exchange] = faults
         task = self.host.spawn(self._serve(exchange, faults), exchange.path.rpartition("/")[2])
         self._running.setdefault(exchange, []).append(task)
-        self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+        self._network.look_again(lambda: self._keep_alive(exchange))
 
     def _keep_alive(self, exchange: Exchange) -> None:
         """A client that is gone without a word is noticed in the end."""
         if exchange.abandoned:
             self.cancel(exchange)
         elif exchange in self._running:
-            self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+            self._network.look_again(lambda: self._keep_alive(exchange))
 
     def serves(self, exchange: Exchange) -> bool:
         """Whether a handler works on it."""
@@ -330,9 +351,10 @@ class SimulatedChannel:
 
     def open(self, exchange: Exchange) -> None:
         """Send an RPC's first request."""
-        self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset)
+        size = len(exchange.request)
+        self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset, size=size, up=True)
         if exchange.streams:
-            self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+            self._network.look_again(lambda: self._keep_alive(exchange))
 
     def _keep_alive(self, exchange: Exchange) -> None:
         """A server that is gone without a word is noticed in the end."""
@@ -342,11 +364,11 @@ class SimulatedChannel:
         if self._faults.cut or endpoint is None or not endpoint.serves(exchange):
             exchange.reset()
         else:
-            self._network.later(KEEPALIVE_S, lambda: self._keep_alive(exchange))
+            self._network.look_again(lambda: self._keep_alive(exchange))
 
     def sender(self, exchange: Exchange) -> _Ordered:
         """Sends what follows the first request, in order."""
-        return _Ordered(self._network, self._faults, exchange.requests.put_nowait, exchange.reset)
+        return _Ordered(self._network, self._faults, exchange.requests.put_nowait, exchange.reset, up=True)
 
     async def replies(self, exchange: Exchange) -> AsyncIterator[bytes]:
         """The replies of a stream, until its end, an error, or the client's own deadline."""
@@ -401,7 +423,7 @@ class SimulatedChannel:
 
     def give_up(self, exchange: Exchange) -> None:
         """Tell the server that nobody waits any more."""
-        self._network.carry(self._faults, lambda: self._tell_given_up(exchange))
+        self._network.carry(self._faults, lambda: self._tell_given_up(exchange), up=True)
 
     def _tell_given_up(self, exchange: Exchange) -> None:
         if (endpoint := self._find()) is not None:
@@ -465,6 +487,12 @@ class SimulatedStream:
         if not self._exchange.over:
             self._exchange.answer("error", rpc_error(grpc.StatusCode.CANCELLED, "cancelled"))
             self._channel.give_up(self._exchange)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a request (None: its end) or of a reply, as they are sent."""
+    payload = value[1] if isinstance(value, tuple) else value
+    return len(payload) if isinstance(payload, bytes) else 0
 
 
 def rpc_error(code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> grpc.aio.AioRpcError:

@@ -30,7 +30,7 @@ from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from coordinator.upkeep import Upkeep
 from coordinator.upstreams import Upstream, UpstreamTable
 from coordinator.verify import VerifyReport, verify
-from coordinator.watch import BudgetBell, ring_changes
+from coordinator.watch import SHARED_PAUSE_S, BudgetBell, ring_changes
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.clock import VirtualClock
@@ -39,6 +39,7 @@ from tools.simulate.virtual.loop import Host, SeededLoop
 from tools.simulate.virtual.network import Network, ServiceEndpoint
 
 MAX_OUTPUT_TOKENS = 64
+MAX_STREAMS = 64
 DRAIN_GRACE_S = 1.0
 RESTART_S = 0.5
 NOWHERE = Path("/nonexistent")
@@ -58,10 +59,15 @@ class Site:
         config: CoordinatorConfig,
         slots: int,
         max_queue: int,
+        *,
+        max_output_tokens: int = MAX_OUTPUT_TOKENS,
+        max_streams: int = MAX_STREAMS,
+        shared_pause_s: float = SHARED_PAUSE_S,
     ) -> None:
         self.endpoint: ServiceEndpoint | None = None
         self.admin_endpoint: ServiceEndpoint | None = None
         self.broker: Broker | None = None
+        self.gate: Gate | None = None
         self.config = config
         self.starts = 0
         self.kills = 0
@@ -72,6 +78,9 @@ class Site:
         self._clock = clock
         self._slots = slots
         self._max_queue = max_queue
+        self._max_output_tokens = max_output_tokens
+        self._max_streams = max_streams
+        self._shared_pause_s = shared_pause_s
         self._parts: Changeable | None = None
         self._store: DiskStore | None = None
         self._host: Host | None = None
@@ -150,7 +159,7 @@ class Site:
             draining.add_done_callback(lambda _: self._network.later(0.0, ended), context=contextvars.Context())
 
     async def _run(self, host: Host) -> None:
-        bell = BudgetBell()
+        bell = BudgetBell(self._shared_pause_s)
         store = await self._open()
         fleet = Fleet(store, self._clock)
         host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
@@ -164,8 +173,9 @@ class Site:
             price=_tariffs(config)["default"],
             gate=Gate("default", self._slots, self._max_queue),
             deadline_s=config.effective_upstreams["default"].deadline_s,
-            max_output_tokens=MAX_OUTPUT_TOKENS,
+            max_output_tokens=self._max_output_tokens,
         )
+        self.gate = upstream.gate
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(set_before)
         controller = StepController(store, config.effective_tasks, self._clock)
@@ -177,7 +187,7 @@ class Site:
         tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
         admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
         upkeep = Upkeep(store, book, config, self._clock, fleet)
-        boundary = Boundary(_caller, api.requests, Turnstile("streams are open", 64), service.max_message_bytes)
+        boundary = Boundary(_caller, api.requests, Turnstile("streams are open", self._max_streams), service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store

@@ -1,0 +1,91 @@
+"""Which device profile is this machine's, where nobody has named one. Knows kept and known profiles; reads no settings but theirs.
+
+First the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine says it is. A kept profile
+of another machine, as in a home folder on a network, is left alone, and so is one that cannot be read: what is picked by itself must not
+keep the agent from starting. A known profile brings nothing but `device` and when to learn, and is picked only where the machine leaves
+no doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError
+from edge.core.machine_facts import MachineFacts
+
+NONE = "none"
+"""What `device_profile` says where there is to be none."""
+KEPT_NAME = "device.yaml"
+MEASURED, KNOWN = "picked: measured on this machine", "picked: a known device"
+NOT_PICKED = "not picked"
+_PACKAGED, _SOURCE = Path(__file__).parent / "devices", Path(__file__).parents[2] / "devices"
+_GIB = 1024
+_SMALL_SHARE = 0.8
+"""Of the memory that is sold, so much a system shows at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A profile (None: there is none), and why: the origin that its settings are shown with."""
+
+    profile: Path | None = None
+    why: str = ""
+
+
+def pick_profile(kept: Sequence[Path], known: Path, facts: Callable[[], MachineFacts]) -> Pick:
+    """The first of the kept files that there is, or the known device of that folder that this machine is."""
+    found = next((file for file in kept if file.is_file()), None)
+    if found is not None:
+        return _kept(found, facts())
+    name = known_device(facts())
+    file = known / f"{name}.yaml"
+    return Pick(file, KNOWN) if name and file.is_file() else Pick()
+
+
+def known_profiles() -> Path:
+    """The folder of the profiles that come with the package, or with its source."""
+    return _PACKAGED if _PACKAGED.is_dir() else _SOURCE
+
+
+def known_device(facts: MachineFacts) -> str:
+    """The name of the profile of this kind of machine; "" where there is none."""
+    return next((name for name, is_one in _KINDS if is_one(facts)), "")
+
+
+def _kept(file: Path, facts: MachineFacts) -> Pick:
+    try:
+        machine = resolve(AgentConfig, files=[file]).config.device.machine
+    except ConfigError as error:
+        return Pick(None, f"{NOT_PICKED}: {error}")
+    if machine and machine != facts.fingerprint:
+        return Pick(None, f"{NOT_PICKED}: {file} was measured on another machine ({machine}); this one is {facts.fingerprint}")
+    return Pick(file, MEASURED)
+
+
+def _has(memory_gib: int) -> Callable[[MachineFacts], bool]:
+    """Whether the machine was sold with so much memory."""
+    return lambda facts: _SMALL_SHARE * memory_gib * _GIB <= facts.memory_mib <= memory_gib * _GIB
+
+
+def _is_orin_nano(facts: MachineFacts) -> bool:
+    return "Orin Nano" in facts.board and _has(8)(facts)
+
+
+def _is_laptop(facts: MachineFacts) -> bool:
+    return facts.has_battery and not facts.is_phone and not facts.board and "avx2" in facts.flags
+
+
+_KINDS: tuple[tuple[str, Callable[[MachineFacts], bool]], ...] = (
+    ("jetson-orin-nano-super", lambda facts: _is_orin_nano(facts) and facts.board.endswith("Super")),
+    ("jetson-orin-nano", _is_orin_nano),
+    ("jetson-agx-orin", lambda facts: "AGX Orin" in facts.board and _has(64)(facts)),
+    ("raspberry-pi-5", lambda facts: facts.board.startswith("Raspberry Pi 5 ") and _has(8)(facts)),
+    ("macbook-air-m3", lambda facts: facts.model in ("Mac15,12", "Mac15,13") and _has(16)(facts)),
+    ("phone", lambda facts: facts.is_phone),
+    ("laptop-nvidia-8gb", lambda facts: _is_laptop(facts) and _SMALL_SHARE * 8 * _GIB <= facts.gpu_memory_mib <= 8 * _GIB),
+    ("laptop-avx2", lambda facts: _is_laptop(facts) and facts.gpu_memory_mib == 0),
+)

@@ -1,0 +1,139 @@
+"""What a machine says of itself: board, processor, graphics processor, battery. Knows where each system tells it; decides nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.core.processor import cpu_flags, cpu_name, nvidia_driver
+
+_ASKING_S = 5.0
+"""A program that tells more about the machine has so many seconds."""
+_BATTERY = "Battery"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """`board` as the device tree names it (Jetson, Raspberry Pi), `model` as Apple numbers its machines, `gpu_memory_mib` of an NVIDIA
+    graphics processor of its own (0: none). What a system does not tell is empty.
+    """
+
+    architecture: str = ""
+    board: str = ""
+    chip: str = ""
+    model: str = ""
+    flags: frozenset[str] = frozenset()
+    cores: int = 0
+    memory_mib: int = 0
+    gpu_memory_mib: int = 0
+    has_battery: bool = False
+    is_phone: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """What stays the same as long as it is this machine: architecture, board or processor, cores."""
+        name = self.board or self.model or self.chip or "unknown processor"
+        return f"{self.architecture}, {name}, {self.cores} cores"
+
+
+def machine_facts(root: Path = Path("/")) -> MachineFacts:
+    """Everything that this machine tells; never raises."""
+    board = _text(root / "proc/device-tree/model")
+    battery = has_battery(root)
+    return MachineFacts(
+        architecture=platform.machine(),
+        board=board,
+        chip=cpu_name(root / "proc/cpuinfo") or _asked("sysctl", "-n", "machdep.cpu.brand_string"),
+        model=_asked("sysctl", "-n", "hw.model"),
+        flags=cpu_flags(root / "proc/cpuinfo"),
+        cores=os.cpu_count() or 1,
+        memory_mib=_memory_mib(),
+        gpu_memory_mib=_gpu_memory_mib() if battery and not board and nvidia_driver(root) else 0,
+        has_battery=battery,
+        is_phone=hasattr(sys, "getandroidapilevel") or (root / "system/build.prop").exists(),
+    )
+
+
+def has_battery(root: Path = Path("/")) -> bool:
+    """Whether the machine itself runs on a battery (Linux); that of a mouse does not count."""
+    return any(True for _ in _batteries(root))
+
+
+def battery_wh(root: Path = Path("/")) -> float | None:
+    """Watt-hours of the batteries when full, by their own gauges (Linux); None where none tells."""
+    found = [_full_wh(folder) for folder in _batteries(root)]
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def drawn_w(root: Path = Path("/")) -> float | None:
+    """Watts that the batteries give at this moment (Linux); None on mains, or where no gauge tells."""
+    folders = list(_batteries(root))
+    if not folders or any(_text(folder / "status") != "Discharging" for folder in folders):
+        return None
+    found = [_power_w(folder) for folder in folders]
+    known = [value for value in found if value is not None]
+    return sum(known) if len(known) == len(found) and sum(known) > 0 else None
+
+
+def _batteries(root: Path) -> list[Path]:
+    folders = sorted((root / "sys/class/power_supply").glob("*"))
+    return [folder for folder in folders if _text(folder / "type") == _BATTERY and _text(folder / "scope") != "Device"]
+
+
+def _full_wh(folder: Path) -> float | None:
+    if (energy := _number(folder / "energy_full")) is not None:
+        return energy / 1e6
+    charge = _number(folder / "charge_full")
+    voltage = _number(folder / "voltage_min_design") or _number(folder / "voltage_now")
+    return None if charge is None or voltage is None else charge * voltage / 1e12
+
+
+def _power_w(folder: Path) -> float | None:
+    if (power := _number(folder / "power_now")) is not None:
+        return abs(power) / 1e6
+    current, voltage = _number(folder / "current_now"), _number(folder / "voltage_now")
+    return None if current is None or voltage is None else abs(current * voltage) / 1e12
+
+
+def _number(file: Path) -> float | None:
+    try:
+        return float(_text(file))
+    except ValueError:
+        return None
+
+
+def _text(file: Path) -> str:
+    """The file's text without the zero byte that device trees end it with; "" where there is none."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+    except OSError:
+        return ""
+
+
+def _memory_mib() -> int:
+    try:
+        return (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def _gpu_memory_mib() -> int:
+    """Of the first NVIDIA graphics processor."""
+    lines = _asked("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits").splitlines()
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else 0
+
+
+def _asked(*command: str) -> str:
+    """What a program says; "" where there is none, it fails, or it takes too long. `sysctl` knows these names on a Mac alone."""
+    if command[0] == "sysctl" and sys.platform != "darwin":
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASKING_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

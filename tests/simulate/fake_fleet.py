@@ -1,0 +1,47 @@
+"""A run that takes no time: what a sweep plays in the place of a real one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge.core.errors import UsageError
+from tests.simulate.sample_results import sample_group, sample_result
+from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.result import SimulationResult
+
+
+def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
+    """Groups of the scenario, slower the more they are asked. `fail`: the seed that fails; `count`: a file that gets a line for each run;
+    `hang`: a file that is written before the run waits for ever."""
+    _note(scenario.get("count"), seed)
+    if scenario.get("fail") == seed:
+        raise UsageError(f"seed {seed} was told to fail", hint="try another one")
+    if scenario.get("crash") == seed:
+        raise RuntimeError("nobody foresaw this")
+    if "hang" in scenario and seed == scenario["hang_at"]:
+        _note(scenario["hang"], seed)
+        threading.Event().wait(3600)
+    groups = [
+        sample_group(
+            seed, group["name"], devices=10, median_s=0.5 + group.get("questions_per_day", 30) / 20, target=_target(scenario)
+        )
+        for group in scenario["groups"]
+    ]
+    result = sample_result(seed, groups, scenario="fake", about=str(scenario.get("about", "")))
+    return msgspec.structs.replace(result, assertions=evaluate(result, scenario.get("assertions", [])))
+
+
+def _target(scenario: Mapping[str, Any]) -> float:
+    tasks = scenario.get("coordinator", {}).get("tasks", {})
+    return float(tasks.get("math", {}).get("target_rate", 0.3))
+
+
+def _note(path: str | None, seed: int) -> None:
+    if path is not None:
+        with Path(path).open("a") as file:
+            file.write(f"{seed}\n")

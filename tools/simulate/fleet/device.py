@@ -1,0 +1,225 @@
+"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they are put
+together and in which order they live; knows nothing of the other devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.agent.agent import Agent
+from edge.agent.curriculum import Curriculum
+from edge.agent.draft import AnswerSettings
+from edge.agent.events import StepFinished
+from edge.agent.parts import AgentParts, AgentSettings
+from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.agent.rollout import RolloutSettings
+from edge.agent.state import StateFolder
+from edge.agent.state_schema import open_in_memory
+from edge.config.schema import PhaseConfig
+from edge.core.clock import Clock
+from edge.core.events import Event
+from edge.core.rng import derive_seed, stream
+from edge.core.types import Message
+from edge.dagrpo.advantages import AdvantageScale
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.grpc_client import ClientPolicy
+from edge.verifiers.math_answer import ExactMathAnswer
+from tools.simulate.faults.device import SimulatedClient
+from tools.simulate.fleet.backend import SimulatedBackend, right_answer
+from tools.simulate.fleet.cloud import most_tokens
+from tools.simulate.fleet.learner import SimulatedLearner
+from tools.simulate.fleet.link import FleetChannel, Link
+from tools.simulate.fleet.machine import Machine
+from tools.simulate.fleet.mind import Question
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_difficulty
+from tools.simulate.fleet.scenario import GroupPart, Scenario
+from tools.simulate.fleet.tally import DeviceFigures, GroupTally
+from tools.simulate.fleet.timetable import Timetable
+
+MOST_LOCAL_TOKENS = 4096
+BOOT_S = 60.0
+"""Devices are switched on within so many seconds of each other."""
+EMPTY = "battery empty"
+PATIENCE = ClientPolicy()
+
+
+_CALLS = (
+    "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd') FROM requests"
+    " WHERE json_extract(record, '$.call_key') != ''"
+)
+
+
+class MemoryState(StateFolder):
+    """A state folder whose database is in memory and whose run has a name of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._name = name
+        super().__init__(folder)
+
+    def _open_database(self) -> sqlite3.Connection:
+        return open_in_memory()
+
+    def _run_id(self) -> str:
+        return self._name
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all devices of a world share. `target_rate` and `dual_init` are those of the group's task."""
+
+    scenario: Scenario
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    folder: Path
+    target_rate: float
+    dual_init: float
+
+
+class FleetDevice:
+    """`live` it as a task of a host of its own; `end` asks it to."""
+
+    def __init__(
+        self, index: int, name: str, group: GroupPart, machine: Machine, link: Link, channel: FleetChannel, tally: GroupTally, around: Surroundings
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.group = group
+        self.machine = machine
+        self.link = link
+        self.channel = channel
+        self.figures = DeviceFigures(around.dual_init)
+        self.kept = 0
+        self.charges: dict[str, int] = {}
+        self._tally = tally
+        self._around = around
+        self._seed = around.scenario.seed
+        self._ended = asyncio.Event()
+        self.state = MemoryState(around.folder / name, name)
+        self.agent = Agent(self._parts(), self._settings())
+
+    # life ----------------------------------------------------------------------------------------------------------------------
+
+    async def live(self, asked_all: Callable[[], None]) -> None:
+        """Boot, answer and learn until `end`. `asked_all` is called when the person has no question any more."""
+        await asyncio.sleep(self._rng("boot").uniform(0.0, BOOT_S))
+        async with self.agent:
+            learning = asyncio.create_task(self.agent.learn(), name=f"{self.name}: learn") if self.group.learning else None
+            await self._be_asked()
+            self.agent.request_stop()
+            if learning is not None:
+                await learning
+            asked_all()
+            await self._ended.wait()
+            self._read_records()
+
+    def end(self) -> None:
+        """Close the agent."""
+        self._ended.set()
+
+    @property
+    def online(self) -> bool:
+        """Whether the agent reaches the coordinator, as far as it knows."""
+        return self.agent.link.client.online
+
+    def unsettled(self) -> list[str]:
+        """Keys of calls whose end the agent does not know yet."""
+        return self.agent.access.doubts.waiting()
+
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        if isinstance(event, StepFinished):
+            self._tally.stepped(self.figures, self._around.loop.time(), event)
+
+    async def _be_asked(self) -> None:
+        """One question after the other, each when its time has come; until the scenario is over."""
+        around, loop = self._around, self._around.loop
+        lasts_s, first = around.scenario.lasts_s, self.index * NUMBERS_OF_A_DEVICE
+        for place, at in enumerate(arrivals(self.group, around.scenario.starts_at_h, self._rng("arrivals"))):
+            if at >= lasts_s:
+                break
+            await asyncio.sleep(max(0.0, at - loop.time()))
+            if loop.time() >= lasts_s:
+                break
+            await self._ask(first + place)
+        await asyncio.sleep(max(0.0, lasts_s - loop.time()))
+
+    async def _ask(self, number: int) -> None:
+        if self.machine.empty:
+            self._tally.refused[EMPTY] += 1
+            return
+        difficulty = draw_difficulty(self.group.difficulty, self._around.loop.time(), self._numbered("difficulty", number))
+        question = Question.of(number, difficulty, self._seed)
+        self.figures.asked += 1
+        record = await self.agent.answerer.answer(
+            AnswerRequest((Message("user", question.text),), id=f"{number:012d}", seed=number)
+        )
+        self._note(question, record)
+
+    def _read_records(self) -> None:
+        """What the state folder has at the end: how many records, and what those with a call say that it cost (call key -> uUSD)."""
+        self.kept = int(self.state.rows("SELECT count(*) FROM requests")[0][0])
+        self.charges = {str(key): int(charged) for key, charged in self.state.rows(_CALLS)}
+
+    def _note(self, question: Question, record: AnswerRecord) -> None:
+        self._tally.answered(self.figures, self._around.loop.time(), record, record.final == right_answer(question))
+
+    # making --------------------------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> AgentParts:
+        group, around = self.group, self._around
+        phases = (PhaseConfig(source="practice", target_rate=around.target_rate, task=group.task),)
+        prompts = group.learning.prompts_per_step if group.learning else 1
+        self.backend = SimulatedBackend(self.machine, group.mind.value(), group.nature.value(), group.tokens, self._seed)
+        return AgentParts(
+            state=self.state,
+            curriculum=Curriculum(phases, lambda _: self._practice(), self.state, seed=self._seed, prompts_per_step=prompts),
+            open_backend=self._open_backend,
+            open_learner=self._open_learner,
+            client=SimulatedClient(self.channel, self.name, PATIENCE, derive_seed(self._seed, "client", self.name)),
+            coordinator=None,
+            coordinator_name="simulated",
+            verifier=ExactMathAnswer(),
+            policy=SelfOffload(),
+            sink=self,
+            clock=around.clock,
+            conditions=self._timetable(),
+        )
+
+    async def _open_backend(self) -> SimulatedBackend:
+        return self.backend
+
+    async def _open_learner(self) -> SimulatedLearner:
+        group = self.group
+        return SimulatedLearner(self.machine, group.mind.value(), group.nature.value(), group.rates.value())
+
+    def _practice(self) -> Practice:
+        first, loop = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM, self._around.loop
+        draws = lambda number: self._numbered("difficulty", number)  # noqa: E731
+        return Practice(first, self.group.task, self.group.difficulty, self._seed, loop.time, draws)
+
+    def _timetable(self) -> Timetable | None:
+        learning, around = self.group.learning, self._around
+        if learning is None:
+            return None
+        shift = 0.0 if learning.at_once else self._rng("turn").random()
+        return Timetable(learning, around.scenario.starts_at_h, shift, around.loop.time, lambda: self.machine.empty)
+
+    def _settings(self) -> AgentSettings:
+        group, around = self.group, self._around
+        patience_s, most = around.scenario.cloud.deadline_s, most_tokens(group.tokens)
+        size = group.learning.group_size if group.learning else 2
+        seed = derive_seed(self._seed, "rollout", self.name)
+        rollout = RolloutSettings(self.name, seed, size, 1.0, MOST_LOCAL_TOKENS, "compact", "compact", most)
+        answers = AnswerSettings("auto", group.task, 0.0, MOST_LOCAL_TOKENS, None, "compact", "compact", most, patience_s)
+        return AgentSettings(rollout, answers, around.dual_init, AdvantageScale.NONE, patience_s, group.dial)
+
+    def _rng(self, what: str) -> random.Random:
+        return stream(self._seed, what, self.name)
+
+    def _numbered(self, what: str, number: int) -> random.Random:
+        return stream(self._seed, what, number)

@@ -1,0 +1,86 @@
+"""What people and practice ask, and when. Knows hours, difficulties and chance; knows nothing of agents."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from edge.core.types import AnswerKind, TaskItem
+from tools.simulate.fleet.backend import right_answer
+from tools.simulate.fleet.mind import Question
+from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart
+
+NUMBERS_OF_A_DEVICE = 1_000_000
+"""Questions are numbered device by device; the second half is practice."""
+PRACTICE_FROM = 500_000
+MOST_STEPS = 4
+
+
+def arrivals(group: GroupPart, starts_at_h: float, rng: random.Random) -> Iterator[float]:
+    """Virtual seconds at which a person has a question, in order: a Poisson process whose rate changes with the hour. Without end, unless
+    nothing is ever asked."""
+    per_hour = [weight * group.questions_per_day / 24.0 for weight in group.hour_weights]
+    if not any(per_hour):
+        return
+    at_h, left = starts_at_h, rng.expovariate(1.0)
+    while True:
+        rate, ends_h = per_hour[int(at_h) % 24], float(int(at_h) + 1)
+        if rate * (ends_h - at_h) <= left:
+            left -= rate * (ends_h - at_h)
+            at_h = ends_h
+            continue
+        at_h += left / rate
+        left = rng.expovariate(1.0)
+        yield (at_h - starts_at_h) * HOUR_S
+
+
+def draw_difficulty(part: DifficultyPart, virtual_s: float, rng: random.Random) -> float:
+    """Of a question at this time: normal, drawn again beyond [0, 1]."""
+    mean = part.mean_at(virtual_s)
+    for _ in range(1000):
+        drawn = rng.gauss(mean, part.spread)
+        if 0.0 <= drawn <= 1.0:
+            return drawn
+    return mean
+
+
+class Practice:
+    """A TaskSource: questions of a device that it has the answers to, as difficult as they are at the time."""
+
+    name = "practice"
+
+    def __init__(
+        self, first: int, task: str, difficulty: DifficultyPart, seed: int, time: Callable[[], float], rng_of: Callable[[int], random.Random]
+    ) -> None:
+        """`first`: the number of the device's first practice question."""
+        self._first = first
+        self._task = task
+        self._difficulty = difficulty
+        self._seed = seed
+        self._time = time
+        self._rng_of = rng_of
+
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        """Endless."""
+        return (self._item(place, "train") for place in itertools.count(start))
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        """Held-out ones, always the same."""
+        return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
+
+    def _item(self, place: int, split: str) -> TaskItem:
+        number = self._first + place
+        question = Question.of(number, draw_difficulty(self._difficulty, self._time(), self._rng_of(number)), self._seed)
+        return TaskItem(
+            id=f"practice-{place}",
+            task=self._task,
+            family="simulated",
+            level=1,
+            split="train" if split == "train" else "test",
+            question=question.text,
+            answer=right_answer(question),
+            kind=AnswerKind.MATH,
+            max_steps=MOST_STEPS,
+        )
+

@@ -1,0 +1,121 @@
+"""Devices and links by name or path, as a simulation wants them. Knows the files of devices/ and their units; simulates nothing.
+
+A device's row of speeds goes by its model (`1.5B-Q4_K_M`, or the name of the model file that was measured); without one the first row
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from edge.config.agent import resolve_agent_config
+from edge.config.loader import resolve
+from edge.config.numbers import check_sources
+from edge.config.schema import DeviceConfig, NotNegative, Positive, Rate, Section, SourceConfig, SpeedConfig
+from edge.core.errors import UsageError
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+
+DEVICES = Path(__file__).resolve().parents[3] / "devices"
+LINKS = DEVICES / "links"
+_BITS_PER_BYTE = 8
+
+
+class LinkConfig(Section):
+    """A way from a device to its coordinator."""
+
+    name: str = Field(description="What it is; free to change.")
+    rtt_ms: NotNegative = Field(description="Median round trip to a server in the same region, in milliseconds.")
+    jitter_ms: NotNegative = Field(0.0, description="Mean of what a round trip takes beyond that, in milliseconds.")
+    up_mbit_per_s: Positive = Field(description="Bandwidth from the device, in Mbit/s.")
+    down_mbit_per_s: Positive = Field(description="Bandwidth to the device, in Mbit/s.")
+    loss: Rate = Field(0.0, description="Share of messages that are lost and sent again.")
+    retransmit_ms: Positive = Field(300.0, description="Milliseconds until a lost message is sent again.")
+    mean_up_s: Positive | None = Field(None, description="Seconds between two outages, on average (null: none).")
+    mean_down_s: NotNegative = Field(0.0, description="Seconds that an outage takes, on average.")
+    offline_from_hour: float | None = Field(None, ge=0, lt=24, description="Hour of the day from which it is off (null: never).")
+    offline_until_hour: float | None = Field(None, gt=0, le=24, description="Hour until which it is off.")
+    sources: tuple[SourceConfig, ...] = Field((), description="Where the numbers come from.")
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> LinkConfig:
+        check_sources(self, [each.of for each in self.sources])
+        if (self.offline_from_hour is None) != (self.offline_until_hour is None):
+            raise ValueError("offline_from_hour and offline_until_hour go together")
+        if (self.mean_up_s is not None) != (self.mean_down_s > 0):
+            raise ValueError("mean_up_s and mean_down_s go together")
+        return self
+
+
+class LinkFile(Section):
+    """A file of devices/links."""
+
+    link: LinkConfig = Field(description="The link.")
+
+
+def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
+    """A device with one of its models, by the name of a file of devices/ or by path. Raises UsageError, ConfigError: one line."""
+    path = _found("device", name_or_path, DEVICES)
+    device = resolve_agent_config(path).config.device
+    row = _row(device, model, path)
+    prefill, training = row.prefill_tokens_per_s, row.training_tokens_per_s
+    if prefill is None or training is None or not row.decode:
+        raise UsageError(f"{path}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
+    return DeviceSpeed(
+        name=device.name or path.stem,
+        model=row.model,
+        prefill_tokens_per_s=prefill,
+        decode_tokens_per_s=tuple((rate.rows, rate.tokens_per_s) for rate in row.decode),
+        training_tokens_per_s=training,
+        idle_w=device.idle_w or 0.0,
+        busy_w=device.busy_w or 0.0,
+        throttle_after_s=device.throttle_after_s,
+        throttle_share=1.0 if device.throttle_share is None else device.throttle_share,
+        battery_wh=device.battery_wh,
+    )
+
+
+def load_link(name_or_path: str) -> LinkModel:
+    """A link by the name of a file of devices/links/ or by path. Raises UsageError, ConfigError: one line."""
+    path = _found("link", name_or_path, LINKS)
+    link = resolve(LinkFile, files=[path]).config.link
+    off = None
+    if link.offline_from_hour is not None and link.offline_until_hour is not None:
+        off = link.offline_from_hour, link.offline_until_hour
+    return LinkModel(
+        name=path.stem,
+        rtt_s=link.rtt_ms / 1e3,
+        jitter_s=link.jitter_ms / 1e3,
+        up_bytes_per_s=link.up_mbit_per_s * 1e6 / _BITS_PER_BYTE,
+        down_bytes_per_s=link.down_mbit_per_s * 1e6 / _BITS_PER_BYTE,
+        loss=link.loss,
+        retransmit_s=link.retransmit_ms / 1e3,
+        mean_up_s=link.mean_up_s,
+        mean_down_s=link.mean_down_s,
+        offline_hours=off,
+    )
+
+
+def _found(kind: str, name_or_path: str, folder: Path) -> Path:
+    """The file that is meant: a name of the folder, or a path."""
+    if (named := folder / f"{name_or_path}.yaml").is_file() and "/" not in name_or_path:
+        return named
+    if (given := Path(name_or_path)).is_file():
+        return given
+    known = _listed(path.stem for path in folder.glob("*.yaml"))
+    raise UsageError(f"there is no {kind} {name_or_path}", hint=f"known: {known}; or give the path of a file")
+
+
+def _row(device: DeviceConfig, model: str, path: Path) -> SpeedConfig:
+    rows = {row.model: row for row in device.speeds}
+    if not rows:
+        raise UsageError(f"{path}: no speeds of any model", hint="edge-agent doctor --write-profile FILE measures them")
+    if model and model not in rows:
+        raise UsageError(f"{path}: no speeds of {model}", hint=f"known: {_listed(rows)}")
+    return rows[model] if model else device.speeds[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,149 @@
+"""`python -m tools.simulate run SCENARIO.yaml`: play a scenario, judge it by its own sentences, write what was found. Knows the command line and
+files; knows nothing of how a world works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+
+from edge.core.errors import EdgeError, UsageError
+from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
+from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.reports.result import SimulationResult
+from tools.simulate.virtual.loop import Deadlock
+
+SHM = Path("/dev/shm")
+_TELL_EVERY_S = 1.0
+_VIOLATIONS_TOLD = 10
+
+
+class Stuck(EdgeError):
+    """The world came to no end; the message says who waits for what."""
+
+
+def add_run(commands: Any) -> None:
+    """The subcommand, for argparse's subparsers."""
+    command = commands.add_parser("run", help="play a scenario with the real agent and the real coordinator in virtual time")
+    command.add_argument("scenario", type=Path, metavar="SCENARIO.yaml", help="see tools/simulate/README.md")
+    command.add_argument("--seed", type=int, help="instead of the scenario's")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="a value that wins over the file's")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the result; the same seed gives the same bytes")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write the report with its plots")
+    command.set_defaults(play=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Play, tell and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
+    seed = [] if chosen.seed is None else [f"seed={chosen.seed}"]
+    scenario = load_scenario(chosen.scenario, [*chosen.sets, *seed])
+    check = _sentences_checked(scenario.assertions)
+    began = time.perf_counter()  # noqa: TID251 - how long a person waits
+    result, violations, events = play(scenario, chosen.scenario.stem, sys.stderr.isatty())
+    result = check(result)
+    if chosen.json is not None:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_bytes(result.to_json())
+    if chosen.html is not None:
+        from tools.simulate.reports.page import write_report
+
+        write_report(result, chosen.html)
+    _tell(result, violations)
+    waited = time.perf_counter() - began  # noqa: TID251
+    print(f"{scenario.lasts_h:g} h of {scenario.devices} devices in {waited:.1f} s, {events} events", file=sys.stderr)
+    return 0 if all(each.holds for each in result.assertions) and not violations else 1
+
+
+def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
+    """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
+    try:
+        checked = Scenario.model_validate({**scenario, "seed": seed})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    check = _sentences_checked(checked.assertions)
+    return check(play(checked, "sweep", told=False)[0])
+
+
+def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, list[str], int]:
+    """The result, what the ledger and the devices disagree on, and how many events there were. `told`: show how far it is.
+
+    Raises Stuck for a world that comes to no end, UsageError for an unknown device or link.
+    """
+    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
+        world = FleetWorld(scenario, name, Path(folder))
+        with _progress(world) if told else _silence():
+            try:
+                result = world.run()
+            except Deadlock as error:
+                raise Stuck(f"the simulated world is stuck: {error}") from error
+        return result, world.found, world.loop.steps
+
+
+def _sentences_checked(sentences: Sequence[str]) -> Any:
+    """What judges a result by them. Raises UsageError for one that is not understood, before anything is played."""
+    from tools.simulate.reports.assertions import check_sentences, evaluate
+
+    check_sentences(sentences)
+    return lambda result: msgspec.structs.replace(result, assertions=evaluate(result, sentences))
+
+
+def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
+    from tools.simulate.reports.tables import group_columns
+
+    console = Console()
+    heads, rows = group_columns(result)
+    console.print(_table(heads, rows))
+    for each in result.assertions:
+        mark = "[green]holds[/green]" if each.holds else "[red]fails[/red]"
+        console.print(f"{mark}  {escape(each.sentence)}: {escape(each.found)}", soft_wrap=True)
+    for line in violations[:_VIOLATIONS_TOLD]:
+        console.print(f"[red]violation[/red]  {escape(line)}", soft_wrap=True)
+    if len(violations) > _VIOLATIONS_TOLD:
+        console.print(f"... and {len(violations) - _VIOLATIONS_TOLD} more")
+
+
+def _table(heads: Sequence[str], rows: Any) -> Any:
+    from rich.table import Table
+
+    table = Table("", *heads)
+    for words, cells in rows:
+        table.add_row(words, *cells)
+    return table
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _progress(world: FleetWorld) -> Iterator[None]:
+    """A line that says how far the world is, from a thread that only looks."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_TELL_EVERY_S):
+            hours = world.loop.time() / HOUR_S
+            print(f"\r{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events ", end="", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)

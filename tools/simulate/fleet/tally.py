@@ -1,0 +1,209 @@
+"""What happened on the devices of a group, counted. Knows records, steps and intervals; knows nothing of how they came about."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from edge.agent.events import StepFinished
+from edge.agent.record import AnswerRecord
+from tools.simulate.reports.result import QUANTILES, SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
+
+
+@dataclass(slots=True)
+class Interval:
+    """Counts of one interval; `..._right` of those, `units` and `asking` responses of training."""
+
+    answers: int = 0
+    from_cloud: int = 0
+    right: int = 0
+    stayed: int = 0
+    stayed_right: int = 0
+    calls: int = 0
+    spend_uusd: int = 0
+    units: int = 0
+    asking: int = 0
+
+    def plus(self, other: Interval) -> Interval:
+        """Both together."""
+        return Interval(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+
+@dataclass(slots=True)
+class DeviceFigures:
+    """One device's totals. `dual`: λ as it was told last."""
+
+    dual: float
+    calls: int = 0
+    spend_uusd: int = 0
+    step_calls: int = 0
+    step_spend_uusd: int = 0
+    steps: int = 0
+    asked: int = 0
+    """Questions put to the agent."""
+    records: list[tuple[str, int, str]] = field(default_factory=list)
+    """(call key, charge, state) of answers with a call, as their records said at the end of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is looked at at the end of an interval, not counted in it."""
+
+    at_s: float
+    dual: float | None
+    target_rate: float
+    online_share: float
+    energy_wh: float
+
+
+class GroupTally:
+    """Counts of one group."""
+
+    def __init__(self, report_every_s: float, lasts_s: float, warm_up_s: float) -> None:
+        self.samples: list[Sample] = []
+        self.refused: Counter[str] = Counter()
+        self._every_s = report_every_s
+        self._lasts_s = lasts_s
+        self._warm_up_s = warm_up_s
+        self._intervals: defaultdict[int, Interval] = defaultdict(Interval)
+        self._settled = Interval()
+        self._first: dict[str, Counter[int]] = {source: Counter() for source in SOURCES}
+        self._total: dict[str, Counter[int]] = {source: Counter() for source in SOURCES}
+        self._first_s: Counter[str] = Counter()
+        self._total_s: Counter[str] = Counter()
+
+    def answered(self, figures: DeviceFigures, at_s: float, record: AnswerRecord, right: bool) -> None:
+        """Somebody was answered."""
+        source, paid = record.source, record.call_state == "completed" and not record.cached
+        stayed = source != "cloud"
+        self._add(at_s, Interval(1, not stayed, right, stayed, stayed and right, paid, record.charged_uusd))
+        first_s = record.latency_s if record.first_token_s is None else record.first_token_s
+        self._first[source][bin_of(first_s)] += 1
+        self._total[source][bin_of(record.latency_s)] += 1
+        self._first_s[source] += first_s  # type: ignore[assignment]
+        self._total_s[source] += record.latency_s  # type: ignore[assignment]
+        figures.calls += paid
+        figures.spend_uusd += record.charged_uusd
+        figures.dual = figures.dual if record.dual is None else record.dual
+        if record.call_key:
+            figures.records.append((record.call_key, record.charged_uusd, record.call_state))
+        if source == "local-fallback":
+            self.refused[why_refused(record.reason)] += 1
+
+    def stepped(self, figures: DeviceFigures, at_s: float, event: StepFinished) -> None:
+        """A learning step was committed."""
+        asking = round(event.assist_rate * event.responses)
+        self._add(at_s, Interval(calls=event.cloud_calls, spend_uusd=event.spend_uusd, units=event.responses, asking=asking))
+        figures.calls += event.cloud_calls
+        figures.spend_uusd += event.spend_uusd
+        figures.step_calls += event.cloud_calls
+        figures.step_spend_uusd += event.spend_uusd
+        figures.steps += 1
+        figures.dual = event.dual_after
+
+    def _add(self, at_s: float, counts: Interval) -> None:
+        place = int(min(at_s, self._lasts_s - 1e-6) // self._every_s)
+        self._intervals[place] = self._intervals[place].plus(counts)
+        if at_s >= self._warm_up_s:
+            self._settled = self._settled.plus(counts)
+
+    def intervals(self) -> list[Interval]:
+        """One for each sample."""
+        return [self._intervals[place] for place in range(len(self.samples))]
+
+    def result(self, about: GroupAbout, devices: Sequence[DeviceFigures]) -> GroupResult:
+        """Everything together."""
+        intervals, total, settled = self.intervals(), Interval(), self._settled
+        for interval in intervals:
+            total = total.plus(interval)
+        used = [source for source in SOURCES if self._total[source]]
+        return GroupResult(
+            name=about.name,
+            devices=len(devices),
+            profile=about.profile,
+            link=about.link,
+            target_rate=rounded(about.target_rate),
+            answers={source: self._total[source].total() for source in used},
+            latency_first={source: _histogram(self._first[source], self._first_s[source]) for source in used},
+            latency_total={source: _histogram(self._total[source], self._total_s[source]) for source in used},
+            assist_rate=_share(total.from_cloud, total.answers),
+            settled_assist_rate=_share(settled.from_cloud, settled.answers),
+            training_assist_rate=_share(total.asking, total.units),
+            settled_training_assist_rate=_share(settled.asking, settled.units),
+            accuracy=_share(total.right, total.answers),
+            local_accuracy=_share(total.stayed_right, total.stayed),
+            dual=mean(figures.dual for figures in devices),
+            steps=sum(figures.steps for figures in devices),
+            calls=sum(figures.calls for figures in devices),
+            spend_uusd=sum(figures.spend_uusd for figures in devices),
+            refused=dict(sorted(self.refused.items())),
+            energy_wh=rounded(about.energy_wh),
+            battery_empty_s=rounded(about.battery_empty_s),
+            calls_by_device=quantiles([figures.calls for figures in devices]),
+            spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
+            series=self._series(intervals, about.target_rate),
+            lost=about.lost,
+        )
+
+    def _series(self, intervals: Sequence[Interval], target_rate: float) -> Series:
+        rates = [rounded(sample.target_rate) for sample in self.samples]
+        return Series(
+            at_s=[rounded(sample.at_s) for sample in self.samples],
+            assist_rate=[_share(each.from_cloud, each.answers) for each in intervals],
+            training_assist_rate=[_share(each.asking, each.units) for each in intervals],
+            dual=[rounded(sample.dual) for sample in self.samples],
+            joint_accuracy=[_share(each.right, each.answers) for each in intervals],
+            local_accuracy=[_share(each.stayed_right, each.stayed) for each in intervals],
+            answers=[each.answers for each in intervals],
+            cloud_calls=[each.calls for each in intervals],
+            spend_uusd=[each.spend_uusd for each in intervals],
+            online_share=[rounded(sample.online_share) for sample in self.samples],
+            energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
+            target_rate=rates if any(rate != rounded(target_rate) for rate in rates) else [],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAbout:
+    """What a group's result says besides its counts."""
+
+    name: str
+    profile: str
+    link: str
+    target_rate: float
+    energy_wh: float
+    battery_empty_s: float
+    lost: int
+
+
+def why_refused(reason: str) -> str:
+    """A short word for why somebody who should have had the cloud's answer had a local one."""
+    words = {"budget": "the budget is used up", "invalid": "the coordinator cannot take it", "withheld": "nothing was sent"}
+    return next((word for word, told in words.items() if told in reason), "unreachable")
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """None without any."""
+    known = list(values)
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """At QUANTILES, each a value that occurs."""
+    ordered = sorted(values)
+    return [float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in QUANTILES]
+
+
+def jain_index(values: Sequence[float]) -> float | None:
+    """(Σx)² / (n Σx²): 1 where all have the same, 1/n where one has all; None where nobody has any."""
+    squares = sum(value * value for value in values)
+    return rounded(sum(values) ** 2 / (len(values) * squares)) if squares else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return rounded(part / whole) if whole else None
+
+
+def _histogram(counts: Counter[int], sum_s: float) -> LatencyHistogram:
+    return LatencyHistogram(dict(sorted(counts.items())), rounded(float(sum_s), 6))

@@ -1,0 +1,434 @@
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows nothing
+of how a part works inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.accounts import Amount, budget_key
+from coordinator.budgets import window_label
+from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
+from edge.core.rng import stream
+from tools.simulate.fleet.account import violations
+from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
+from tools.simulate.fleet.device import FleetDevice, Surroundings
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.machine import Machine
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
+from tools.simulate.fleet.profiles import load_device, load_link
+from tools.simulate.fleet.scenario import (
+    DAY_S,
+    HOUR_S,
+    MONDAY_MIDNIGHT,
+    CoordinatorPart,
+    EventPart,
+    GroupPart,
+    Scenario,
+)
+from tools.simulate.fleet.tally import GroupAbout, GroupTally, Sample, jain_index, mean
+from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
+from tools.simulate.virtual.clock import EPOCH, VirtualClock
+from tools.simulate.virtual.disk import Disk
+from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.network import ServiceEndpoint
+from tools.simulate.virtual.site import Site
+
+LEFT_OVER_S = 6 * HOUR_S
+"""Virtual time after the end within which everything has to come to rest."""
+SETTLE_S = 1800.0
+LOOK_S = 5.0
+
+
+@dataclass(slots=True)
+class _Group:
+    part: GroupPart
+    speed: DeviceSpeed
+    link: LinkModel
+    tally: GroupTally
+    target_rate: float
+    dual_init: float
+    devices: list[FleetDevice] = field(default_factory=list)
+    energy_wh: float = 0.0
+
+
+@dataclass(slots=True)
+class _CloudSeries:
+    at_s: list[float] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    in_flight: list[int] = field(default_factory=list)
+    up: list[float] = field(default_factory=list)
+    spend_uusd: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    limit_uusd: list[int | None] = field(default_factory=list)
+    limit_calls: list[int | None] = field(default_factory=list)
+    fleet_dual: list[float | None] = field(default_factory=list)
+
+
+class FleetWorld:
+    """The parts of one scenario. `events_run` counts the steps of the event loop."""
+
+    def __init__(self, scenario: Scenario, name: str, folder: Path) -> None:
+        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints."""
+        self.scenario = scenario
+        self.name = name
+        self.loop = SeededLoop(scenario.seed, inline_executor=True)
+        offset_s = MONDAY_MIDNIGHT - EPOCH + scenario.starts_at_h * HOUR_S
+        self.clock = VirtualClock(self.loop, offset_s)
+        self.network = FleetNetwork(self.loop, stream(scenario.seed, "network"))
+        self.cloud = SimulatedCloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
+        self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
+        self.happened: list[tuple[float, str]] = []
+        self.found: list[str] = []
+        self._folder = folder
+        self._part = scenario.coordinator
+        self._groups = [self._group(part) for part in scenario.groups]
+        self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
+        self._series = _CloudSeries()
+        self._down: list[tuple[float, float]] = []
+        self._still_asking = scenario.devices
+        self._all_asked = asyncio.Event()
+        most = max(most_tokens(group.part.tokens) for group in self._groups)
+        self.site = Site(
+            self.loop,
+            self.disk,
+            self.network,
+            self.cloud,
+            self.clock,
+            self._config(),
+            scenario.cloud.slots,
+            scenario.cloud.max_queue,
+            max_output_tokens=most,
+            max_streams=self._part.service.max_open_streams,
+            shared_pause_s=scenario.shared_news_every_s,
+        )
+
+    @property
+    def devices(self) -> list[FleetDevice]:
+        """All of them, group by group."""
+        return [device for group in self._groups for device in group.devices]
+
+    def run(self) -> SimulationResult:
+        """Play it to the end. Raises Deadlock, with who waits for what, when it does not come to one."""
+        try:
+            with _quiet_logs(), _rare_collections():
+                self.loop.run_until_complete(self._play(), limit_s=self.scenario.lasts_s + LEFT_OVER_S)
+            self.found = violations(self.disk.tables, self.devices, self.cloud.executed)
+            return self._result()
+        finally:
+            self.loop.close()
+            for device in self.devices:
+                device.state.close()
+
+    # playing -------------------------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        self.site.start()
+        await self._until_served()
+        lives = [self._switch_on(index, group) for index, group in enumerate(self._of_device)]
+        beside = [self.loop.create_task(work, name=name) for work, name in self._beside()]
+        gc.freeze()
+        await self._all_asked_or_broken(lives)
+        await self._heal()
+        for task in beside:
+            task.cancel()
+        for device in self.devices:
+            device.end()
+        await asyncio.gather(*lives)
+        self.loop.create_task(self._stop_site(), name="stop")
+        await asyncio.sleep(LOOK_S)
+
+    def _switch_on(self, index: int, group: _Group) -> asyncio.Task[None]:
+        name = f"{group.part.name}-{len(group.devices):05d}"
+        around = Surroundings(self.scenario, self.loop, self.clock, self._folder, group.target_rate, group.dual_init)
+        machine = Machine(self.loop, group.speed)
+        link = Link(group.link, stream(self.scenario.seed, "link", name), self.scenario.starts_at_h)
+        channel = FleetChannel(self.network, self._endpoint, link)
+        host = Host(name, self.loop)
+        device = FleetDevice(index, name, group.part, machine, link, channel, group.tally, around)
+        group.devices.append(device)
+        return host.spawn(device.live(self._one_asked_all), "life")
+
+    def _beside(self) -> Iterator[tuple[Any, str]]:
+        yield self._sample(), "sample"
+        if any(group.speed.battery_wh is not None for group in self._groups):
+            yield self._recharge(), "recharge"
+        for event in sorted(self.scenario.events, key=lambda event: event.at_h):
+            yield self._happen(event), f"event at {event.at_h:g} h"
+
+    def _one_asked_all(self) -> None:
+        self._still_asking -= 1
+        if self._still_asking == 0:
+            self._all_asked.set()
+
+    async def _all_asked_or_broken(self, lives: list[asyncio.Task[None]]) -> None:
+        """Until nobody has a question any more; what breaks a device breaks the world."""
+        waiting = self.loop.create_task(self._all_asked.wait(), name="until all have asked")
+        done, _ = await asyncio.wait([waiting, *lives], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        for task in done - {waiting}:
+            task.result()
+
+    async def _heal(self) -> None:
+        """No fault any more: every agent learns how its calls ended."""
+        self.cloud.down = False
+        for device in self.devices:
+            device.link.heal()
+            self.network.wake(device.link)
+        if self.site.host is None:
+            self.site.start()
+        await self._until_served()
+        end = self.loop.time() + SETTLE_S
+        while self.loop.time() < end and any(device.unsettled() for device in self.devices):
+            await asyncio.sleep(LOOK_S)
+
+    async def _stop_site(self) -> None:
+        if self.site.broker is not None:
+            await self.site.broker.drain(0.0)
+
+    async def _until_served(self) -> None:
+        """Until the coordinator has started; then those who wait for it look again."""
+        while self.site.endpoint is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        for device in self.devices:
+            if device.link.waiting:
+                self.network.wake(device.link)
+
+    # what happens --------------------------------------------------------------------------------------------------------------
+
+    async def _happen(self, event: EventPart) -> None:
+        await asyncio.sleep(event.at_h * HOUR_S)
+        if event.cloud_down_for_s is not None:
+            await self._cloud_down(event.cloud_down_for_s)
+        elif event.coordinator_down_for_s is not None:
+            await self._coordinator_down(event.coordinator_down_for_s)
+        elif event.links_down_for_s is not None:
+            await self._links_down(event.links_down_for_s, event.groups)
+        else:
+            self._reload(event)
+
+    async def _cloud_down(self, seconds: float) -> None:
+        self._tell(f"the cloud is down for {seconds:g} s")
+        self.cloud.down = True
+        await asyncio.sleep(seconds)
+        self.cloud.down = False
+
+    async def _coordinator_down(self, seconds: float) -> None:
+        self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
+        began = self.loop.time()
+        self.site.kill()
+        await asyncio.sleep(seconds)
+        self.site.start()
+        await self._until_served()
+        self._down.append((began, self.loop.time()))
+
+    async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
+        self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
+        hit = [device for group in self._groups if not groups or group.part.name in groups for device in group.devices]
+        for device in hit:
+            device.link.force_down(self.loop.time(), seconds)
+        if seconds > PATIENCE_S:
+            await asyncio.sleep(PATIENCE_S)
+            for device in hit:
+                device.channel.break_streams()
+
+    def _reload(self, event: EventPart) -> None:
+        self._tell("the coordinator reads a changed configuration")
+        self._part = next(
+            part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0
+        )
+        self.site.reload(self._config())
+
+    async def _recharge(self) -> None:
+        midnight = (-self.scenario.starts_at_h * HOUR_S) % DAY_S
+        while True:
+            await asyncio.sleep(midnight - self.loop.time())
+            for device in self.devices:
+                device.machine.recharge()
+            midnight += DAY_S
+
+    def _tell(self, text: str) -> None:
+        self.happened.append((rounded(self.loop.time()), text))
+
+    # looking -------------------------------------------------------------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        lasts_s, every_s = self.scenario.lasts_s, self.scenario.report_every_s
+        at = 0.0
+        while at < lasts_s:
+            before, at = at, min(lasts_s, at + every_s)
+            await asyncio.sleep(at - self.loop.time())
+            self._sample_cloud(before, at)
+            for group in self._groups:
+                group.tally.samples.append(self._sample_group(group, at))
+
+    def _sample_group(self, group: _Group, at: float) -> Sample:
+        for device in group.devices:
+            device.machine.settle()
+        energy_wh = sum(device.machine.energy_wh for device in group.devices)
+        used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
+        online = sum(device.online for device in group.devices) / len(group.devices)
+        return Sample(at, mean(device.figures.dual for device in group.devices), self._target_rate(group), online, used)
+
+    def _target_rate(self, group: _Group) -> float:
+        """τ in force: of the dial, or the coordinator's for the steps that the devices have come to."""
+        if group.part.dial is not None:
+            return group.part.dial
+        steps = sum(device.figures.steps for device in group.devices) // max(1, len(group.devices))
+        return self._task(group.part.task).rate_at(steps, self.clock.now())
+
+    def _sample_cloud(self, before: float, at: float) -> None:
+        series, budget = self._series, self._part.budgets.fleet
+        series.at_s.append(rounded(at))
+        series.queue.append(self.cloud.most_waiting)
+        self.cloud.most_waiting = self._waiting()
+        series.in_flight.append(self.cloud.most_under_way)
+        self.cloud.most_under_way = self.cloud.under_way
+        series.up.append(rounded(1.0 - self._down_share(before, at)))
+        spent = self._spent(budget.window)
+        series.spend_uusd.append(spent.uusd)
+        series.calls.append(spent.calls)
+        series.limit_uusd.append(budget.spend_limit_uusd)
+        series.limit_calls.append(budget.calls_limit)
+        duals = [row.dual for row in self.disk.tables.prices.values()]
+        series.fleet_dual.append(mean(duals) if duals else None)
+
+    def _spent(self, window: str) -> Amount:
+        """What the ledger has charged to the fleet's budget since its window began."""
+        row = self.disk.tables.budget(budget_key("fleet", window=window_label(window, self.clock.now() - 1e-3)))
+        return Amount() if row is None else row.committed
+
+    def _down_share(self, before: float, at: float) -> float:
+        down = [*self._down, *([] if self.site.endpoint is not None else [(at, at)])]
+        return sum(max(0.0, min(at, until) - max(before, began)) for began, until in down) / (at - before)
+
+    # results -------------------------------------------------------------------------------------------------------------------
+
+    def _result(self) -> SimulationResult:
+        scenario = self.scenario
+        groups = [self._group_result(group) for group in self._groups]
+        return SimulationResult(
+            format=FORMAT,
+            scenario=self.name,
+            about=scenario.about,
+            engine="exact",
+            seed=scenario.seed,
+            virtual_s=scenario.lasts_s,
+            warm_up_s=scenario.warm_up_s,
+            devices=scenario.devices,
+            groups=groups,
+            cloud=self._cloud_result(),
+            events=list(self.happened),
+            assertions=[],
+        )
+
+    def _group_result(self, group: _Group) -> GroupResult:
+        about = GroupAbout(
+            group.part.name,
+            group.speed.name,
+            group.link.name,
+            self._target_rate(group),
+            group.energy_wh,
+            sum(device.machine.empty_for_s for device in group.devices),
+            sum(device.figures.asked - device.kept for device in group.devices),
+        )
+        return group.tally.result(about, [device.figures for device in group.devices])
+
+    def _cloud_result(self) -> CloudResult:
+        series = self._series
+        return CloudResult(
+            at_s=series.at_s,
+            queue=series.queue,
+            in_flight=series.in_flight,
+            up=series.up,
+            spend_uusd=series.spend_uusd,
+            limit_uusd=series.limit_uusd,
+            calls=series.calls,
+            limit_calls=series.limit_calls,
+            fleet_dual=series.fleet_dual,
+            errors=dict(sorted(self.cloud.errors.items())),
+            ledger_violations=len(self.found),
+            jain_index=jain_index([device.figures.calls for device in self.devices]),
+        )
+
+    # making --------------------------------------------------------------------------------------------------------------------
+
+    def _group(self, part: GroupPart) -> _Group:
+        scenario, task = self.scenario, self._task(part.task)
+        tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
+        speed = load_device(part.device, part.model)
+        speed = replace(speed, battery_wh=None) if part.on_mains else speed
+        return _Group(part, speed, load_link(part.link), tally, task.target_rate, task.dual_init)
+
+    def _task(self, label: str) -> TaskConfig:
+        tasks = self._part.tasks
+        return tasks.get(label) or tasks.get(ANY_TASK) or TaskConfig()
+
+    def _asked_by(self, number: int) -> Asked:
+        part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
+        return Asked(part.tokens, part.nature.value())
+
+    def _waiting(self) -> int:
+        return 0 if self.site.gate is None else self.site.gate.waiting
+
+    def _endpoint(self) -> ServiceEndpoint | None:
+        return self.site.endpoint
+
+    def _config(self) -> CoordinatorConfig:
+        part, cloud = self._part, self.scenario.cloud
+        upstream = UpstreamConfig(
+            deadline_s=cloud.deadline_s,
+            price_in_uusd_per_mtok=cloud.price_in_uusd_per_mtok,
+            price_out_uusd_per_mtok=cloud.price_out_uusd_per_mtok,
+        )
+        return CoordinatorConfig(
+            state_dir="/nonexistent",
+            upstreams={"default": upstream},
+            tasks={name: led_by_the_coordinator(task) for name, task in _all_tasks(part).items()},
+            budgets=part.budgets,
+            fleet=part.fleet,
+            rates=part.rates,
+            service=part.service,
+        )
+
+
+def led_by_the_coordinator(task: TaskConfig) -> TaskConfig:
+    """τ is the coordinator's, unless the scenario says that devices send theirs."""
+    if "target_rate_from_device" in task.model_fields_set:
+        return task
+    return task.model_copy(update={"target_rate_from_device": False})
+
+
+def _all_tasks(part: CoordinatorPart) -> dict[str, TaskConfig]:
+    return dict(part.tasks) or {ANY_TASK: TaskConfig()}
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """The coordinator's log would say what the result says."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Thousands of agents are walked through at each collection of the oldest objects; few are needed."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

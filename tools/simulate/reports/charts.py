@@ -1,0 +1,391 @@
+"""What the pages draw of one run, or of two over each other. Knows which figures a fleet operator looks at; knows nothing of HTML.
+
+A group has the same colour in all charts of a page; of two runs the first is drawn in full lines, the second dashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import nan
+from typing import Any
+
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of, time_axis, unit_of_time
+from tools.simulate.reports.quantities import Unit, written
+from tools.simulate.reports.result import (
+    GROWTH,
+    LEAST_S,
+    SOURCES,
+    GroupResult,
+    LatencyHistogram,
+    Series,
+    SimulationResult,
+    all_sources,
+)
+
+_SOURCE_WORDS = {
+    "local": ("Waiting for local answers", "Time to the whole answer where the device answered alone."),
+    "cloud": (
+        "Waiting for the cloud",
+        "Time to the whole answer of questions that went to the cloud: the device's own thinking, the way, the queue, the cloud.",
+    ),
+    "local-fallback": (
+        "Waiting for fallbacks",
+        "Time to the whole answer where the cloud was wanted and could not be had, so that the device answered alone.",
+    ),
+}
+_Curve = tuple[Sequence[float], Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run on a page: `label` "" where it is the only one, else "A" or "B"."""
+
+    result: SimulationResult
+    label: str = ""
+    dash: int = 0
+
+    def named(self, name: str) -> str:
+        """The name of one of its lines."""
+        return f"{self.label}: {name}" if self.label else name
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart: x in its own unit (seconds on a time axis); None: a gap."""
+
+    label: str
+    stroke: Stroke
+    x: Sequence[float]
+    y: Sequence[float | None]
+    drawstyle: str = "default"
+    width: float = 1.8
+
+
+class Book:
+    """All charts of the runs on a page."""
+
+    def __init__(self, runs: Sequence[Shown]) -> None:
+        self._runs = runs
+        names = list(dict.fromkeys(group.name for run in runs for group in run.result.groups))
+        self._strokes = {name: stroke_of(number) for number, name in enumerate(names)}
+        self._ends_s = max(run.result.virtual_s for run in runs)
+        self._events = runs[0].result.events if len({tuple(run.result.events) for run in runs}) == 1 else []
+
+    def charts(self) -> list[Chart]:
+        """Every chart that has something to show."""
+        sections: list[Iterable[Chart | None]] = [
+            (self._latency(source) for source in SOURCES),
+            [self._first_letter(), self._asking(), self._training(), self._price(), self._accuracy(), self._local_accuracy()],
+            [self._spend(), self._calls(), self._fairness(), self._load(), self._cloud(), self._power(), self._online()],
+        ]
+        return [chart for section in sections for chart in section if chart is not None]
+
+    def _groups(self) -> Iterable[tuple[Shown, GroupResult, Stroke]]:
+        for run in self._runs:
+            for group in run.result.groups:
+                yield run, group, self._strokes[group.name].dashed(run.dash)
+
+    def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
+        """A line over time for each group that has any of it."""
+        lines = [Line(run.named(group.name), stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
+        return [line for line in lines if any(value is not None for value in line.y)]
+
+    def _latency(self, source: str) -> Chart | None:
+        title, caption = _SOURCE_WORDS[source]
+        return self._waiting(f"latency-{source}", title, caption, lambda group: group.latency_total.get(source))
+
+    def _first_letter(self) -> Chart | None:
+        caption = "Time to the first visible letter, all answers together."
+        return self._waiting(
+            "first-letter", "Waiting for the first letter", caption, lambda group: all_sources(group.latency_first)
+        )
+
+    def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
+        found = [(run.named(group.name), stroke, of(group)) for run, group, stroke in self._groups()]
+        known = [(label, stroke, histogram) for label, stroke, histogram in found if histogram is not None and histogram.count]
+        if not known:
+            return None
+        lines = [Line(label, stroke, *_distribution(histogram), "steps-post") for label, stroke, histogram in known]
+        said = "; ".join(
+            f"{label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
+            for label, _, histogram in known
+        )
+        return _chart(
+            name, title, caption, said, lines, lambda axis: _waiting_axes(axis, [histogram for _, _, histogram in known])
+        )
+
+    def _over_time(
+        self,
+        name: str,
+        title: str,
+        caption: str,
+        lines: Sequence[Line],
+        unit: Unit,
+        label: str,
+        finish: Callable[[Any], None] | None = None,
+    ) -> Chart | None:
+        if not lines:
+            return None
+        said = "; ".join(_course(line, unit) for line in lines if line.label)
+        return _chart(
+            name,
+            title,
+            caption,
+            said,
+            lines,
+            lambda axis: self._time_axes(axis, unit, label, finish),
+            unit_s=unit_of_time(self._ends_s)[0],
+        )
+
+    def _time_axes(self, axis: Any, unit: Unit, label: str, finish: Callable[[Any], None] | None) -> None:
+        time_axis(axis, self._ends_s, self._events)
+        axis.set_ylabel(label)
+        if unit is Unit.SHARE:
+            _percent_axis(axis)
+        else:
+            axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+        if finish is not None:
+            finish(axis)
+
+    def _asking(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.assist_rate)
+        caption = "Share of people's questions that went to the cloud. Thin dotted lines: the target rate τ."
+        return self._over_time(
+            "rate",
+            "How often people's questions go to the cloud",
+            caption,
+            [*lines, *self._targets(lines)],
+            Unit.SHARE,
+            "assist rate",
+        )
+
+    def _training(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.training_assist_rate)
+        caption = (
+            "Share of the responses of learning steps that asked the cloud: what the price λ steers towards τ (thin dotted)."
+        )
+        return self._over_time(
+            "training-rate",
+            "How often learning asks the cloud",
+            caption,
+            [*lines, *self._targets(lines)],
+            Unit.SHARE,
+            "assist rate",
+        )
+
+    def _targets(self, lines: Sequence[Line]) -> list[Line]:
+        """τ of the groups that have a line."""
+        drawn_labels = {line.label for line in lines}
+        return [
+            Line(
+                "",
+                Stroke(stroke.colour, 2),
+                group.series.at_s,
+                group.series.target_rate or [group.target_rate] * len(group.series.at_s),
+                width=1.0,
+            )
+            for run, group, stroke in self._groups()
+            if run.named(group.name) in drawn_labels and run is self._runs[0]
+        ]
+
+    def _price(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.dual)
+        lines += [
+            Line(run.named("fleet"), Stroke("ink", run.dash), run.result.cloud.at_s, run.result.cloud.fleet_dual)
+            for run in self._runs
+            if any(value is not None for value in run.result.cloud.fleet_dual)
+        ]
+        caption = "What asking the cloud costs a device while it learns, in units of reward: it rises while more is asked than τ allows."
+        return self._over_time("dual", "Price of asking λ", caption, lines, Unit.NUMBER, "λ")
+
+    def _accuracy(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.joint_accuracy)
+        caption = "Share of right answers, whoever gave them."
+        return self._over_time("accuracy", "Right answers, all", caption, lines, Unit.SHARE, "accuracy")
+
+    def _local_accuracy(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.local_accuracy)
+        caption = "Share of right answers among those the device gave alone."
+        return self._over_time("local-accuracy", "Right answers, local alone", caption, lines, Unit.SHARE, "accuracy")
+
+    def _spend(self) -> Chart | None:
+        lines = [
+            Line(
+                run.named("spent"),
+                Stroke("c0", run.dash),
+                run.result.cloud.at_s,
+                [each / 1e6 for each in run.result.cloud.spend_uusd],
+            )
+            for run in self._runs
+        ]
+        lines += self._limits(lambda run: [None if each is None else each / 1e6 for each in run.result.cloud.limit_uusd])
+        caption = "Charged by the ledger in the budget's window so far, and what the fleet's budget allows."
+        return self._over_time("spend", "Spend against budget", caption, lines, Unit.DOLLARS, "dollars")
+
+    def _calls(self) -> Chart | None:
+        if not self._limits(lambda run: run.result.cloud.limit_calls):
+            return None
+        lines = [
+            Line(run.named("calls"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs
+        ]
+        lines += self._limits(lambda run: run.result.cloud.limit_calls)
+        return self._over_time(
+            "calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls"
+        )
+
+    def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
+        lines = [
+            Line(run.named("budget"), Stroke("alarm", 1 + run.dash), run.result.cloud.at_s, of(run), "steps-pre")
+            for run in self._runs
+        ]
+        return [line for line in lines if any(value is not None for value in line.y)]
+
+    def _load(self) -> Chart | None:
+        lines = self._by_group(
+            lambda group: [3600 * count / width for count, width in zip(group.series.answers, _widths(group.series), strict=True)]
+        )
+        return self._over_time("load", "Answers an hour", "How much the devices are asked.", lines, Unit.COUNT, "answers an hour")
+
+    def _cloud(self) -> Chart | None:
+        lines = [
+            line
+            for run in self._runs
+            for line in (
+                Line(run.named("waiting"), Stroke("c1", run.dash), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
+                Line(
+                    run.named("under way"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"
+                ),
+            )
+        ]
+        caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
+        if self._has_down_time():
+            caption += " Shaded: the coordinator was down."
+        return self._over_time("cloud", "Queue and calls under way", caption, lines, Unit.COUNT, "calls", self._shade_down_time)
+
+    def _has_down_time(self) -> bool:
+        return any(share < 1 for share in self._runs[0].result.cloud.up)
+
+    def _shade_down_time(self, axis: Any) -> None:
+        cloud, unit_s = self._runs[0].result.cloud, unit_of_time(self._ends_s)[0]
+        for begins, ends, up in zip([0.0, *cloud.at_s], cloud.at_s, cloud.up, strict=False):
+            if up < 1:
+                axis.axvspan(
+                    begins / unit_s, ends / unit_s, color=colour("alarm"), alpha=0.12 + 0.2 * (1 - up), linewidth=0, zorder=0
+                )
+
+    def _power(self) -> Chart | None:
+        def watts(group: GroupResult) -> list[float | None]:
+            rows = zip(group.series.energy_wh, _widths(group.series), strict=True)
+            return [3600 * energy / width / group.devices for energy, width in rows]
+
+        caption = "Mean power of one device, in watts: its model at work, or idle."
+        return self._over_time("energy", "Power of a device", caption, self._by_group(watts), Unit.NUMBER, "watts")
+
+    def _online(self) -> Chart | None:
+        caption = "Share of the devices that can reach the coordinator."
+        return self._over_time(
+            "online", "Devices online", caption, self._by_group(lambda group: group.series.online_share), Unit.SHARE, "online"
+        )
+
+    def _fairness(self) -> Chart | None:
+        rows = [
+            (run.named(group.name), stroke, group.calls_by_device)
+            for run, group, stroke in self._groups()
+            if group.calls_by_device
+        ]
+        if not rows:
+            return None
+        indexes = [run.named(f"Jain's index {written(run.result.cloud.jain_index, Unit.NUMBER)}") for run in self._runs]
+        caption = (
+            "Cloud calls of one device: from the 1st to the 99th of a hundred (thin), the middle half (thick), the middle (dot). "
+        )
+        caption += f"{'; '.join(indexes)} (1: all devices the same)."
+        said = "; ".join(f"{label} {calls[1]:,.0f} to {calls[7]:,.0f}, middle {calls[4]:,.0f}" for label, _, calls in rows)
+        svg = drawn("fairness", lambda axis: _spans(axis, rows), height_in=max(2.0, 0.9 + 0.32 * len(rows)))
+        return Chart("Fairness between devices", caption, f"Fairness between devices. Cloud calls of one device: {said}.", svg)
+
+
+def _chart(
+    name: str, title: str, caption: str, said: str, lines: Sequence[Line], finish: Callable[[Any], None], *, unit_s: float = 1.0
+) -> Chart:
+    def paint(axis: Any) -> None:
+        for line in lines:
+            x, y = [each / unit_s for each in line.x], [nan if value is None else value for value in line.y]
+            style = line.stroke.style | {"linewidth": line.width, "marker": "." if _is_sparse(line.y) else None}
+            axis.plot(x, y, drawstyle=line.drawstyle, **style)
+        finish(axis)
+
+    legend = tuple((line.stroke, line.label) for line in lines if line.label)
+    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), legend)
+
+
+def _is_sparse(values: Sequence[float | None]) -> bool:
+    """Whether some known value has no known neighbour, so that a line alone would not show it."""
+    known = [value is not None for value in values]
+    return any(
+        here and not before and not after
+        for before, here, after in zip([False, *known], known, [*known[1:], False], strict=False)
+    )  # fmt: skip
+
+
+def _widths(series: Series) -> list[float]:
+    return [after - before for before, after in zip([0.0, *series.at_s], series.at_s, strict=False)]
+
+
+def _distribution(histogram: LatencyHistogram) -> _Curve:
+    """Upper ends of the bins in seconds, and the share of answers up to there."""
+    places = sorted(histogram.counts)
+    seen = list(accumulate(histogram.counts[place] for place in places))
+    ends = [LEAST_S * GROWTH ** (place + 1) for place in places]
+    return [ends[0] / GROWTH, *ends], [0.0, *(count / histogram.count for count in seen)]
+
+
+def _within(histogram: LatencyHistogram, share: float) -> str:
+    return written(histogram.quantile(share), Unit.SECONDS)
+
+
+def _waiting_axes(axis: Any, histograms: Sequence[LatencyHistogram]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low = min(histogram.quantile(0.001) or LEAST_S for histogram in histograms)
+    high = max(histogram.quantile(0.999) or LEAST_S for histogram in histograms)
+    axis.set_xscale("log")
+    axis.set_xlim(low / 1.1, high * 1.1)
+    several = 1.0 if high / low < 200 else 0.0
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if several else (1.0,)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, Unit.SECONDS)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xlabel("time (logarithmic)")
+    axis.set_ylabel("share of answers")
+    _percent_axis(axis, whole=True)
+    for share in (0.5, 0.95):
+        axis.axhline(share, color=colour("soft"), linewidth=0.8, linestyle=(0, (1, 2)))
+
+
+def _percent_axis(axis: Any, *, whole: bool = False) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    high = 1.0 if whole else min(1.0, max(0.1, axis.get_ylim()[1]))
+    axis.set_ylim(-0.01 * high, high * 1.02)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def _course(line: Line, unit: Unit) -> str:
+    known = [value for value in line.y if value is not None]
+    first, last, least, most = (written(value, unit) for value in (known[0], known[-1], min(known), max(known)))
+    return f"{line.label} from {first} to {last}, between {least} and {most}"
+
+
+def _spans(axis: Any, rows: Sequence[tuple[str, Stroke, Sequence[float]]]) -> None:
+    for place, (_, stroke, calls) in enumerate(rows):
+        own = colour(stroke.colour)
+        axis.plot([calls[1], calls[7]], [place, place], color=own, linewidth=1.4, solid_capstyle="butt")
+        axis.plot([calls[3], calls[5]], [place, place], color=own, linewidth=6, solid_capstyle="butt")
+        axis.plot([calls[4]], [place], marker="o", markersize=6, color=colour("ink"))
+    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlim(left=0)
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("cloud calls of one device")

@@ -1,0 +1,77 @@
+"""`python -m tools.simulate compare A.json B.json`: two runs side by side. Knows files and the terminal; knows nothing of how a page is
+laid out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.core.errors import UsageError
+from edge.core.regular import open_regular
+from tools.simulate.reports.page import write_comparison
+from tools.simulate.reports.result import FORMAT, SimulationResult
+from tools.simulate.reports.tables import differences
+
+
+class _Head(msgspec.Struct):
+    """What is read first, so that a file of another format is told from a damaged one."""
+
+    format: int
+
+
+def add_compare(commands: Any) -> None:
+    """The subcommand, for argparse's subparsers."""
+    command = commands.add_parser(
+        "compare", help="two runs side by side: their figures, and with --html their curves over each other"
+    )
+    command.add_argument("first", type=Path, metavar="A.json", help="what a run wrote")
+    command.add_argument("second", type=Path, metavar="B.json", help="what another one wrote")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
+    command.set_defaults(play=compare)
+
+
+def compare(chosen: argparse.Namespace) -> int:
+    """Print the figures side by side; 0. Raises UsageError for files that cannot be compared."""
+    first, second = read_result(chosen.first), read_result(chosen.second)
+    console = Console()
+    console.print(_table(first, second, f"A {chosen.first.name}", f"B {chosen.second.name}"))
+    if chosen.html is not None:
+        write_comparison(first, second, (chosen.first.name, chosen.second.name), chosen.html)
+        console.print(escape(f"page: {chosen.html}"), soft_wrap=True)
+    return 0
+
+
+def read_result(path: Path) -> SimulationResult:
+    """A run's JSON. Raises UsageError, in one line, where there is none or it is of another format."""
+    try:
+        with open_regular(path) as file:
+            text = file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="give what a run wrote with --json") from None
+    try:
+        found = msgspec.json.decode(text, type=_Head).format
+    except msgspec.DecodeError:
+        raise UsageError(f"{path} is no result of a simulation", hint="give the JSON of python -m tools.simulate run") from None
+    if found != FORMAT:
+        raise UsageError(f"{path} has format {found}, and this program reads format {FORMAT}", hint="run its scenario again")
+    try:
+        return SimulationResult.from_json(text)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}", hint="run its scenario again") from None
+
+
+def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:
+    title = f"{first.scenario} (seed {first.seed}, {first.engine}) and {second.scenario} (seed {second.seed}, {second.engine})"
+    table = Table(title=escape(title))
+    table.add_column("")
+    for name in (name_a, name_b, "B less A"):
+        table.add_column(escape(name), justify="right")
+    for row in differences(first, second):
+        table.add_row(*map(escape, (row.name, row.first, row.second, row.difference)))
+    return table

@@ -1,0 +1,65 @@
+"""Reports as one HTML file each: nothing is loaded, nothing runs. Knows the templates and where files go; knows nothing of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tools.simulate.reports import tables
+from tools.simulate.reports.charts import Book, Shown
+from tools.simulate.reports.drawing import Chart, require_matplotlib
+from tools.simulate.reports.result import SimulationResult
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(result: SimulationResult, path: Path) -> None:
+    """Write the report of a run; the same result gives the same bytes. Raises EdgeError without matplotlib."""
+    heads, rows = tables.group_columns(result)
+    write_page(
+        path,
+        "report.html",
+        result=result,
+        overview=tables.overview(result),
+        heads=heads,
+        rows=rows,
+        reasons=tables.reasons(result),
+        charts=Book([Shown(result)]).charts,
+    )
+
+
+def write_comparison(first: SimulationResult, second: SimulationResult, names: tuple[str, str], path: Path) -> None:
+    """Write two runs over each other. Raises EdgeError without matplotlib."""
+    runs = [Shown(first, "A", 0), Shown(second, "B", 1)]
+    rows = tables.differences(first, second)
+    write_page(path, "compare.html", runs=runs, names=names, rows=rows, charts=Book(runs).charts)
+
+
+def write_page(path: Path, template: str, *, charts: Any, **values: Any) -> None:
+    """Fill a template and put it in its place in one move. `charts` is called where matplotlib is there."""
+    require_matplotlib()
+    drawn: Sequence[Chart] = charts()
+    page = _environment().get_template(template).render(charts=drawn, **values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(page, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["hours"] = hours
+    environment.filters["drawing"] = Markup  # by matplotlib, which escapes the texts it is given
+    return environment
+
+
+def hours(seconds: float) -> str:
+    """A time of a run, as 36 h 15 min."""
+    whole, minutes = divmod(round(seconds / 60), 60)
+    return f"{whole} h {minutes} min" if minutes else f"{whole} h"

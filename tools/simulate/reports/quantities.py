@@ -1,0 +1,232 @@
+"""The figures that people ask of a run, by name. Knows how each is put together from a result, its unit and how it is written; knows
+nothing of sentences, tables or pages.
+
+A figure of several groups weighs each by what it is a share of: rates and accuracies by answers, training rates by learning steps, λ by
+devices. A figure that cannot be told (nothing was answered, nothing was counted) is None and never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, SimulationResult, all_sources
+
+
+class Unit(StrEnum):
+    """What a figure is counted in; the value is how people say it."""
+
+    SECONDS = "a time (4 s, 800 ms)"
+    SHARE = "a share (0.7, 70 %)"
+    DOLLARS = "a sum ($3.50)"
+    COUNT = "a count (200)"
+    WATT_HOURS = "an energy (200 Wh, 1.5 kWh)"
+    NUMBER = "a number (0.5)"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What part of a run a figure is asked of: these groups, answers of one source ("": of all), and whether only after the warm-up."""
+
+    result: SimulationResult
+    groups: Sequence[GroupResult]
+    source: str = ""
+    settled: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that count."""
+        return (self.source,) if self.source else SOURCES
+
+
+Measure = Callable[[Asked], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One figure. `of_groups`, `of_sources`, `settles`: whether it can be asked of single groups, of one source, after the warm-up."""
+
+    name: str
+    unit: Unit
+    measure: Measure
+    of_groups: bool = True
+    of_sources: bool = False
+    settles: bool = False
+
+
+def latency(asked: Asked, *, first: bool) -> LatencyHistogram:
+    """All latencies that are asked about."""
+    by_source = [group.latency_first if first else group.latency_total for group in asked.groups]
+    kept = [each[source] for each in by_source for source in asked.sources if source in each]
+    return all_sources({f"{number:09}": histogram for number, histogram in enumerate(kept)})
+
+
+def quantile(share: float, *, first: bool = False) -> Quantity:
+    """The latency that `share` of the answers do not exceed; `first`: to the first visible letter."""
+    name = f"p{100 * share:.6g}" + (" first token" if first else "")
+    return Quantity(name, Unit.SECONDS, lambda asked: latency(asked, first=first).quantile(share), of_sources=True)
+
+
+def jain_index(asked: Asked) -> float | None:
+    """(Σx)² / (n Σx²) of the devices' calls: 1 where all have the same share, 1/n where one has all."""
+    return asked.result.cloud.jain_index
+
+
+def _mean_latency(asked: Asked) -> float | None:
+    histogram = latency(asked, first=False)
+    return histogram.sum_s / histogram.count if histogram.count else None
+
+
+def answers_of(group: GroupResult, sources: Sequence[str] = SOURCES) -> int:
+    """How many answers of these sources it gave."""
+    return sum(group.answers.get(source, 0) for source in sources)
+
+
+def weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    """Mean of the (value, weight) that are known; None without any weight."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    whole = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / whole if whole else None
+
+
+def _rate(asked: Asked) -> float | None:
+    rates = [(each.settled_assist_rate if asked.settled else each.assist_rate, answers_of(each)) for each in asked.groups]
+    return weighted(rates)
+
+
+def _training_rate(asked: Asked) -> float | None:
+    settled = asked.settled
+    return weighted(
+        [(each.settled_training_assist_rate if settled else each.training_assist_rate, each.steps) for each in asked.groups]
+    )
+
+
+def _joint_accuracy(asked: Asked) -> float | None:
+    if not asked.settled:
+        return weighted([(each.accuracy, answers_of(each)) for each in asked.groups])
+    pairs = [each for group in asked.groups for each in after_warm_up(asked.result, group, group.series.joint_accuracy)]
+    return weighted(pairs)
+
+
+def _local_accuracy(asked: Asked) -> float | None:
+    return weighted([(each.local_accuracy, answers_of(each, ("local", "local-fallback"))) for each in asked.groups])
+
+
+def _dual(asked: Asked) -> float | None:
+    if not asked.settled:
+        return weighted([(each.dual, each.devices) for each in asked.groups])
+    begins = asked.result.warm_up_s
+    pairs = [
+        (value, float(group.devices))
+        for group in asked.groups
+        for at, value in zip(group.series.at_s, group.series.dual, strict=True)
+        if at > begins
+    ]
+    return weighted(pairs)
+
+
+def after_warm_up(
+    result: SimulationResult, group: GroupResult, values: Sequence[float | None]
+) -> list[tuple[float | None, float]]:
+    """(value, answers) of each interval after the warm-up."""
+    rows = zip(group.series.at_s, values, group.series.answers, strict=True)
+    return [(value, float(answers)) for at, value, answers in rows if at > result.warm_up_s]
+
+
+def _share(asked: Asked) -> float | None:
+    whole = sum(answers_of(each) for each in asked.groups)
+    return sum(answers_of(each, asked.sources) for each in asked.groups) / whole if whole else None
+
+
+def _lost(asked: Asked) -> float | None:
+    counted = [each.lost for each in asked.groups if each.lost is not None]
+    return float(sum(counted)) if len(counted) == len(asked.groups) else None
+
+
+def _online(asked: Asked) -> float | None:
+    return weighted([(share, each.devices) for each in asked.groups for share in each.series.online_share])
+
+
+def _up(asked: Asked) -> float | None:
+    return weighted([(share, 1.0) for share in asked.result.cloud.up])
+
+
+def _per_answer(asked: Asked) -> float | None:
+    whole = sum(answers_of(each) for each in asked.groups)
+    return _spend(asked) / whole if whole else None
+
+
+def _spend(asked: Asked) -> float:
+    return sum(each.spend_uusd for each in asked.groups) / 1e6
+
+
+def _sum(of: Callable[[GroupResult], float]) -> Measure:
+    return lambda asked: float(sum(of(each) for each in asked.groups))
+
+
+QUANTITIES: dict[str, Quantity] = {
+    each.name: each
+    for each in (
+        Quantity("mean latency", Unit.SECONDS, _mean_latency, of_sources=True),
+        Quantity("rate", Unit.SHARE, _rate, settles=True),
+        Quantity("training rate", Unit.SHARE, _training_rate, settles=True),
+        Quantity("joint accuracy", Unit.SHARE, _joint_accuracy, settles=True),
+        Quantity("local accuracy", Unit.SHARE, _local_accuracy),
+        Quantity("fairness", Unit.NUMBER, jain_index, of_groups=False),
+        Quantity("spend", Unit.DOLLARS, _spend),
+        Quantity("spend per answer", Unit.DOLLARS, _per_answer),
+        Quantity("calls", Unit.COUNT, _sum(lambda group: group.calls)),
+        Quantity(
+            "answers",
+            Unit.COUNT,
+            lambda asked: float(sum(answers_of(each, asked.sources) for each in asked.groups)),
+            of_sources=True,
+        ),
+        Quantity("share", Unit.SHARE, _share, of_sources=True),
+        Quantity("lost answers", Unit.COUNT, _lost),
+        Quantity("refusals", Unit.COUNT, _sum(lambda group: sum(group.refused.values()))),
+        Quantity("learning steps", Unit.COUNT, _sum(lambda group: group.steps)),
+        Quantity("λ", Unit.NUMBER, _dual, settles=True),
+        Quantity("queue", Unit.COUNT, lambda asked: float(max(asked.result.cloud.queue, default=0)), of_groups=False),
+        Quantity("in flight", Unit.COUNT, lambda asked: float(max(asked.result.cloud.in_flight, default=0)), of_groups=False),
+        Quantity("cloud errors", Unit.COUNT, lambda asked: float(sum(asked.result.cloud.errors.values())), of_groups=False),
+        Quantity("ledger violations", Unit.COUNT, lambda asked: float(asked.result.cloud.ledger_violations), of_groups=False),
+        Quantity("coordinator up", Unit.SHARE, _up, of_groups=False),
+        Quantity("online", Unit.SHARE, _online),
+        Quantity("energy", Unit.WATT_HOURS, _sum(lambda group: group.energy_wh)),
+        Quantity("battery empty", Unit.SECONDS, _sum(lambda group: group.battery_empty_s)),
+    )
+}
+
+
+def written(value: float | None, unit: Unit) -> str:
+    """A figure for people, with its unit; "-" where it cannot be told."""
+    return "-" if value is None else _WRITTEN[unit](value)
+
+
+def _seconds(value: float) -> str:
+    if abs(value) < 1:
+        return f"{1000 * value:.3g} ms" if abs(value) >= 0.001 or value == 0 else f"{1000 * value:.2g} ms"
+    if abs(value) < 100:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if abs(value) < 7200 else f"{value / 3600:,.4g} h"
+
+
+def _dollars(value: float) -> str:
+    sign, size = "-" if value < 0 else "", abs(value)
+    return f"{sign}${size:,.2f}" if size >= 1 or size == 0 else f"{sign}${size:.3g}" if size >= 1e-4 else f"{sign}${size:.7f}"
+
+
+def _watt_hours(value: float) -> str:
+    return f"{value / 1000:,.4g} kWh" if abs(value) >= 1000 else f"{value:.3g} Wh"
+
+
+_WRITTEN: dict[Unit, Callable[[float], str]] = {
+    Unit.SECONDS: _seconds,
+    Unit.SHARE: lambda value: f"{100 * value:.1f} %",
+    Unit.DOLLARS: _dollars,
+    Unit.COUNT: lambda value: f"{value:,.0f}",
+    Unit.WATT_HOURS: _watt_hours,
+    Unit.NUMBER: lambda value: f"{value:.3g}",
+}

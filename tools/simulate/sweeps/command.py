@@ -1,0 +1,180 @@
+"""`python -m tools.simulate sweep scenario.yaml --vary KEY=A,B`: many runs, and what differs. Knows the command line and the terminal;
+knows nothing of how a run is played."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from edge.core.errors import EdgeError, UsageError
+from edge.core.regular import open_regular
+from tools.simulate.reports.drawing import require_matplotlib
+from tools.simulate.reports.page import write_page
+from tools.simulate.sweeps.engines import ENGINES, opened
+from tools.simulate.sweeps.plan import Job, Variation, jobs_of
+from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
+from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
+
+RUN = "tools.simulate.fleet.run:run_scenario"
+_SCENARIO = ("tools.simulate.fleet.scenario", "Scenario")
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def add_sweep(commands: Any) -> None:
+    """The subcommand, for argparse's subparsers."""
+    command = commands.add_parser(
+        "sweep", help="a scenario with varied values and several seeds, run by run; goes on where it was stopped"
+    )
+    command.add_argument("scenario", type=Path, help="the scenario's YAML")
+    command.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="groups.laptops.questions_per_day=10,30 (* for all groups); may be repeated",
+    )
+    command.add_argument(
+        "--seeds", type=_positive, default=1, help="runs of each combination, with seeds from the scenario's own on (1)"
+    )
+    command.add_argument(
+        "--jobs", type=_positive, help="runs at once (as many as there are processors; with ray: as the cluster has room)"
+    )
+    command.add_argument("--engine", choices=ENGINES, default="processes", help="processes of this machine, or Ray")
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="where results are kept, with sweep.html and sweep.json"
+    )
+    command.set_defaults(play=sweep)
+
+
+def sweep(chosen: argparse.Namespace, *, run: str = RUN, check: Check | None = None) -> int:
+    """Play all combinations, tell and write what they found; 1 where a run failed. `check` refuses a scenario that cannot be played."""
+    require_matplotlib()
+    scenario = read_scenario(chosen.scenario)
+    variations = [Variation.of(text) for text in chosen.vary]
+    if not variations:
+        raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60")
+    jobs = jobs_of(scenario, variations, chosen.seeds)
+    for job in jobs:
+        (check or check_scenario)(job.scenario)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    ends = _played(jobs, chosen, run)
+    _tell(ends, variations, chosen.out, chosen.scenario.stem)
+    return 1 if any(isinstance(end, Failed) for end in ends) else 0
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """The scenario as it is written. Raises UsageError in one line."""
+    try:
+        with open_regular(path) as file:
+            read = yaml.safe_load(file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="give a scenario's YAML") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict):
+        raise UsageError(f"{path} is no scenario", hint="see tools/simulate/README.md")
+    return read
+
+
+def check_scenario(scenario: Mapping[str, Any]) -> None:
+    """Raises UsageError for a scenario that does not keep to the schema, in one line."""
+    module, name = _SCENARIO
+    try:
+        getattr(importlib.import_module(module), name).model_validate(scenario)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(
+            f"{'.'.join(map(str, first['loc'])) or 'scenario'}: {first['msg']}", hint="see --vary and the scenario"
+        ) from None
+
+
+def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[Finished | Failed]:
+    console = Console(stderr=True)
+    done = sum(kept(chosen.out, job) is not None for job in jobs)
+    if done:
+        console.print(f"{done} of {len(jobs)} runs are in {escape(str(chosen.out))} already", soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("runs", total=len(jobs))
+        count = 0
+
+        def ended(end: Finished | Failed) -> None:
+            nonlocal count
+            count += 1
+            progress.advance(bar)
+            said = f"failed: {end.why}" if isinstance(end, Failed) else "done"
+            progress.console.print(escape(f"{count}/{len(jobs)} {end.job.label}: {said}"), soft_wrap=True, highlight=False)
+
+        try:
+            return asyncio.run(_play(jobs, chosen, run, ended))
+        except KeyboardInterrupt:
+            console.print("stopped; finished runs are kept: the same command goes on", soft_wrap=True)
+            raise
+
+
+async def _play(
+    jobs: Sequence[Job], chosen: argparse.Namespace, run: str, ended: Callable[[Finished | Failed], None]
+) -> list[Finished | Failed]:
+    async with opened(chosen.engine, run) as engine:
+        return await play_all(jobs, chosen.out, engine, chosen.jobs or engine.at_once, ended)
+
+
+def _tell(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path, name: str) -> None:
+    runs, console = [end for end in ends if isinstance(end, Finished)], Console()
+    if not runs:
+        raise EdgeError(f"no run gave a result; the first: {next(end.why for end in ends if isinstance(end, Failed))}")
+    rows = rows_of(runs)
+    console.print(_table(*short_table_of(rows, variations)))
+    heads, cells = table_of(rows, variations)
+    failed = [(end.job.label, end.why) for end in ends if isinstance(end, Failed)]
+    _write_json(folder / "sweep.json", runs, rows)
+    write_page(
+        folder / "sweep.html", "sweep.html", charts=lambda: charts_of(rows, variations), name=name, about=runs[0].result.about,
+        variations=variations, heads=heads, rows=cells, failed=failed, runs=len(runs),
+    )  # fmt: skip
+    console.print(escape(f"page: {folder / 'sweep.html'}"), soft_wrap=True)
+
+
+def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    table = Table(title="means over the seeds")
+    for head in heads:
+        table.add_column(escape(head), justify="right", overflow="fold")
+    for row in cells:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _write_json(path: Path, runs: Sequence[Finished], rows: Sequence[Row]) -> None:
+    """Figures of each combination by seed, and which file holds which run."""
+    found = {
+        "runs": [
+            {"settings": dict(run.job.settings), "seed": run.job.seed, "file": run.job.file_name,
+             "holds": all(claim.holds for claim in run.result.assertions)}
+            for run in runs
+        ],
+        "rows": [{"values": list(row.values), "seeds": list(row.seeds), "figures": row.figures} for row in rows],
+    }  # fmt: skip
+    text = msgspec.json.format(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False), indent=1)
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number

@@ -1,0 +1,121 @@
+"""Where the runs of a sweep are played: processes of this machine, or Ray. Knows how a run is started and stopped; knows nothing of which
+runs there are."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge.core.errors import EdgeError
+from edge.core.exits import exit_name
+from edge.core.install import install_extra
+from tools.simulate.sweeps.child import keep, played
+from tools.simulate.sweeps.plan import Job
+
+ENGINES = ("processes", "ray")
+_ROOT = Path(__file__).resolve().parents[3]
+_STOP_S = 5.0
+
+
+class RunFailed(EdgeError):
+    """A run that gave no result; the message says why, in one line."""
+
+
+class SweepEngine(Protocol):
+    """Plays runs. `at_once`: how many it is given at the same time unless the command says otherwise."""
+
+    at_once: int
+
+    async def play(self, job: Job, out: Path) -> None:
+        """Play one run and write its result to `out`. Raises RunFailed; stops the run when it is cancelled."""
+        ...
+
+
+class Processes:
+    """Each run in a process of its own on this machine."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self.at_once = os.cpu_count() or 1
+
+    async def play(self, job: Job, out: Path) -> None:
+        """One process from its beginning to its end."""
+        asked = json.dumps({"run": self._run, "scenario": job.scenario, "seed": job.seed, "out": str(out)}, default=str)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tools.simulate.sweeps.child"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))},
+        )
+        try:
+            _, said = await process.communicate(asked.encode())
+        finally:
+            await _stopped(process)
+        if process.returncode:
+            lines = said.decode(errors="replace").strip().splitlines()
+            raise RunFailed(lines[-1] if lines else f"its process ended with {exit_name(process.returncode)} and no word")
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    """End a process that still runs: first it is asked to."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+class Ray:
+    """Each run as a task of a Ray cluster, whose machines have this project installed."""
+
+    at_once = 1_000_000
+
+    def __init__(self, run: str, ray: Any) -> None:
+        self._run, self._ray = run, ray
+        self._remote = ray.remote(num_cpus=1, max_calls=1, max_retries=1)(played)  # max_calls: a process of its own for each run
+
+    async def play(self, job: Job, out: Path) -> None:
+        """One task; its result travels back as JSON."""
+        task = self._remote.remote(self._run, dict(job.scenario), job.seed)
+        try:
+            keep(await task, out)
+        except asyncio.CancelledError:
+            self._ray.cancel(task, force=True)
+            raise
+        except Exception as error:  # the run's own failure, or one of Ray's many
+            raise RunFailed(str(getattr(error, "cause", None) or error).strip().splitlines()[-1]) from error
+
+
+@asynccontextmanager
+async def opened(engine: str, run: str) -> AsyncIterator[SweepEngine]:
+    """The engine of this name, for as long as it is needed. Raises EdgeError where Ray is not installed or cannot be reached."""
+    if engine == "processes":
+        yield Processes(run)
+        return
+    ray = _ray()
+    try:
+        ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}})
+    except (ConnectionError, RuntimeError, OSError) as error:
+        raise EdgeError(f"Ray cannot be started or reached: {str(error).splitlines()[0]}", hint="see RAY_ADDRESS") from error
+    try:
+        yield Ray(run, ray)
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise EdgeError("--engine ray needs Ray, which is not installed", hint=install_extra("ray")) from None

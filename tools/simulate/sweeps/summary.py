@@ -1,0 +1,161 @@
+"""What a sweep found, combination by combination. Knows means and spreads over seeds; knows nothing of runs under way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of
+from tools.simulate.reports.quantities import Asked, Unit, written
+from tools.simulate.reports.tables import WORDS, figure
+from tools.simulate.sweeps.plan import Variation, short_names
+from tools.simulate.sweeps.sweep import Finished
+
+FIGURES = (
+    "p50", "p95", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy", "spend", "calls", "fairness",
+    "queue", "refusals", "lost answers", "energy", "battery empty",
+)  # fmt: skip
+
+
+_FIRST = ("p50", "p95", "rate", "joint accuracy", "spend", "energy")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination: its values in the order of the variations, and each figure over its seeds (those that could be told)."""
+
+    values: tuple[Any, ...]
+    seeds: tuple[int, ...]
+    figures: dict[str, list[float]]
+    holding: int
+    asserting: int
+
+    def mean(self, name: str) -> float | None:
+        """Over the seeds; None where no seed could tell."""
+        found = self.figures[name]
+        return sum(found) / len(found) if found else None
+
+
+def rows_of(runs: Sequence[Finished]) -> list[Row]:
+    """A row for each combination, in the order in which they come."""
+    return [_row(list(own)) for _, own in groupby(runs, key=lambda run: json.dumps(dict(run.job.settings), default=str))]
+
+
+def _row(runs: Sequence[Finished]) -> Row:
+    return Row(
+        values=tuple(runs[0].job.settings.values()),
+        seeds=tuple(run.job.seed for run in runs),
+        figures={name: _known(name, runs) for name in FIGURES},
+        holding=sum(all(claim.holds for claim in run.result.assertions) for run in runs),
+        asserting=sum(bool(run.result.assertions) for run in runs),
+    )
+
+
+def _known(name: str, runs: Sequence[Finished]) -> list[float]:
+    values = (figure(name).measure(Asked(run.result, run.result.groups)) for run in runs)
+    return [value for value in values if value is not None]
+
+
+def shown_figures(rows: Sequence[Row]) -> list[str]:
+    """Those that any row has."""
+    return [name for name in FIGURES if any(any(row.figures[name]) for row in rows)]
+
+
+def table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: the varied values, the seeds, how many runs hold what the scenario asserts, and every figure with its spread."""
+    return _table(rows, variations, shown_figures(rows), _spread)
+
+
+def short_table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
+    """The same for a terminal: the means of the figures that one looks at first."""
+    names = [name for name in shown_figures(rows) if name in _FIRST]
+    return _table(rows, variations, names, lambda row, name: written(row.mean(name), figure(name).unit))
+
+
+def _table(
+    rows: Sequence[Row], variations: Sequence[Variation], names: Sequence[str], cell: Callable[[Row, str], str]
+) -> tuple[list[str], list[list[str]]]:
+    asserts = any(row.asserting for row in rows)
+    heads = [
+        *short_names([each.path for each in variations]),
+        "Seeds",
+        *(["Hold"] if asserts else []),
+        *(WORDS[name] for name in names),
+    ]
+    return heads, [[*_about(row, asserts), *(cell(row, name) for name in names)] for row in rows]
+
+
+def _about(row: Row, asserts: bool) -> list[str]:
+    return [*map(str, row.values), str(len(row.seeds)), *([f"{row.holding} of {len(row.seeds)}"] if asserts else [])]
+
+
+def _spread(row: Row, name: str) -> str:
+    unit, found = figure(name).unit, row.figures[name]
+    mean = written(row.mean(name), unit)
+    ends = [written(min(found), unit), written(max(found), unit)] if found else ["", ""]
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+
+
+def charts_of(rows: Sequence[Row], variations: Sequence[Variation]) -> list[Chart]:
+    """Each figure over the values of the first variation, a line for each combination of the others; the band is that of the seeds."""
+    return [_chart(name, rows, variations) for name in shown_figures(rows)]
+
+
+_Drawn = tuple[Stroke, str, Sequence[Row]]
+
+
+def _chart(name: str, rows: Sequence[Row], variations: Sequence[Variation]) -> Chart:
+    others = list(dict.fromkeys(repr(row.values[1:]) for row in rows))
+    lines: list[_Drawn] = [
+        (stroke_of(place), _label(own[0], variations), own)
+        for place, other in enumerate(others)
+        if (own := [row for row in rows if repr(row.values[1:]) == other and row.figures[name]])
+    ]
+    said = "; ".join(" ".join(filter(None, (label, _said(name, own)))) for _, label, own in lines)
+    over = short_names([each.path for each in variations])[0]
+    return Chart(
+        title=WORDS[name],
+        caption=f"Over {over}; mean of the seeds, the band from the least to the most of them.",
+        alt=f"{WORDS[name]} over {over}. {said}.",
+        svg=drawn(f"f{FIGURES.index(name)}", partial(_paint, name=name, lines=lines, variation=variations[0], over=over)),
+        legend=tuple((stroke, label) for stroke, label, _ in lines if label),
+    )
+
+
+def _label(row: Row, variations: Sequence[Variation]) -> str:
+    names = short_names([each.path for each in variations])[1:]
+    return ", ".join(f"{name} {value}" for name, value in zip(names, row.values[1:], strict=True))
+
+
+def _said(name: str, rows: Sequence[Row]) -> str:
+    return ", ".join(f"{row.values[0]}: {written(row.mean(name), figure(name).unit)}" for row in rows)
+
+
+def _paint(axis: Any, *, name: str, lines: Sequence[_Drawn], variation: Variation, over: str) -> None:
+    place = _places(variation)
+    for stroke, _, rows in lines:
+        x = [place(row.values[0]) for row in rows]
+        low, high = [min(row.figures[name]) for row in rows], [max(row.figures[name]) for row in rows]
+        axis.fill_between(x, low, high, color=colour(stroke.colour), alpha=0.16, linewidth=0)
+        axis.plot(x, [row.mean(name) for row in rows], marker="o", markersize=4, linewidth=1.8, **stroke.style)
+    axis.set_xlabel(over)
+    axis.set_xticks([place(value) for value in variation.values], [str(value) for value in variation.values])
+    _value_axis(axis, figure(name).unit)
+
+
+def _places(variation: Variation) -> Callable[[Any], float]:
+    """Where a value stands: numbers where they are, anything else in turn."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in variation.values):
+        return float
+    return lambda value: float(variation.values.index(value))
+
+
+def _value_axis(axis: Any, unit: Unit) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
