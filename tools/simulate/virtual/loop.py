@@ -200,7 +200,7 @@ class SeededLoop(_Loop):
         """Take apart what is left, without running anything of it to an end."""
         if self._closed:
             return
-        with self._running(), _quiet():
+        with self._running(), quiet_finalisers():
             gone: set[asyncio.Task[Any]] = set()
             while left := {*self._buried, *asyncio.all_tasks(self)} - gone:  # taking one apart may start another
                 for task in sorted(left, key=hash):
@@ -287,7 +287,8 @@ def _take_apart(coro: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_finalisers() -> Iterator[None]:
+    """What the dead would still say while they are taken apart is said to nobody."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
