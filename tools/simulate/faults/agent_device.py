@@ -25,7 +25,7 @@ from edge.agent.rollout import RolloutSettings
 from edge.agent.state import StateFolder
 from edge.config.schema import Mode, PhaseConfig
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError
+from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
@@ -190,6 +190,27 @@ class SeededState(StateFolder):
         return self.folder.name
 
 
+class EvenlySpread:
+    """Implements `LearningConditions`: no step begins sooner than `every_s` after the one before, so that faults meet steps at any time."""
+
+    def __init__(self, every_s: float, time: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._time = time
+        self._next_s = 0.0
+
+    @property
+    def check_s(self) -> float:
+        """Seconds until it is worth looking again."""
+        return max(0.1, self._next_s - self._time())
+
+    def waiting_for(self, now: float, quiet_s: float) -> str:
+        """Why no step may begin, or ""."""
+        if self._time() < self._next_s:
+            return "the next step has its time"
+        self._next_s = self._time() + self._every_s
+        return ""
+
+
 class AgentLife:
     """An agent from the opening of its state folder to its end. `live` it as a task of a host of its own."""
 
@@ -291,7 +312,7 @@ class AgentLife:
             asked.end = asked.record.source
         except TimeoutError:
             asked.end = "left"
-        except CoordinatorError:
+        except EdgeError:  # in mode cloud-only
             asked.end = "refused"
 
     def _difficulty(self, number: int) -> float:
@@ -325,6 +346,7 @@ class AgentLife:
             sink=self,
             clock=clock,
             failpoint=failpoint,
+            conditions=EvenlySpread(scenario.lasts_s / (1 + self._plan.steps * len(phases)), self._loop.time),
         )
 
     def _practice(self, source: str) -> Practice:

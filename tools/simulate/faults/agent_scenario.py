@@ -48,7 +48,7 @@ AGENT_FEATURES = MESSAGES | {
     "answer cut by a crash",
     "record of a call whose reply was lost",
     "step reported",
-    "step made again after a crash",
+    "cut step finished after a crash",
     "step reported out of the outbox",
     "training call in the purse",
     "training call that was not settled",

@@ -413,7 +413,7 @@ class AgentWorld:
         for agent in self.agents:
             notes = agent.notes
             verdict.check("A8", not notes.failures, f"{agent.name} broke: {notes.failures[:3]}")
-            verdict.meet("step made again after a crash", any("making it again" in text for text in notes.notices))
+            verdict.meet("cut step finished after a crash", any("had been cut" in text for text in notes.notices))
             verdict.meet("learning call refused by the day's budget", any("learning, today's" in text for text in notes.notices))
             if agent.name in self._kept:
                 checker = AgentChecker(agent.name, agent.number, self.scenario, fold, verdict)

@@ -5,6 +5,7 @@ they are wrong; knows nothing of how seeds are played. Exploring must find every
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,13 @@ from coordinator.accounts import FLEET_CACHE, Amount, CallState, Reserved, Resol
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
+from edge.agent.arrivals import Arrivals
+from edge.agent.dials import DialBook
+from edge.agent.doubts import CallsInDoubt
+from edge.agent.purse import LearningPurse
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Commit, Report
+from edge.agent.stepbook import ClosedStep, StepBook
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import dual_step
 from tools.simulate.virtual.disk import Disk, DiskTables
@@ -525,3 +533,75 @@ def _first_contact_without_schedule(patch: Patch) -> None:
 @mutation("a budget goes on in the next window", "I1")
 def _no_windows(patch: Patch) -> None:
     patch.replace_at("coordinator.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")
+
+
+# the agent ---------------------------------------------------------------------------------------------------------------------
+
+
+@mutation("learning's purse forgets what it paid", "A6", kind="agents")
+def _purse_forgets(patch: Patch) -> None:
+    patch.replace(LearningPurse, "_settle", lambda self, key, tokens, spend_uusd: self._forget(key))
+
+
+@mutation("learning's purse does not look at the day's limit", "A6", kind="agents")
+def _purse_without_limit(patch: Patch) -> None:
+    patch.replace(LearningPurse, "_used_up", lambda self: "")
+
+
+@mutation("a report out of the outbox is delivered twice", "A4", kind="agents")
+def _delivered_twice(patch: Patch) -> None:
+    real = StepBook._deliver_one
+
+    async def twice(self: StepBook, report: Report) -> Any:
+        terms = await real(self, report)
+        return terms if terms is None else await real(self, dataclasses.replace(report, task_step=terms.next_step))
+
+    patch.replace(StepBook, "_deliver_one", twice)
+
+
+@mutation("a report that could not be delivered is not kept", "A4", kind="agents")
+def _report_lost(patch: Patch) -> None:
+    real = StepBook.close
+
+    async def close(self: StepBook, step: Any, units: Any) -> ClosedStep:
+        return dataclasses.replace(await real(self, step, units), unreported=None)
+
+    patch.replace(StepBook, "close", close)
+
+
+@mutation("a call for a person is not noted before it is sent", "A2", kind="agents")
+def _not_noted(patch: Patch) -> None:
+    patch.replace(CallsInDoubt, "begin", lambda self, record: None)
+
+
+@mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=53)
+def _never_arrived_at_once(patch: Patch) -> None:
+    patch.replace(Arrivals, "is_lost", lambda self, key: True)
+
+
+@mutation("what a lost reply has cost is not written down", "A3", kind="agents")
+def _cost_not_written(patch: Patch) -> None:
+    real = CallsInDoubt._write
+
+    def write(self: CallsInDoubt, key: str, end: dict[str, Any]) -> bool:
+        return real(self, key, {**end, "charged_uusd": 0})
+
+    patch.replace(CallsInDoubt, "_write", write)
+
+
+@mutation("the dial forgets what it counted when the agent starts again", "A7", kind="agents")
+def _dial_forgets(patch: Patch) -> None:
+    patch.replace(DialBook, "save", lambda self, dial: self._state.database.execute(_KEEP_NO_DIAL, (dial.task, dial.to_json())))
+
+
+_KEEP_NO_DIAL = "INSERT OR IGNORE INTO dials VALUES (?, ?)"
+
+
+@mutation("a step leaves out an item that it never used", "A9", kind="agents")
+def _cursor_runs_ahead(patch: Patch) -> None:
+    real = StateFolder.commit_step
+
+    def commit(self: StateFolder, commit: Commit) -> None:
+        real(self, dataclasses.replace(commit, cursor=commit.cursor + 1))
+
+    patch.replace(StateFolder, "commit_step", commit)
