@@ -22,7 +22,7 @@ $(BIN)/python:
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: about 3 minutes on 2 cores)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
+	@CMAKE_ARGS="$${CMAKE_ARGS-$$($(BIN)/python -m edge.core.llama_build first)}" $(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
 	@tools/llama_build.sh $(BIN)/python
 	@touch $@
 

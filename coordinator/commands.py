@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from coordinator.commands_security import State, pki_app, token_app
+from edge.core.counts import counted
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def budget_show(
         f"limit of {scope}: {_limit_text(getattr(limits, scope), unlimited[scope], spending.settings_set.get(scope, ()))}"
         for scope in SCOPES
     ]
-    shared = [f"shared price {row.key}: λ {row.dual:.4f} after {row.updates} steps" for row in spending.prices]
+    shared = [f"shared price {row.key}: λ {row.dual:.4f} after {counted(row.updates, 'step')}" for row in spending.prices]
     for line in (*held_to, *_budget_lines(spending.budgets), *shared, *map(_task_line, spending.tasks)):
         typer.echo(line)
     return 0
@@ -395,7 +396,7 @@ def ledger_export(
     with _export_stream(output) as stream:
         count = _export(resolved, stream, after)
     if output is not None:
-        typer.echo(f"{count} entries after {after} written to {output}")
+        typer.echo(f"{counted(count, 'entry', 'entries')} after {after} written to {output}")
     return 0
 
 

@@ -56,6 +56,7 @@ from coordinator.accounts import (
 )
 from coordinator.fairness import floor_target, highest_floor, unused_floor
 from coordinator.journal import JournalEntry, next_entry
+from edge.core.counts import counted
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
 from edge.dagrpo.dual import dual_step, shared_lr
 
@@ -638,10 +639,10 @@ class Ledger:
         expected = request.help_units - request.uncalled_units
         silent = expected > 0 and not calls and not request.refused
         findings = (
-            (silent, f"{expected} help units reported, but no cloud call was made"),
-            (answered > expected, f"calls answered for {answered} help units, {expected} reported"),
-            (request.total_units > planned, f"{request.total_units} units reported, {planned} planned"),
-            (running > 0, f"{running} calls still running"),
+            (silent, f"{counted(expected, 'help unit')} reported, but no cloud call was made"),
+            (answered > expected, f"calls answered for {counted(answered, 'help unit')}, {expected} reported"),
+            (request.total_units > planned, f"{counted(request.total_units, 'unit')} reported, {planned} planned"),
+            (running > 0, f"{counted(running, 'call')} still running"),
         )
         return tuple(text for found, text in findings if found)
 

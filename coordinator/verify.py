@@ -30,6 +30,7 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import GENESIS, JournalEntry, entry_hash
+from edge.core.counts import counted
 from edge.dagrpo.dual import dual_step, shared_lr
 
 MOST_DIFFERENCES = 100
@@ -111,12 +112,13 @@ class VerifyReport:
     def lines(self) -> list[str]:
         """The report for people: the differences, then one line that sums up."""
         counts = (
-            f"{self.entries} journal entries, {self.budgets} budgets, {self.calls} calls, {self.attempts} attempts "
-            f"({self.open_attempts} open), {self.steps} steps, {self.dual_updates} dual updates, {self.tasks} tasks"
+            f"{counted(self.entries, 'journal entry', 'journal entries')}, {counted(self.budgets, 'budget')}, "
+            f"{counted(self.calls, 'call')}, {counted(self.attempts, 'attempt')} ({self.open_attempts} open), "
+            f"{counted(self.steps, 'step')}, {counted(self.dual_updates, 'dual update')}, {counted(self.tasks, 'task')}"
         )
         if self.ok:
             return [f"verified: {counts}; all equal, bit for bit; head {self.head_hash[:16]}"]
-        return [*self.differences, f"DIFFERS in {self.difference_count} places: {counts}"]
+        return [*self.differences, f"DIFFERS in {counted(self.difference_count, 'place')}: {counts}"]
 
 
 def verify_file(path: str | os.PathLike[str]) -> VerifyReport:

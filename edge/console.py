@@ -31,6 +31,7 @@ from edge.agent.events import (
     StepSeconds,
 )
 from edge.core.clock import Clock
+from edge.core.counts import counted
 from edge.core.events import Event, EventSink, JsonLinesSink
 from edge.core.money import dollars as dollars
 from edge.core.terminal import visible
@@ -372,7 +373,7 @@ def phase_begins(event: PhaseStarted) -> str:
     what = f"learning {event.source} at a target rate of {percent(event.target_rate)}"
     if event.phases == 1:
         return what
-    length = "without end" if event.steps is None else f"for {event.steps} steps"
+    length = "without end" if event.steps is None else f"for {counted(event.steps, 'step')}"
     begun = f", from step {event.phase_step} on" if event.phase_step > 1 else ""
     switch = "switching tasks: " if event.phase and event.phase_step == 1 else ""
     return f"{switch}phase {event.phase + 1} of {event.phases}: {what}, {length}{begun}"
@@ -408,7 +409,7 @@ def accuracy(view: ProgressView) -> str:
 
 def cloud(view: ProgressView) -> str:
     """Calls and money so far."""
-    return f"{view.cloud_calls} calls, {dollars(view.spend_uusd)}" + (" (offline)" if view.offline else "")
+    return f"{counted(view.cloud_calls, 'call')}, {dollars(view.spend_uusd)}" + (" (offline)" if view.offline else "")
 
 
 def timing(view: ProgressView) -> str:

@@ -3,7 +3,8 @@
 #
 # It is compiled for the processor at hand, or comes from pip's cache, compiled for another one. A virtual machine may also announce AMX and
 # then fault at its first instruction. So a prompt of the bundled model is decoded in a process of its own, and where that dies llama.cpp is
-# built again: without AMX, and if that dies too, for any x86-64 processor with AVX2.
+# built again: without AMX, and if that dies too, for any x86-64 processor with AVX2. The first build leaves AMX out already where a small
+# program of it dies, see edge/core/llama_build.py, which has the arguments of every build.
 set -euo pipefail
 python=$1
 version=$(sed -n 's/^llama[_-]cpp[_-]python==//p' constraints.txt)
@@ -19,10 +20,14 @@ rebuild() {
     --no-binary llama-cpp-python "llama-cpp-python==$version"
 }
 
+arguments() {
+  "$python" -m edge.core.llama_build "$1"
+}
+
 decodes && exit 0
-rebuild "what is installed does not run on this processor" "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
+rebuild "what is installed does not run on this processor" "$(arguments without-amx)"
 decodes && exit 0
-rebuild "without what is special to this processor" "-DGGML_NATIVE=OFF"
+rebuild "without what is special to this processor" "$(arguments for-any)"
 decodes && exit 0
 echo "llama.cpp does not run on this processor; see https://llama-cpp-python.readthedocs.io for other builds" >&2
 exit 1

@@ -13,6 +13,7 @@ import msgspec
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
 from coordinator.providers.openai_wire import Answer, WireError, decode_answer, request_body, result_of, usage_of
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
+from coordinator.providers.reported import reported_error
 from coordinator.providers.sse import SseLines
 
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -69,7 +70,7 @@ class OpenAICompatibleProvider:
         body = request_body(request, self._tokens_field, streamed=False)
         reply = await self._http.post(body, request, end)
         try:
-            return _finished(_decoded(await reply.whole(), _wanted(reply, JSON)))
+            return _finished(_decoded(await reply.whole(), request, _wanted(reply, JSON)))
         finally:
             reply.close()
 
@@ -82,17 +83,15 @@ class OpenAICompatibleProvider:
         try:
             chunk = await reply.visible_piece()
             if chunk.startswith(b"{"):  # no event begins so: the server does not stream, its answer comes in one piece
-                result = _finished(_decoded(chunk + await reply.whole(), _wanted(reply, JSON)))
+                result = _finished(_decoded(chunk + await reply.whole(), request, _wanted(reply, JSON)))
                 yield ProviderDelta(result.text)
                 yield ProviderDelta("", result)
                 return
             while chunk:
                 for data in lines.feed(chunk):
-                    if text := answer.add(_decoded(data)):
+                    if text := answer.add(_decoded(data, request, so_far=answer)):
                         yield ProviderDelta(text)
                 chunk = b"" if lines.done else await reply.piece()
-        except WireError as error:
-            raise _garbage(str(error), answer) from error
         finally:
             reply.close()
         if answer == Answer() and reply.media_type != EVENTS:
@@ -114,10 +113,14 @@ def _wanted(reply: Reply, media_type: str) -> str:
     return UNREADABLE if reply.media_type == media_type else f"it answered {reply.media_type}, {media_type} was wanted"
 
 
-def _decoded(data: bytes, hint: str = UNREADABLE) -> Answer:
+def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_far: Answer | None = None) -> Answer:
+    """An answer or an event of one. Raises ProviderError, where the upstream reports an error in its own words."""
+    told = reported_error(data, (message.content for message in request.messages))
+    if told is not None:
+        raise _garbage(f"the upstream reported an error in its answer{told and f': {told}'}", so_far or Answer())
     try:
         return decode_answer(data)
-    except (WireError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProviderError("the upstream's answer is not what it should be", kind="garbage", executed=True, hint=hint) from error
 
 

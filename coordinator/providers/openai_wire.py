@@ -67,12 +67,9 @@ class Answer(msgspec.Struct):
     id: str | None = None
     choices: list[Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
 
     def add(self, event: Answer) -> str:
-        """Take in an event of a stream; returns the text it brings. Raises WireError when the event reports an error."""
-        if event.error is not None and bytes(event.error) != b"null":
-            raise WireError("the upstream reported an error in its stream")
+        """Take in an event of a stream; returns the text it brings."""
         self.id = self.id or event.id
         self.usage = event.usage or self.usage
         piece = next((choice for choice in event.choices or () if choice.index == 0), None)

@@ -32,6 +32,7 @@ from edge.agent.reaching import CoordinatorLink
 from edge.agent.readiness import Readiness
 from edge.agent.recording import AnswerRecorder
 from edge.agent.records import Records
+from edge.agent.room import DiskRoom
 from edge.agent.serving_adapter import ServingAdapter
 from edge.agent.state import CHECKPOINTS
 from edge.agent.status import AgentStatus, StatusBoard
@@ -154,7 +155,7 @@ class Agent:
 
     def _learning(self, settings: AgentSettings) -> Learning:
         parts, adapter, client, closing = self.parts, self.adapter, self.link.client, self._closing
-        state, sink, clock = parts.state, parts.sink, parts.clock
+        state, sink, clock, room = parts.state, parts.sink, parts.clock, DiskRoom(parts.state.folder)
         purse = LearningPurse(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
         book = StepBook(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
         desk = PurseDesk(CloudDesk(client, settings.call_deadline_s, lambda: self.access.switch.reason), purse)
@@ -167,12 +168,14 @@ class Agent:
             trainee=trainee,
             workshop=Workshop(parts, settings, adapter, trainee, book, desk),
             book=book,
-            readiness=Readiness(self.gate, parts.conditions, state, sink, clock),
+            readiness=Readiness(self.gate, parts.conditions, room, state, sink, clock),
+            room=room,
             purse=purse,
             quotas=self.access.quotas,
             progress=LearningProgress(state.run_id, state, parts.curriculum, adapter.backend, sink, clock),
             stop=self._stop,
             closing=closing,
+            finish_cut_step=self._finish_cut_step,
         )
         return Learning(roles)
 
@@ -193,6 +196,10 @@ class Agent:
     def _cut_step(self) -> Checkpoint | None:
         """The checkpoint of a step that was not committed."""
         return self.adapter.checkpoints.at(self.parts.state.position().steps_done + 1)
+
+    async def _finish_cut_step(self) -> None:
+        if (cut := self._cut_step()) is not None:
+            await self._finished(cut)
 
     async def _finished(self, cut: Checkpoint) -> bool:
         """Report, commit and serve a cut step; False when its checkpoint is damaged (uncommitted, it is made again)."""

@@ -113,7 +113,7 @@ class Answerer:
             request=request,
             id=request.id or self._new_id(),
             task=task,
-            mode=agreed_mode(request.mode, settings.mode),
+            mode="local-only" if request.no_cloud else agreed_mode(request.mode, settings.mode),
             sampling=request.wishes.granted(sampling),
             began_at=self._clock.now(),
             began=self._clock.monotonic(),
@@ -180,7 +180,7 @@ class Answerer:
         local answer. Raises Unsupported where the cloud is not asked here, and CoordinatorError where it fails."""
         beyond = draft.request.beyond
         wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
-        why = self._access.switch.reason or ("mode local-only" if draft.mode == "local-only" else "")
+        why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
         if why and demanded:
             raise refusal_of(beyond, why)
         if not why:
@@ -202,7 +202,7 @@ class Answerer:
     async def _without_asking(self, draft: Draft) -> Pieces:
         """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
         off = self._access.switch.reason
-        draft.reason = off or f"mode {draft.mode}"
+        draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"
         async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
             async for text in texts:
                 yield AnswerDelta(text)

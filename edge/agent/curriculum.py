@@ -11,6 +11,7 @@ from edge.agent.state import StateFolder
 from edge.agent.state_rows import Position
 from edge.agent.step import StepPlan
 from edge.config.schema import PhaseConfig
+from edge.core.counts import counted
 from edge.core.errors import TaskFileError
 from edge.core.types import TaskItem
 from edge.tasks.source import TaskSource
@@ -151,7 +152,7 @@ class Curriculum:
             stream = self._sources[source].train(self._seed, cursor)
         items = tuple(itertools.islice(stream, self._prompts))
         if len(items) < self._prompts:
-            raise TaskFileError(f"{source}: the training stream ended after {cursor + len(items)} items")
+            raise TaskFileError(f"{source}: the training stream ended after {counted(cursor + len(items), 'item')}")
         self._streams[source] = (cursor + self._prompts, stream)
         return items
 

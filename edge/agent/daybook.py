@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,34 @@ def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
 
-def daybook(database: sqlite3.Connection, since: float, now: float) -> dict[str, Any]:
-    """The report from `since` to `now`, in seconds since the epoch. Shares are None where there was nothing to count."""
-    steps = [json.loads(row[0]) for row in database.execute("SELECT event FROM steps ORDER BY step")]
+class MadeSteps:
+    """What the report needs of every step. A step is read once: what was made stays as it is, and is added to only at the end."""
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._steps: list[dict[str, Any]] = []
+
+    def read(self, database: sqlite3.Connection) -> Sequence[Mapping[str, Any]]:
+        """All steps, oldest first."""
+        for number, event in database.execute("SELECT step, event FROM steps WHERE step > ? ORDER BY step", (self._last,)):
+            told = json.loads(event)
+            self._steps.append({name: told[name] for name in _OF_A_STEP if name in told})
+            self._last = number
+        return self._steps
+
+
+_OF_A_STEP = (
+    "step", "at", "serving_version", "gate", "gate_reason", "source", "task", "responses", "assist_rate", "target_rate", "refused",
+    "dual_after",
+)  # fmt: skip
+
+
+def daybook(database: sqlite3.Connection, since: float, now: float, made_steps: MadeSteps | None = None) -> dict[str, Any]:
+    """The report from `since` to `now`, in seconds since the epoch. Shares are None where there was nothing to count.
+
+    `made_steps` of the same database remembers steps from report to report.
+    """
+    steps = (made_steps or MadeSteps()).read(database)
     serving, then = _serving(database, steps), _serving(database, steps, until=since)
     made = [step for step in steps if step["at"] >= since]
     tasks = _tasks(database, then, serving)
@@ -111,7 +136,7 @@ def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], u
     return sorted(before, key=lambda change: change[0])[-1][1] if before else 0
 
 
-def _learning(made: list[dict[str, Any]]) -> dict[str, Any]:
+def _learning(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     gates = [step.get("gate", "") for step in made]
     sources = dict.fromkeys((step["source"], step["task"]) for step in made)
     return {
@@ -123,7 +148,7 @@ def _learning(made: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_source(source: str, task: str, made: list[dict[str, Any]]) -> dict[str, Any]:
+def _of_source(source: str, task: str, made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [step for step in made if (step["source"], step["task"]) == (source, task)]
     responses = sum(step["responses"] for step in own)
     asked = sum(step["assist_rate"] * step["responses"] for step in own)

@@ -24,6 +24,7 @@ from edge.agent.purse import LearningPurse
 from edge.agent.quota import Quotas
 from edge.agent.reaching import CoordinatorLink
 from edge.agent.readiness import Readiness, is_paused
+from edge.agent.room import DiskRoom
 from edge.agent.serving_adapter import ServingAdapter
 from edge.agent.step import LearningStep, StepPlan
 from edge.agent.stepbook import StepBook
@@ -49,11 +50,14 @@ class LearningRoles:
     workshop: Workshop
     book: StepBook
     readiness: Readiness
+    room: DiskRoom
     purse: LearningPurse
     quotas: Quotas
     progress: LearningProgress
     stop: Stop
     closing: AsyncExitStack
+    finish_cut_step: Callable[[], Awaitable[None]]
+    """Reports and commits a step whose checkpoint is on disk and which was not committed; does nothing where there is none."""
 
 
 class Learning:
@@ -160,24 +164,50 @@ class LearningLoop:
         self._guard = guard
         self._between_steps = between_steps
         self._made = 0
+        self._is_cut = False
 
     async def run(self, max_steps: int | None) -> StopReason:
         """Until the phases are done, so many steps are made, or a stop is asked for."""
         while not self._roles.stop.asked:
-            plan = await next_step(self._roles.parts)
-            await self._between(plan)
-            if self._roles.stop.asked:
-                break
-            if max_steps is not None and self._made >= max_steps:
-                return "max_steps"
-            if plan is None:
-                return "done"
-            waits = self._roles.readiness.waits
-            if await self._may_begin():
-                if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
-                    plan = await next_step(self._roles.parts) or plan
-                await self._make(plan)
+            try:
+                if self._is_cut and not await self._mended():
+                    break
+                if (reason := await self._next(max_steps)) is not None:
+                    return reason
+            except Exception:
+                if not self._roles.room.was_missing():
+                    raise
+                self._is_cut = True
         return "stopped"
+
+    async def _next(self, max_steps: int | None) -> StopReason | None:
+        """Make the next step, or say why there is none."""
+        plan = await next_step(self._roles.parts)
+        await self._between(plan)
+        if self._roles.stop.asked:
+            return "stopped"
+        if max_steps is not None and self._made >= max_steps:
+            return "max_steps"
+        if plan is None:
+            return "done"
+        waits = self._roles.readiness.waits
+        if await self._may_begin():
+            if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
+                plan = await next_step(self._roles.parts) or plan
+            await self._make(plan)
+        return None
+
+    async def _mended(self) -> bool:
+        """Once there is room: the step that a full disk cut is finished where its checkpoint is whole, else made again from what was
+        committed. False where a stop was asked for meanwhile."""
+        roles = self._roles
+        await roles.stop.cuts(roles.readiness.ready())
+        if roles.stop.asked:
+            return False
+        await roles.finish_cut_step()
+        await roles.trainee.prepare()
+        self._is_cut = False
+        return True
 
     async def _between(self, plan: StepPlan | None) -> None:
         if self._between_steps is not None:

@@ -6,17 +6,22 @@ Knows the order of the reasons and keeps how long each held; knows nothing of st
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from edge.agent.conditions import LearningConditions
 from edge.agent.events import LearningResumed, LearningWaits
 from edge.agent.gate import ServingGate
+from edge.agent.room import DiskRoom
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 
 PAUSED = "learning_paused"
 BY_YOU = "paused by you"
+_CHECK_S = 5.0
+"""Seconds from look to look where no conditions name them."""
 
 
 def is_paused(state: StateFolder) -> bool:
@@ -37,10 +42,18 @@ class Readiness:
     """Says when the next step may begin."""
 
     def __init__(
-        self, gate: ServingGate, conditions: LearningConditions | None, state: StateFolder, sink: EventSink, clock: Clock
+        self,
+        gate: ServingGate,
+        conditions: LearningConditions | None,
+        room: DiskRoom,
+        state: StateFolder,
+        sink: EventSink,
+        clock: Clock,
     ) -> None:
+        """`conditions`: None where learning may always use the machine."""
         self._gate = gate
         self._conditions = conditions
+        self._room = room
         self._state = state
         self._sink = sink
         self._clock = clock
@@ -85,32 +98,36 @@ class Readiness:
     def _reason(self) -> str:
         if is_paused(self._state):
             return BY_YOU
-        if self._conditions is None:
-            return ""
-        told = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
+        told = self._room.shortage()
+        if not told and self._conditions is not None:
+            told = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
         return f"waiting: {told}" if told else ""
 
     async def _next_look(self) -> None:
         self._changed.clear()
-        if self._conditions is None:
-            await self._changed.wait()
-            return
         try:
-            async with asyncio.timeout(self._conditions.check_s):
+            async with asyncio.timeout(_CHECK_S if self._conditions is None else self._conditions.check_s):
                 await self._changed.wait()
         except TimeoutError:
             return
 
     def _note(self, reason: str) -> None:
-        """Keep what is waited for and since when; a wait that a crash cuts ends with its last look."""
+        """Keep what is waited for and since when; a wait that a crash cuts ends with its last look. A full disk keeps none."""
         now, same = self._clock.now(), _kind(reason) == _kind(self.waiting)
-        if self._wait is not None:
-            with self._state.database as database:
-                database.execute("UPDATE waits SET ended_at = ? WHERE id = ?", (now, self._wait))
+        with suppress(sqlite3.Error):
+            self._keep(reason, now, same=same)
         if not same:
-            self._wait = None if not reason else self._begin(reason, now)
             self._sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
         self.waiting = reason
+
+    def _keep(self, reason: str, now: float, *, same: bool) -> None:
+        wait = self._wait
+        self._wait = wait if same else None
+        if wait is not None:
+            with self._state.database as database:
+                database.execute("UPDATE waits SET ended_at = ? WHERE id = ?", (now, wait))
+        if reason and self._wait is None:
+            self._wait = self._begin(reason, now)
 
     def _begin(self, reason: str, now: float) -> int | None:
         with self._state.database as database:

@@ -16,7 +16,7 @@ class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
     `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `beyond`: tools and the like.
-    `wishes` are for local text.
+    `wishes` are for local text. `no_cloud`: why whoever asks keeps this one from the cloud, whatever the mode ("": they do not).
     """
 
     messages: tuple[Message, ...]
@@ -28,6 +28,7 @@ class AnswerRequest:
     seed: int = 0
     beyond: BeyondText = ONLY_TEXT
     wishes: SamplingWishes = NO_WISHES
+    no_cloud: str = ""
 
 
 @dataclass(frozen=True, slots=True)

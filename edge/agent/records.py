@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.agent.daybook import daybook
+from edge.agent.daybook import MadeSteps, daybook
 from edge.agent.events import StepFinished
 from edge.agent.feedback import Feedback, FeedbackBook
 from edge.agent.record import AnswerRecord
@@ -22,6 +22,7 @@ class Records:
     def __init__(self, state: StateFolder, clock: Clock) -> None:
         self._state = state
         self._clock = clock
+        self._made_steps = MadeSteps()
         self.feedback = FeedbackBook(state)
 
     @property
@@ -43,7 +44,7 @@ class Records:
 
     def report(self, since: float) -> dict[str, Any]:
         """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
-        return daybook(self._state.database, since, self._clock.now())
+        return daybook(self._state.database, since, self._clock.now(), self._made_steps)
 
     def used_today(self) -> UsedToday:
         """What this device has used, today and ever."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from edge.agent.state_reader import StateReader
 from edge.agent.usage import is_billed
+from edge.core.counts import counted
 from edge.core.errors import TooFewAnswers
 from edge.dagrpo.metrics import wilson_interval
 
@@ -132,7 +133,7 @@ def replayed(answers: Sequence[PastAnswer], rate: float) -> Outlook:
     good, good_interval, judged, notes = _good(answers, kept, calls)
     times = _times(answers, sent, kept)
     if calls < round(rate * len(answers)):
-        notes = (*notes, f"only {len(decided)} answers came to a place where they could ask")
+        notes = (*notes, f"only {counted(len(decided), 'answer')} came to a place where they could ask")
     if spend is None:
         notes = (*notes, "no answer shows yet what a cloud answer costs")
     return Outlook(

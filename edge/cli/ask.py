@@ -56,7 +56,9 @@ def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
 
 async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
     async with answering(settings) as reader:
-        if question.task is not None and question.task not in (known := await reader.tasks()):
+        if question.task is not None and question.task not in (
+            known := [budget["task"] for budget in (await reader.budgets())["tasks"]]
+        ):
             print_line(unknown_task_line(question.task, known))
         return await ask_and_show(reader, question, screen)
 

@@ -46,8 +46,8 @@ class Reader(Protocol):
         """What the agent is doing now, its `budget` among it."""
         ...
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget here."""
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials, as `edge-agent budget show --json` tells them."""
         ...
 
 
@@ -106,9 +106,9 @@ class BoundedReader:
             if mode == "cloud-only":
                 raise CloudOff(no_cloud)
             mode = "local-only"
-        async with aclosing(self._agent.read(replace(question, mode=mode))) as events:
+        async with aclosing(self._agent.read(replace(question, mode=mode, no_cloud=no_cloud))) as events:
             async for event in events:
-                yield _with_true_reason(event, no_cloud) if isinstance(event, AnswerNote) else event
+                yield event
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer."""
@@ -122,14 +122,9 @@ class BoundedReader:
         """What the agent is doing now."""
         return await self._agent.status()
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget there."""
-        return await self._agent.tasks()
-
-
-def _with_true_reason(note: AnswerNote, no_cloud: str) -> AnswerNote:
-    """The agent was asked in mode local-only and says so; what led to that only this caller knows."""
-    return replace(note, reason=no_cloud) if no_cloud and note.reason == "mode local-only" else note
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self._agent.budgets()
 
 
 def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
@@ -184,9 +179,9 @@ class OwnAgent:
         """What the agent is doing now."""
         return await self._control.status()
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget here."""
-        return [known["task"] for known in (await self._control.budget())["tasks"]]
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self._control.budget()
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:

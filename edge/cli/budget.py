@@ -15,6 +15,7 @@ from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
 from edge.config.schema import AgentConfig
 from edge.console import dollars, percent
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,9 +158,8 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     if budgets["switched_off"]:
         lines.append(f"cloud    off: {budgets['switched_off']}")
     if budgets["outbox"] or budgets["unsettled_calls"]:
-        lines.append(
-            f"waiting  {budgets['outbox']} step reports, {budgets['unsettled_calls']} cloud calls whose end is not known"
-        )
+        unsettled = counted(budgets["unsettled_calls"], "cloud call")
+        lines.append(f"waiting  {counted(budgets['outbox'], 'step report')}, {unsettled} whose end is not known")
     if _ORIGINS[budgets["origin"]]:
         lines.append(f"({_ORIGINS[budgets['origin']]})")
     return lines if lines[-1] else lines[:-1]
@@ -200,6 +200,14 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
         f"λ {budget['dual']:.3f}",
     ]
     return " · ".join(parts)
+
+
+def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
+    """In short, for a conversation: what may still be spent, the dial of its task, and why the cloud is off where it is."""
+    dial, off = value["dial"], value["switched_off"]
+    lines = [budget_line(value["budget"])]
+    lines += [] if dial is None else [f"dial: {_dial_words(dial['target_rate'])}{_realised(dial)}"]
+    return lines + ([f"cloud off: {off}"] if off else [])
 
 
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:

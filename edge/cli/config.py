@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.saying import one_line, print_json, print_line
+from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def check(settings: Settings, *, as_json: bool) -> int:
         )
     elif found:
         print_line("\n".join(f"error: {one_line(problem.text)}" for problem in found))
-        print_line(f"{len(found)} problems in {settings.file}")
+        print_line(f"{counted(len(found), 'problem')} in {settings.file}")
     else:
         print(f"{settings.file or 'the default configuration'} is fine")
     return 1 if found else 0

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from edge.cli.answer_ids import answer_id
 from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
-from edge.cli.budget import budget_line
+from edge.cli.budget import chat_budget_lines
 from edge.cli.interrupts import Interrupts, Stopped
 from edge.cli.saying import one_line, print_json_line, print_line, source_line, why_lines
 from edge.cli.slash import Said, help_lines, understood
@@ -91,14 +91,18 @@ class Conversation:
             case "/help":
                 self._voice.told("/help", help_lines())
             case "/budget":
-                self._voice.told("/budget", (await self._stoppable_status()).get("budget"))
+                self._voice.told("/budget", await self._interrupts.stoppable(self._budget()))
             case "/why":
                 self._voice.told("/why", await self._interrupts.stoppable(self._reader.why(self._id(said.rest))))
             case command:
                 await self._judge(_VERDICTS[command], said.rest)
 
-    async def _stoppable_status(self) -> Mapping[str, Any]:
-        return await self._interrupts.stoppable(self._reader.status())
+    async def _budget(self) -> Mapping[str, Any]:
+        """What may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: nothing is known of it)."""
+        status, budgets = await self._reader.status(), await self._reader.budgets()
+        task = self._task or budgets["serving_task"]
+        dial = next((known["dial"] for known in budgets["tasks"] if known["task"] == task), None)
+        return {"budget": status.get("budget"), "dial": dial, "switched_off": budgets["switched_off"]}
 
     async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
         if not sampling:
@@ -196,7 +200,7 @@ class JsonVoice:
 
     def told(self, command: str, value: Any) -> None:
         """As it was found."""
-        print_json_line({command.removeprefix("/"): value} if command in ("/budget", "/help") else value)
+        print_json_line({command.removeprefix("/"): value} if command == "/help" else value)
 
     def failed(self, error: EdgeError) -> None:
         """The error and what to do next."""
@@ -211,7 +215,7 @@ def _words(command: str, value: Any) -> list[str]:
     if command == "/why":
         return why_lines(value)
     if command == "/budget":
-        return [budget_line(value)]
+        return chat_budget_lines(value)
     if command == "/help":
         return list(value)
     return [f"noted: {value.get('verdict')} · id {value.get('id')}"]

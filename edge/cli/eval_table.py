@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge.cli.saying import visible
 from edge.console import dollars, duration, percent
+from edge.core.counts import counted
 
 if TYPE_CHECKING:
     from edge.agent.evaluation.report import EvalReport
@@ -26,15 +27,15 @@ def _heading(report: EvalReport) -> Iterator[str]:
     version = "of an unknown version" if measured.adapter_version is None else measured.adapter_version
     adapter = f"adapter {version}" if measured.adapter else "the bare model"
     yield (
-        f"{scores.items} items of {visible(', '.join(measured.sources))}, {measured.model}, {adapter}, T = {measured.temperature:g}, "
-        f"{duration(report.seconds)}"
+        f"{counted(scores.items, 'item')} of {visible(', '.join(measured.sources))}, {measured.model}, {adapter}, "
+        f"T = {measured.temperature:g}, {duration(report.seconds)}"
     )
     if measured.per_level is not None:
-        yield f"up to {measured.per_level} items a level; totals are weighted by each family's mix of levels, families equally"
+        yield f"up to {counted(measured.per_level, 'item')} a level; totals are weighted by each family's mix of levels, families equally"
     if measured.policy != "self":
         yield f"what is handed over is decided by {measured.policy}, whatever the model asks for"
     if scores.too_long:
-        yield f"{scores.too_long} questions do not fit into the context and count as wrong"
+        yield f"{counted(scores.too_long, 'question does', 'questions do')} not fit into the context, which counts as wrong"
 
 
 def _totals(scores: Scores) -> Iterator[str]:
@@ -61,23 +62,23 @@ def _cloud(report: EvalReport) -> Iterator[str]:
     if report.measured.cloud_all:
         yield f"  and to know all answers: {_calls(extra.calls, extra.cached)}, {_price(extra.tokens, extra.spend_uusd)}"
     if report.missing_recordings:
-        yield f"  {report.missing_recordings} answers are not in the recording"
+        yield f"  {counted(report.missing_recordings, 'answer is', 'answers are')} not in the recording"
     if scores.cloud_failures:
-        yield f"  {scores.cloud_failures} items asked and got no answer, which counts as wrong: {report.first_failure}"
+        yield f"  {counted(scores.cloud_failures, 'item')} asked and got no answer, which counts as wrong: {report.first_failure}"
 
 
 def _calls(calls: int, cached: int) -> str:
-    return f"{calls} calls" + (f" ({cached} from the cache)" if cached else "")
+    return counted(calls, "call") + (f" ({cached} from the cache)" if cached else "")
 
 
 def _price(tokens: int, spend_uusd: int) -> str:
-    return f"{tokens} tokens, {dollars(spend_uusd)}"
+    return f"{counted(tokens, 'token')}, {dollars(spend_uusd)}"
 
 
 def _math(scores: Scores) -> Iterator[str]:
     if scores.math is None or scores.math.equivalent.forced_local is None:
         return
-    yield f"mathematics    {scores.math.items} items, read as the exact string | by equivalence"
+    yield f"mathematics    {counted(scores.math.items, 'item')}, read as the exact string | by equivalence"
     exact, equivalent = scores.math.exact, scores.math.equivalent
     for name in ("kept", "forced_local", "joint"):
         yield f"  {name.replace('_', ' '):<12} {_reading(exact, name)} | {_reading(equivalent, name)}{_condition(scores.math, name)}"

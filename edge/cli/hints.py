@@ -15,6 +15,7 @@ from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import one_line, print_json, print_line
 from edge.console import dollars, open_console, percent
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
 def report_lines(report: HintReport) -> Iterator[str]:
     """The report for a person."""
     asked = f"{report.asked} asked for help, {report.tried} of them with steps to tell"
-    yield f"{report.items} items, {asked}, {report.pairs} answered both ways"
+    yield f"{counted(report.items, 'item')}, {asked}, {report.pairs} answered both ways"
     if report.failures:
         yield f"{report.failures} pairs are incomplete: {one_line(report.first_failure)}"
     yield f"{'':<14} {'right':>7} {'95 %':>16} {'input':>9} {'output':>8} {'spend':>10} {'cost per right':>15}"

@@ -19,6 +19,7 @@ from edge.cli.stopping import stop_on_signals
 from edge.config.schema import FIRST_PHASE_STEPS
 from edge.console import Console, dollars, duration, open_console, percent
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
 
@@ -132,7 +133,8 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> list[str]:
     return [
         *(line for phase in summary["phases"] for line in _phase_lines(phase)),
         *(_forgetting_line(entry) for entry in summary["forgetting"]),
-        f"cloud      {summary['cloud_calls']} calls, {summary['cloud_tokens']} tokens, {dollars(summary['spend_uusd'])}",
+        f"cloud      {counted(summary['cloud_calls'], 'call')}, {counted(summary['cloud_tokens'], 'token')}, "
+        f"{dollars(summary['spend_uusd'])}",
         f"time       {duration(summary['seconds'])}{_floor_text(summary)}",
         f"run folder {folder}",
     ]

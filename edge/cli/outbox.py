@@ -17,6 +17,7 @@ from edge.cli.running import running_agent
 from edge.cli.saying import one_line, print_json, print_line, visible
 from edge.cli.since import since_of
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 from edge.core.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -124,11 +125,11 @@ def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: boo
     if not options.waiting and found["next_before"] is not None:
         print_line("there are older entries; see --limit")
     if not options.waiting and found["waiting"]:
-        print_line(f"{len(found['waiting'])} reports of steps wait for the coordinator: edge-agent outbox --waiting")
+        waiting = counted(len(found["waiting"]), "report of a step waits", "reports of steps wait")
+        print_line(f"{waiting} for the coordinator: edge-agent outbox --waiting")
     if dropped := found["dropped"]["entries"]:
-        print_line(
-            f"{dropped} older entries, until {shown_time(found['dropped']['until'])}, are no longer kept (privacy.keep_days)"
-        )
+        gone = counted(dropped, "older entry is", "older entries are")
+        print_line(f"{gone} no longer kept, the last of {shown_time(found['dropped']['until'])} (privacy.keep_days)")
 
 
 async def _listing(state: Path, choice: Choice) -> Mapping[str, Any]:

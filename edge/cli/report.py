@@ -13,6 +13,7 @@ from edge.cli.saying import one_line, print_json
 from edge.cli.since import since_of
 from edge.console import dollars, duration, percent
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,11 +84,11 @@ def _gained(told: Mapping[str, Any]) -> Iterator[str]:
 
 def _learned(told: Mapping[str, Any]) -> Iterator[str]:
     learning = told["learning"]
-    yield f"learned   {_count(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} refused"
+    yield f"learned   {counted(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} refused"
     for one in learning["by_source"]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
         refused = f", {one['refused']} requests refused" if one["refused"] else ""
-        yield f"          {one_line(one['source'])}: {_count(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
+        yield f"          {one_line(one['source'])}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
     for reason in learning["refused_because"]:
         yield f"          refused: {one_line(reason)}"
     for went in told["went_back"]:
@@ -104,13 +105,13 @@ def _answered(told: Mapping[str, Any]) -> Iterator[str]:
         yield "answered  nothing"
     for rate in told["rates"]:
         target = f"target {percent(rate['target_rate'])}" if rate["target_rate"] is not None else "no target set"
-        yield f"asked     {percent(rate['rate'])} of {_count(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
+        yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
 
 
 def _spent(told: Mapping[str, Any]) -> Iterator[str]:
     for number, name in enumerate(("serving", "learning")):
         cloud = told["cloud"][name]
-        said = f"{name:<9}{_count(cloud['calls'], 'call')}, {cloud['tokens']} tokens, {dollars(cloud['spend_uusd'])}"
+        said = f"{name:<9}{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {dollars(cloud['spend_uusd'])}"
         yield f"{'cloud' if number == 0 else '':<10}{said}"
 
 
@@ -124,10 +125,6 @@ def _waited(told: Mapping[str, Any]) -> Iterator[str]:
 
 def _version(version: int) -> str:
     return f"adapter {version}" if version else "the bare model"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _when(at: float) -> str:

@@ -14,6 +14,7 @@ from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import print_json, print_line
 from edge.console import open_console, percent
 from edge.core.clock import SystemClock
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.names import shown
 
@@ -67,7 +68,7 @@ def _require_place(options: RouterOptions) -> None:
 def _lines(out: Path, quality: RouterQuality) -> list[str]:
     auc = "unknown" if quality.auc is None else f"{quality.auc:.2f}"
     return [
-        f"{out}: fitted to {quality.fitted} answers, measured on {quality.held_out} others",
+        f"{out}: fitted to {counted(quality.fitted, 'answer')}, measured on {quality.held_out} others",
         f"the local model alone is right on {percent(1 - quality.failed)}; the router hands over {percent(quality.asked)} "
         f"and is right on {percent(quality.kept_accuracy)} of what it keeps (AUC {auc})",
     ]

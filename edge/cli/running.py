@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -89,11 +89,13 @@ class RemoteAgent:
         """Stream one answer by channel, then its note."""
         import aiohttp
 
+        told = {"task": question.task, "no_cloud": question.no_cloud}
+        metadata = {name: text for name, text in told.items() if text}
         body = {
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
             "stream": True,
-            **({} if question.task is None else {"metadata": {"task": question.task}}),
+            **({} if not metadata else {"metadata": metadata}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
         limits = aiohttp.ClientTimeout(total=None)
@@ -118,9 +120,9 @@ class RemoteAgent:
         """What the agent is doing now."""
         return await self.get("/api/status")
 
-    async def tasks(self) -> Sequence[str]:
-        """The labels of the tasks that have a budget there."""
-        return [known["task"] for known in (await self.get("/api/budget"))["tasks"]]
+    async def budgets(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials."""
+        return await self.get("/api/budget")
 
     async def get(self, path: str) -> Mapping[str, Any]:
         """A JSON object from the running agent. Raises EdgeError with the agent's own words."""

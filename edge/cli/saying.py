@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.console import dollars
+from edge.core.counts import counted
 from edge.core.terminal import STEERING
 from edge.core.terminal import visible as visible
 from edge.serve.ports import AnswerNote
@@ -66,7 +67,7 @@ def source_line(note: AnswerNote) -> str:
     if about_quota := _about_quota(note):
         parts.append(about_quota)
     elif note.calls_left is not None:
-        parts.append(f"{note.calls_left} calls left")
+        parts.append(f"{counted(note.calls_left, 'call')} left")
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
@@ -109,7 +110,9 @@ def _ledger(entry: Mapping[str, Any] | None) -> str | None:
         return None
     told = "" if entry["told_by"] == "coordinator" else " (from the record)"
     model = f", {entry['model']}" if entry["model"] else ""
-    said = f"{entry['state'].replace('_', ' ')}, {entry['tokens']} tokens, {dollars(entry['charged_uusd'])}{model}{told}"
+    said = (
+        f"{entry['state'].replace('_', ' ')}, {counted(entry['tokens'], 'token')}, {dollars(entry['charged_uusd'])}{model}{told}"
+    )
     note = f"; {entry['note']}" if entry["note"] else ""
     return f"{said}{note}; key {entry['call_key']}"
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.saying import print_json, print_line, visible
+from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
@@ -92,7 +93,7 @@ def sample(name: str, options: SampleOptions) -> int:
             _show_example(console, item, "compact", with_prompt=False)
     if len(items) < options.count:
         of_level = "" if options.level is None else f" of level {options.level}"
-        print_line(f"{visible(shown(name))} has only {len(items)} {options.split} items{of_level}")
+        print_line(f"{visible(shown(name))} has only {counted(len(items), f'{options.split} item')}{of_level}")
     return 0
 
 
@@ -165,7 +166,7 @@ def _about_lines(source: SourceAbout) -> Iterator[str]:
         yield f"levels:  {family} {_span(source.levels[family])}"
     yield f"items:   {_count(source.train)} train, {_count(source.test)} test"
     if source.left_out:
-        yield f"left out: {len(source.left_out)} records that nobody could judge"
+        yield f"left out: {counted(len(source.left_out), 'record')} that nobody could judge"
         yield from (f"  {line}" for line in source.left_out[:_SHOWN_LEFT_OUT])
 
 

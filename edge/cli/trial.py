@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 
 from edge.core.exits import exit_name, has_crashed
 from edge.core.install import pip_install
+from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.processor import cpu_flags
 
 _TRIAL_S = 120.0
-_WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
-_FOR_ANY = "-DGGML_NATIVE=OFF"
 
 
 def trial_command() -> list[str]:
@@ -43,7 +42,7 @@ def llama_fault(command: Callable[[], Sequence[str]] = trial_command, limit_s: f
 
 def rebuild_hint(version: str) -> str:
     """How to build llama.cpp for this processor, the more careful way last."""
-    ways = [_WITHOUT_AMX, _FOR_ANY] if "amx_int8" in cpu_flags() else [_FOR_ANY]
+    ways = [WITHOUT_AMX, FOR_ANY] if "amx_int8" in cpu_flags() else [FOR_ANY]
     install = f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={version}"
     build = f'build it again: CMAKE_ARGS="{ways[0]}" {pip_install(install)}'
     return build + "".join(f'; if it crashes still, the same with CMAKE_ARGS="{way}"' for way in ways[1:])

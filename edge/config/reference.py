@@ -157,13 +157,13 @@ def _keys_below(node: Node, definitions: Node, path: str) -> Iterator[Key]:
 def _resolved(raw: Node, definitions: Node) -> tuple[Node, bool, str]:
     """What a value is, whether it may be null as well, and what its section (or that of its elements) says about itself."""
     others = [each for each in raw.get("anyOf", ()) if each.get("type") != "null"]
-    node = others[0] if len(others) == 1 else raw
+    node, nullable = others[0] if len(others) == 1 else raw, len(others) < len(raw.get("anyOf", ()))
     if "$ref" in node:
         node = definitions[node["$ref"].rpartition("/")[2]]
-        return node, "anyOf" in raw, node.get("description", "")
+        return node, nullable, node.get("description", "")
     element = node.get("items") or node.get("additionalProperties")
     about = _resolved(element, definitions)[2] if isinstance(element, Mapping) else ""
-    return node, "anyOf" in raw, about
+    return node, nullable, about
 
 
 def _type(node: Node, definitions: Node) -> str:
@@ -216,7 +216,7 @@ def terms(key: Key) -> str:
 def _bounds_text(bounds: Mapping[str, float]) -> str:
     if "minLength" in bounds or "maxLength" in bounds:
         if "maxLength" not in bounds:
-            return f"at least {_number(bounds['minLength'])} characters"
+            return "not empty" if bounds["minLength"] == 1 else f"at least {_number(bounds['minLength'])} characters"
         return f"{bounds.get('minLength', 0)} to {_number(bounds['maxLength'])} characters"
     if "minimum" in bounds and "maximum" in bounds:
         return f"{_number(bounds['minimum'])} to {_number(bounds['maximum'])}"

@@ -610,7 +610,7 @@ class DeviceConfig(Section):
     prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
     decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
     machine: str = Field("", description="What the machine told of itself; a profile of another one is not picked by itself.")
-    processor: Literal["", "cpu", "cuda", "cuda-shared", "metal"] = Field(
+    processor: Literal["", "cpu", "cpu-phone", "cuda", "cuda-shared", "metal"] = Field(
         "", description="What the model is computed on; cuda-shared is a GPU that shares the machine's memory, as a Jetson's."
     )
     gpu_memory_mib: int | None = Field(None, ge=1, description="Memory of a GPU that has its own, in MiB.")

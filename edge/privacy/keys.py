@@ -11,7 +11,7 @@ import binascii
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edge.core.secret_forms import SECRET_FORMS
 from edge.privacy.found import Found
@@ -38,11 +38,19 @@ _NAME = (
     rf"{_BEGINS}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
     r"|client[_-]?secret|private[_-]?key)"
 )
-_CALLED_PASSWORD = rf"{_BEGINS}(?:password|passwd|passphrase|passwort|kennwort|pwd|pass(?=[\"']?[:=])|contraseña|mot de passe)"
+_CALLED_PASSWORD = rf"{_BEGINS}(?:password|passwd|pass ?phrase|passwort|kennwort|pwd|pass(?=[\"']?[:=])|contraseña|mot de passe)"
 _NAMED = re.compile(rf"(?i){_NAME}[\"']?\s{{0,8}}(?:[:=]|\bis\b)\s{{0,8}}[\"'`]?([A-Za-z0-9._~+/=!@#$%^&*-]{{8,}})")
 _PASSWORDS = re.compile(
     rf"(?i){_CALLED_PASSWORD}[\"']?(?:\s{{0,8}}(?::=|[:=]|\b(?:is|was|ist|war|lautet)\b)|(?<=-password)|(?<=-passwd))\s{{0,8}}"
     r"(?:\"([^\"\n]{1,120})\"|'([^'\n]{1,120})'|`([^`\n]{1,120})`|([^\s\"'`,;()\[\]{}<>]{4,}))"
+)
+_PHRASES = re.compile(
+    rf"(?i){_CALLED_PASSWORD}(?:\s{{0,8}}:[ \t]{{1,4}}|\s{{1,8}}(?:is|was|ist|war|lautet)\b:?[ \t]{{1,4}})"
+    r"([^\W_][\w'’-]{0,30}(?:[ \t]{1,3}[^\W_][\w'’-]{0,30}){1,15})(?!\w)"
+)
+_CLAUSE_ENDS = re.compile(r"\s*(?:[.,;:!?)\n]|\Z|[-–—] )")
+_PINS = re.compile(
+    r"(?:\b(?i:pin)(?i: code| number)?\s{0,4}(?::|=|\b(?i:is|was|ist|war|lautet)\b)|\bPIN)\s{0,4}(\d(?:[ -]?\d){3,11})(?![\w.,]?\d)"
 )
 _GIVEN_TO_PROGRAMS = (
     re.compile(r"\b(?:mysql|mariadb|mysqldump|mysqladmin)\b[^\n|;]{0,200}?\s-p([^\s\"'|;]{3,64})"),
@@ -89,6 +97,125 @@ _CODE_WORDS = frozenset(
         "encrypted",
     ]
 )
+_ARTICLES = frozenset(["a", "an", "the", "der", "die", "das"])
+_CLAUSE_WORDS = frozenset(
+    [
+        "and",
+        "or",
+        "but",
+        "because",
+        "since",
+        "so",
+        "if",
+        "when",
+        "while",
+        "until",
+        "unless",
+        "as",
+        "than",
+        "then",
+        "which",
+        "who",
+        "what",
+        "where",
+        "why",
+        "how",
+        "please",
+        "thanks",
+        "i",
+        "i'm",
+        "it",
+        "it's",
+        "we",
+        "you",
+        "they",
+        "he",
+        "she",
+        "can",
+        "can't",
+        "cannot",
+        "could",
+        "should",
+        "must",
+        "may",
+        "might",
+        "will",
+        "won't",
+        "would",
+        "und",
+        "oder",
+        "aber",
+        "weil",
+        "wenn",
+    ]
+)
+"""Behind one of these a sentence goes on, and no password."""
+_SENTENCE_WORDS = (
+    _ARTICLES
+    | _CLAUSE_WORDS
+    | frozenset(
+        [
+            "this",
+            "that",
+            "these",
+            "those",
+            "there",
+            "here",
+            "its",
+            "is",
+            "isn't",
+            "are",
+            "was",
+            "were",
+            "be",
+            "been",
+            "being",
+            "has",
+            "have",
+            "had",
+            "do",
+            "does",
+            "did",
+            "doesn't",
+            "don't",
+            "no",
+            "nor",
+            "never",
+            "also",
+            "of",
+            "in",
+            "on",
+            "at",
+            "to",
+            "from",
+            "for",
+            "with",
+            "without",
+            "by",
+            "about",
+            "into",
+            "over",
+            "under",
+            "after",
+            "before",
+            "during",
+            "using",
+            "via",
+            "per",
+            "between",
+            "still",
+            "already",
+            "again",
+            "only",
+            "needs",
+            "nicht",
+            "zu",
+        ]
+    )
+)
+"""A password of several words seldom begins so."""
+_NEVER_FIRST = frozenset({"not", "too", "very", "quite"})
+_FEWEST_WORDS_IN_DOUBT = 4
 _LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{32,}={0,2}(?![A-Za-z0-9+/_=-])")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{16,4096}={0,2}(?![A-Za-z0-9+/_=-])")
 _BITS_OF_A_KEY, _BITS_OF_A_NAMED_KEY = 4.2, 3.0
@@ -105,6 +232,8 @@ def secrets_in(text: str) -> Iterator[Found]:
     for form in (*_GIVEN_TO_PROGRAMS, _NAMED_HEX):
         yield from (_found(match, 1) for match in form.finditer(text))
     yield from _passwords(text)
+    yield from _phrases(text)
+    yield from (_found(match, 1) for match in _PINS.finditer(text))
     yield from (_found(match, 0) for match in _LONG_WORD.finditer(text) if _is_random_word(match.group()))
 
 
@@ -125,6 +254,30 @@ def _passwords(text: str) -> Iterator[Found]:
             trimmed = len(value.rstrip(".!?:")) if group == 4 else len(value)
             if trimmed >= 3:
                 yield Found(match.start(group), match.start(group) + trimmed, "secret", value[:trimmed])
+
+
+def _phrases(text: str) -> Iterator[Found]:
+    """Passwords of several words without quotes, up to where the clause ends or a sentence goes on."""
+    for match in _PHRASES.finditer(text):
+        words = list(re.finditer(r"\S+", match.group(1)))
+        is_whole = _CLAUSE_ENDS.match(text, match.end()) is not None
+        length = _words_of_password([word.group().lower() for word in words], is_whole=is_whole)
+        if length > 1:
+            start, end = match.start(1), match.start(1) + words[length - 1].end()
+            yield Found(start, end, "secret", text[start:end])
+
+
+def _words_of_password(words: Sequence[str], *, is_whole: bool) -> int:
+    """How many of some small words are a password; 0 where they tell something about it. `is_whole`: the clause ends there."""
+    is_state = words[0] in _CODE_WORDS
+    ending = _SENTENCE_WORDS if is_state or not words[0].isalpha() else _CLAUSE_WORDS
+    length = next((place for place, word in enumerate(words) if place and word in ending), len(words))
+    if words[0] in _ARTICLES:
+        return length if length >= _FEWEST_WORDS_IN_DOUBT else 0
+    if is_state:
+        told_wholly = is_whole and length == len(words) >= _FEWEST_WORDS_IN_DOUBT
+        return length if told_wholly and words[0] not in _NEVER_FIRST else 0
+    return 0 if words[0] in _SENTENCE_WORDS else length
 
 
 def _is_code(value: str) -> bool:

@@ -2,7 +2,8 @@
 except how to leave it alone.
 
 A number without a plus sign is a telephone's only where it is written as one, with brackets or single separators, or stands behind a word
-such as `phone`; between operators, behind a currency or in a longer row of numbers it is a quantity.
+such as `phone`; between operators, behind a currency or in a longer row of numbers it is a quantity. Ten digits in one are a telephone's
+where the plan of the region has them and the clause does not count, compare or number anything with them.
 """
 
 from __future__ import annotations
@@ -24,16 +25,35 @@ _SHORTEST_IBAN, _LONGEST_IBAN = 15, 34
 _FEWEST_DIGITS, _MOST_DIGITS = 7, 15
 _PHONE_WORD = re.compile(
     r"(?i)(?<![a-z])(?:tel|telephone|telefon|phone|mobile|mobil|handy|cell|fax|whatsapp|signal|sms|call(?: (?:me|us|him|her|them))?"
-    r"|dial|ring|hotline|tél|teléfono|telefono)"
+    r"|dial|ring|hotline|tél|teléfono|telefono|(?:text|reach|message) (?:me|us|him|her|them)"
+    r"|(?:my|his|her|our|their|contact|callback|office|home|work)(?: new| old| private| direct)? (?:number|line))"
     r"(?:\.|:| no\.?| number| nr\.?| is| at| on| under|=|[\"'`*_]| ){0,5}\s?$"
 )
 _AFTER_WORD = re.compile(r"\+?\(?\d[\d ()./-]{5,20}\d")
 _SEVERAL = re.compile(r"\d[\d\s().+/-]{5,}\d")
-_OPERATOR_BEFORE = re.compile(r"(?:[=+*/×÷^<>$€£%,#]|[\d)\]] ?[-x])\s*$|[\d.]$|\d $")
+_OPERATOR_BEFORE = re.compile(r"(?:[=+*/×÷^<>$€£%#]|[\d\])}]\s?,|[\d)\]] ?[-x])\s*$|[\d.]$|\d $")
 _OPERATOR_AFTER = re.compile(r"^\s*(?:[=*×÷^<>%€£$]|\+\s?\d|[-/]\s+\d|,\d|\.\d|\s\d)")
 _PLUS_AS_OPERATOR = re.compile(r"(?:[\d)\]}=]|\b[a-z]) *$")
 _WRITTEN_AS_PHONE = re.compile(
     r"\(?\d{1,6}\)?(?:[ .-]|(?<=\)))\d{2,}(?:[ .-]?\d{2,}){0,4}|0\d{1,4}/\d{3,}[\d -]*|\d{1,2}(?:[ .-]\d{2,4}){2,5}"
+)
+_NORTH_AMERICAN = re.compile(r"(?<![\w.+-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?!\w)")
+"""Written in no other country so: told apart without knowing the region."""
+_IN_ONE_ANYWHERE, _IN_ONE_IN_NORTH_AMERICA = re.compile(r"0\d{9,10}"), re.compile(r"1?[2-9]\d{9}")
+_NORTH_AMERICA = 1
+"""The country code."""
+_LARGEST_INTEGERS = frozenset({"2147483647", "2147483648"})
+"""Numbers of Dallas, by the plan."""
+_COUNTED_BEFORE = re.compile(
+    r"(?i)(?:\b(?:is|are|was|were|be|of|than|by|equals?|about|approximately|exactly|total|sum|product|result|answer|value|seed|hash|key|id|order"
+    r"|invoice|ticket|account|item|part|serial|isbn|number|no\.?|nr\.?|code|version|times?|plus|minus|over|count|year|population|ha[sd]|have"
+    r"|with|until|returns?|returned|prints?|gives?|gets?|got|makes?|made|input|output|stdin|timestamp|mod|modulo|only|each|all)\b:?"
+    r"|[#=&/_\\{\[]|\w\(|[\d\"'`)\]}]:|_\w{1,16}:)"
+    r"[\s\"'`*(]*$"
+)
+_CLAUSE_ENDS = re.compile(
+    r"[\"'`*]{0,2}(?:\s*(?:$|[\n;|!?)])|[,.](?:\s|$)|\s(?:or|and|if|when|for|to|at|on|in|after|before|please|thanks|tonight|today|tomorrow"
+    r"|now|asap|between|from|any ?time|during|so|but)\b(?! +\d))"
 )
 _DATE = re.compile(r"\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4}")
 
@@ -61,6 +81,7 @@ def phones(text: str, region: str | None) -> Iterator[Found]:
     if _SEVERAL.search(text) is None:
         return
     yield from _behind_a_word(text)
+    yield from _of_north_america(text)
     yield from _of_a_plan(text, region)
 
 
@@ -72,27 +93,56 @@ def _behind_a_word(text: str) -> Iterator[Found]:
             yield Found(match.start(), match.end(), "phone", digits)
 
 
+def _of_north_america(text: str) -> Iterator[Found]:
+    from phonenumbers import is_valid_number, parse
+
+    for match in _NORTH_AMERICAN.finditer(text):
+        if _is_alone(text, match.start(), match.end()) and is_valid_number(number := parse(match.group(), "US")):
+            yield Found(match.start(), match.end(), "phone", f"+{number.country_code}{number.national_number}")
+
+
 def _of_a_plan(text: str, region: str | None) -> Iterator[Found]:
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     for match in PhoneNumberMatcher(text, region or "ZZ", leniency=Leniency.VALID, max_tries=65535):
-        raw = match.raw_string
+        start, raw = _bare(match.start, match.raw_string)
         if not raw[:1].isdigit() and raw[:1] not in "+(＋":
             continue
-        is_phone = _is_international(text, match.start, raw) or _is_national(text, match.start, match.end, raw)
+        code, end = match.number.country_code or 0, start + len(raw)
+        is_phone = _is_international(text, start, raw) or _is_national(text, start, end, raw, code)
         if is_phone and not _DATE.fullmatch(raw):
-            yield Found(match.start, match.end, "phone", f"+{match.number.country_code}{match.number.national_number}")
+            yield Found(start, end, "phone", f"+{code}{match.number.national_number}")
+
+
+def _bare(start: int, raw: str) -> tuple[int, str]:
+    """Digits in one without a bracket that opens before them, and where they start."""
+    return (start + 1, raw[1:]) if raw[:1] == "(" and raw[1:].isdigit() else (start, raw)
 
 
 def _is_international(text: str, start: int, raw: str) -> bool:
     return raw.lstrip("(").startswith("+") and _PLUS_AS_OPERATOR.search(text[max(0, start - 8) : start]) is None
 
 
-def _is_national(text: str, start: int, end: int, raw: str) -> bool:
-    alone = (
-        _OPERATOR_BEFORE.search(text[max(0, start - 8) : start]) is None and _OPERATOR_AFTER.search(text[end : end + 8]) is None
+def _is_national(text: str, start: int, end: int, raw: str, country_code: int) -> bool:
+    written = not raw.startswith("+") and _WRITTEN_AS_PHONE.fullmatch(raw) is not None
+    return (written or _is_told_in_one(text, start, end, raw, country_code)) and _is_alone(text, start, end)
+
+
+def _is_alone(text: str, start: int, end: int) -> bool:
+    """Neither between operators nor in a row of numbers."""
+    before, after = text[max(0, start - 8) : start], text[end : end + 8]
+    return _OPERATOR_BEFORE.search(before) is None and _OPERATOR_AFTER.search(after) is None
+
+
+def _is_told_in_one(text: str, start: int, end: int, raw: str, country_code: int) -> bool:
+    """Digits in one that end a clause in which nothing is counted."""
+    north_american = country_code == _NORTH_AMERICA and _IN_ONE_IN_NORTH_AMERICA.fullmatch(raw) is not None
+    return (
+        (north_american or _IN_ONE_ANYWHERE.fullmatch(raw) is not None)
+        and raw not in _LARGEST_INTEGERS
+        and _CLAUSE_ENDS.match(text, end) is not None
+        and _COUNTED_BEFORE.search(text[max(0, start - 24) : start]) is None
     )
-    return alone and not raw.startswith("+") and _WRITTEN_AS_PHONE.fullmatch(raw) is not None
 
 
 def _digits(text: str) -> str:

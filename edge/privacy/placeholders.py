@@ -17,8 +17,12 @@ from edge.privacy.found import KINDS, Found
 _NAMES = "|".join(kind.upper() for kind in KINDS)
 _TAKEN = re.compile(rf"(?i)\b({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
 _NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
+_LINKS_ON = r"\((?:mailto|tel|file|https?):"
+_LINK = re.compile(_LINKS_ON)
+LINK_CHARS = len("(mailto:")
+"""So many characters behind a name tell whether it is the text of a link."""
 _LABEL = re.compile(
-    rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?P<link>(?=\((?:mailto|tel|file|https?):))?"
+    rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?(escaped)|(?P<link>(?={_LINKS_ON}))?)"
     rf"|{_NOT_BEFORE}(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_]| ?=|[(\[{{}}>]|\.[A-Za-z_])"
 )
 _UNFINISHED = re.compile(
@@ -49,6 +53,11 @@ class Placeholders:
             self._names[key] = self._new(one.kind.upper())
             self.originals[self._names[key]] = original
         return self._names[key]
+
+    def label(self, one: Found, original: str, after: str) -> str:
+        """The name as it stands in a text before `after`. Escaped where that would make a link of its brackets, which would then stay."""
+        name = self.name(one, original)
+        return rf"\[{name}\]" if _LINK.match(after) else f"[{name}]"
 
     def _new(self, kind: str) -> str:
         self._next[kind] += 1

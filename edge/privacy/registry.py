@@ -19,7 +19,7 @@ from edge.privacy.found import KINDS, Found, Kind, resolved
 from edge.privacy.json_text import changed_json, strings_in
 from edge.privacy.known import Known, KnownWords
 from edge.privacy.never_send import NeverSend
-from edge.privacy.placeholders import Placeholders, Restoring, restored, spans_of_names
+from edge.privacy.placeholders import LINK_CHARS, Placeholders, Restoring, restored, spans_of_names
 
 _PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
@@ -164,7 +164,7 @@ class _Replacing:
         for one in found:
             original = text[one.start : one.end]
             self.known.setdefault((one.kind, one.value), (one, original))
-            parts += [text[place : one.start], f"[{self.names.name(one, original)}]"]
+            parts += [text[place : one.start], self.names.label(one, original, text[one.end : one.end + LINK_CHARS])]
             place = one.end
         return "".join([*parts, text[place:]])
 

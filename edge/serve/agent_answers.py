@@ -43,6 +43,7 @@ def request_of(question: Question) -> AnswerRequest:
         seed=abs(question.seed or 0),
         beyond=question.beyond,
         wishes=question.wishes,
+        no_cloud=question.no_cloud,
     )
 
 

@@ -76,16 +76,18 @@ def parse_chat_request(
     model = named_model(value.get("model", "edge"), models)
     _refuse_unsupported(value)
     conversation = parse_conversation(value.get("messages"))
+    task, no_cloud = _task(value, task_header), _no_cloud(value, models[model])
     question = Question(
         id=answer_id,
         messages=conversation.messages,
-        mode=models[model],
+        mode="local-only" if no_cloud else models[model],
         max_tokens=_max_tokens(value),
         temperature=_number(value, "temperature", 0.0, 2.0),
         seed=_integer(value, "seed", -(2**63), 2**63 - 1),
-        task=_task(value, task_header),
+        task=task,
         beyond=parse_beyond(value, conversation),
         wishes=sampling_wishes(value, top_logprobs_of(value)),
+        no_cloud=no_cloud,
     )
     choices = choices_of(value, question.mode)
     stream = _boolean(value, "stream")
@@ -201,6 +203,14 @@ def _task(value: Mapping[str, Any], header: str) -> str | None:
     if task is not None and not is_task_label(task):
         raise _bad("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")
     return task
+
+
+def _no_cloud(value: Mapping[str, Any], mode: Mode | None) -> str:
+    """Why the client keeps this request from the cloud, in one line, from the metadata that `_task` has checked."""
+    why = " ".join(str((value.get("metadata") or {}).get("no_cloud", "")).split())
+    if why and mode == "cloud-only":
+        raise _bad("metadata.no_cloud", "forbids what the model edge-cloud demands")
+    return why
 
 
 def _is_metadata(value: Any) -> bool:

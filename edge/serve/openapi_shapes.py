@@ -97,7 +97,7 @@ _METADATA = {
     "type": "object",
     "maxProperties": 16,
     "additionalProperties": {"type": "string", "maxLength": 512},
-    "properties": {"task": {"anyOf": [LABEL, {"const": ""}], "maxLength": 512}},
+    "properties": {"task": {"anyOf": [LABEL, {"const": ""}], "maxLength": 512}, "no_cloud": {"type": "string", "maxLength": 512}},
 }
 
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}

@@ -17,7 +17,10 @@ Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request for an answer, under an id of its own. None leaves the choice to the agent."""
+    """One request for an answer, under an id of its own. None leaves the choice to the agent.
+
+    `no_cloud`: why whoever asks keeps it from the cloud ("": they do not).
+    """
 
     id: str
     messages: tuple[Message, ...]
@@ -28,6 +31,7 @@ class Question:
     task: str | None = None
     beyond: BeyondText = ONLY_TEXT
     wishes: SamplingWishes = NO_WISHES
+    no_cloud: str = ""
 
 
 @dataclass(frozen=True, slots=True)

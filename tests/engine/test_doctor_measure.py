@@ -15,16 +15,19 @@ from edge.cli import doctor, main, measure
 from edge.cli.settings import Settings
 from edge.cli.trial import llama_fault, trial_command
 from edge.config.loader import resolve
+from edge.config.picking import MEASURED, Pick, pick_profile
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.install import install_extra
+from edge.core.machine_facts import machine_facts
 from edge.core.processor import nvidia_driver
 from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend
 from edge.sizing import most_rows
 from edge.training.floor import StepWork, step_floor
 from edge.training.speed import fastest, product_flop_per_s, read_bytes_per_s
+from tools.simulate.fleet.profiles import load_device
 
 SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "learning.torch_threads=1", "learning.group_size=2"]
 
@@ -59,7 +62,7 @@ def test_every_number_is_there_and_carries_its_unit(report: tuple[dict, str, Pat
     assert told["all_rows_measured"] is True
     assert told["recommended"]["group_size"] == 2
     assert told["recommended"]["rows"] in (1, 3)
-    for stage in ("memory bandwidth", "fp32 products", "generation with 3 rows"):
+    for stage in ("memory bandwidth", "fp32 products", "generation with 3 rows", "training tokens/s"):
         assert f"measuring {stage} ..." in progress
 
 
@@ -88,6 +91,17 @@ def test_the_profile_is_what_run_reads(report: tuple[dict, str, Path]) -> None:
     assert (config.engine.max_rows, config.learning.prompts_per_step) == (advice["rows"], advice["prompts"])
     assert config.learning.micro_batch_tokens == advice["micro_batch_tokens"]
     assert [path.name for path in profile.parent.iterdir()] == [profile.name]
+
+
+def test_the_profile_has_a_row_that_a_simulation_reads_and_the_machine_it_holds_for(report: tuple[dict, str, Path]) -> None:
+    told, _, profile = report
+    [row] = told["measured"]["speeds"]
+    assert row["model"] == "nano-edge"
+    assert (row["prefill_tokens_per_s"], row["decode"]) == (told["measured"]["prefill_tokens_per_s"], told["measured"]["decode"])
+    assert row["training_tokens_per_s"] > 0
+    assert told["measured"]["machine"] == machine_facts().fingerprint
+    assert load_device(str(profile)).training_tokens_per_s == row["training_tokens_per_s"]
+    assert pick_profile([profile], profile.parent, machine_facts) == Pick(profile, MEASURED)
 
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:

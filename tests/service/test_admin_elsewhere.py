@@ -73,7 +73,7 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
         assert (await run("healthcheck", admins, *there[2:]))[:2] == (0, f"SERVING on {admins}\n")
 
         code, verified, stderr = await run("ledger", "verify", *there)
-        assert (code, stderr) == (0, "") and "all equal, bit for bit" in verified and "1 calls" in verified
+        assert (code, stderr) == (0, "") and "all equal, bit for bit" in verified and "1 call," in verified
         code, exported, _ = await run("ledger", "export", *there)
         entries = list(read_export(exported.splitlines()))
         assert code == 0 and [entry.seq for entry in entries] == list(range(1, len(entries) + 1))

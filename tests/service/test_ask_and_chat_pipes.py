@@ -168,7 +168,7 @@ async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(stat
     one, nonsense, budget, why = map(json.loads, out.splitlines())
     assert (one["answer"], one["reasoning"], one["source"]) == ("4", "Step 1: 2+2=4\n", "local")
     assert nonsense["error"] == "unknown command /nonsense"
-    assert budget == {"budget": None}
+    assert budget["budget"] is None and (budget["dial"]["questions"], budget["switched_off"]) == (240, "")
     assert why["id"] == one["id"] == answers.asked[0].id
     answers.failure = ContextOverflow("too long")
     code, out, _ = await edge_agent("chat", "--json", "--state", str(state), stdin="two\n")

@@ -58,7 +58,7 @@ def test_a_replay_without_coordinator_or_state_gives_exactly_the_scores_of_the_r
     recording.write_text("".join(lines[1:]), encoding="utf-8")
     incomplete = evaluated(*common, "--replay", str(recording))
     assert incomplete.returncode == 1
-    assert "1 answers are not in the recording" in incomplete.stdout
+    assert "1 answer is not in the recording" in incomplete.stdout
     assert "no curve: the cloud's answer is not known for 1 of 12 items" in incomplete.stderr
 
     recording.write_text("".join(["nonsense\n", *lines]), encoding="utf-8")

@@ -112,12 +112,15 @@ async def test_the_callers_kill_switch_binds_a_running_agent(state: Path, answer
 
 
 async def test_the_reason_of_a_local_answer_is_the_caller_s_own(state: Path, answers: ScriptedAnswers) -> None:
-    answers.note = AnswerNote("", "local", "mode local-only")
     place = ("--state", str(state))
-    _, _, err = await edge_agent("ask", "2+2?", *place, EDGE_AGENT_NO_CLOUD="1")
-    assert "the cloud is switched off by EDGE_AGENT_NO_CLOUD" in err and "mode" not in err
-    _, _, err = await edge_agent("ask", "2+2?", "--never-send", "2+2", *place)
-    assert "(--never-send forbids it)" in err
+    await edge_agent("ask", "2+2?", *place, EDGE_AGENT_NO_CLOUD="1")
+    await edge_agent("ask", "2+2?", "--never-send", "2+2", *place)
+    await edge_agent("ask", "2+2?", *place)
+    assert [asked.no_cloud for asked in answers.asked] == [
+        "the cloud is switched off by EDGE_AGENT_NO_CLOUD",
+        "--never-send forbids it",
+        "",
+    ]
     code, _, err = await edge_agent("ask", "--cloud", "2+2?", "--never-send", "2+2", *place)
     assert (code, "--never-send forbids it" in err) == (1, True)
 

@@ -227,6 +227,35 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
     assert (error.kind, error.executed, requests) == ("garbage", True, 1)
 
 
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            {"error": {"message": "The server\nhad an error", "type": "server_error", "code": None}},
+            "server_error: The server had an error",
+        ),
+        ({"error": {"message": "Overloaded", "code": 529}, "id": 7, "choices": "none"}, "529: Overloaded"),
+        ({"error": "out of memory"}, "out of memory"),
+        ({"object": "error", "message": "no such model", "code": 404}, "404: no such model"),
+        ({"error": {"message": f"cannot read {SECRET_PROMPT}", "type": "bad_prompt"}}, "bad_prompt"),
+        ({"error": {"message": f"key {API_KEY} is over its limit"}}, "key [cut] is over its limit"),
+        ({"error": {"detail": 1}}, ""),
+    ],
+)
+async def test_an_error_in_a_stream_or_an_answer_is_told_in_the_upstreams_own_words(event: dict[str, Any], told: str) -> None:
+    message = "the upstream reported an error in its answer" + (f": {told}" if told else "")
+    begun = {"choices": [{"delta": {"content": "4"}}], "usage": {"prompt_tokens": 12, "completion_tokens": 1}}
+    async with provider_for(sends(b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in (begun, event)))) as (
+        provider,
+        _,
+    ):
+        with pytest.raises(ProviderError) as failed:
+            await streamed(provider, provider_request())
+    assert (str(failed.value), failed.value.kind, failed.value.usage) == (message, "garbage", TokenUsage(12, 1))
+    whole, _ = await failure(answers(event), provider_request())
+    assert (str(whole), whole.executed) == (message, True)
+
+
 async def test_an_answer_without_text_still_says_what_it_cost() -> None:
     error, _ = await failure(answers(completion(choices=[])), provider_request())
     assert error.usage == TokenUsage(12, 3)

@@ -108,6 +108,12 @@ def test_a_schedule_of_target_rates_is_followed_stretch_by_stretch_each_after_it
     assert "worst of 2 stretches" in found(sentence, run(group(series=mean))) and not holds(sentence, run(group(series=mean)))
 
 
+def test_learning_is_held_to_its_own_target_rate_where_a_dial_sets_another_one_for_people() -> None:
+    dialled = group(target_rate=0.5, training_target_rate=0.2, settled_assist_rate=0.5, settled_training_assist_rate=0.2)
+    assert holds("training rate within 0.01 of τ after warm-up", run(dialled))
+    assert holds("rate within 0.01 of τ after warm-up", run(dialled))
+
+
 def budgeted(used: list[int], limits: list[int | None]) -> SimulationResult:
     cloud = sample_cloud([group()])
     at = [900.0 * (number + 1) for number in range(len(used))]

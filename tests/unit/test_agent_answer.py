@@ -141,6 +141,13 @@ async def test_the_kill_switch_and_local_only_never_call_the_cloud(tmp_path: Pat
     assert record.reason == "mode local-only"
 
 
+async def test_a_question_kept_from_the_cloud_by_who_asks_it_says_why_in_its_record(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_unless_suppressed)
+    record, _ = await answered(world, no_cloud="--never-send forbids it")
+    assert (record.source, record.final, record.reason, record.might_ask) == ("local", "3", "--never-send forbids it", False)
+    assert world.client.calls == []
+
+
 async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path: Path) -> None:
     good = World(tmp_path / "good", script=[GUESS])
     record, _ = await answered(good, mode="prefer-local")

@@ -15,7 +15,7 @@ import pytest
 
 from edge.agent.agent import Agent
 from edge.cli.asking import OwnAgent
-from edge.cli.conversation import Conversation, JsonVoice
+from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
 from edge.cli.interrupts import Interrupts, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
@@ -85,6 +85,19 @@ async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: S
     assert nothing["error"] == "there is no answer yet"
     assert (record["id"], record["final"]) == (answer["id"], "2")
     assert budget["budget"]["target_rate"] == 0.3
+    assert (budget["dial"]["target_rate"], budget["dial"]["questions"]) == (None, 1) and budget["switched_off"] == ""
+
+
+async def test_the_budget_in_a_conversation_tells_the_dial_and_what_came_of_it(setting: Setting, capsys: Capture) -> None:
+    setting.agent.budgets.set_dial(0.25)
+    conversation = Conversation(OwnAgent(setting.agent), None, SpokenVoice(), setting.interrupts, lenient=True)
+    await conversation.take("/budget")
+    assert "dial: 25 % of questions may ask; none was asked since it was set" in capsys.readouterr().err
+    await conversation.take("What is 1 + 1?")
+    setting.agent.budgets.pause_cloud(True)
+    await conversation.take("/budget")
+    told_now = capsys.readouterr().err
+    assert "dial: 25 % of questions may ask; 0.0 % of the last 1 asked" in told_now and "\ncloud off: " in told_now
 
 
 async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting: Setting, capsys: Capture) -> None:

@@ -88,14 +88,14 @@ def test_the_latest_adapters_are_tried_newest_first(tmp_path: Path) -> None:
 
 def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_that_is(tmp_path: Path) -> None:
     config = AgentConfig(state_folder=str(tmp_path))
-    for step in (3, 12):
-        (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
 
     def told(adapter: str) -> str:
         options = EvalOptions(adapter=adapter)
         return adapter_told(adapter_folders(options, config), options, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
+        for step in (3, 12):
+            (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_line(Line(12, 12))
         assert (told("serving"), told("latest")) == ("adapter 12, which serves now", "adapter 12, the newest")
         state.set_line(Line(3, 3))
@@ -289,7 +289,7 @@ def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
 def test_failures_missing_answers_and_the_price_of_knowing_all_are_told() -> None:
     items = [judged(0, asked=True, failure="away"), judged(1, cloud=True)]
     text = "\n".join(report_lines(build_report(measured(), items, missing_recordings=3)))
-    assert "1 items asked and got no answer, which counts as wrong: away" in text
+    assert "1 item asked and got no answer, which counts as wrong: away" in text
     assert "3 answers are not in the recording" in text
     assert "to know all answers: 0 calls" in text
     assert "nobody was asked" in "\n".join(lines_of([judged(0)], cloud="none"))
@@ -314,7 +314,7 @@ def test_cached_answers_are_calls_that_are_told_apart() -> None:
     items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
     lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
     assert "cloud          2 calls (1 from the cache), 30 tokens, $0.000007" in lines
-    assert "  and to know all answers: 1 calls (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
+    assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
 
 
 def test_a_family_cannot_steer_the_terminal() -> None:

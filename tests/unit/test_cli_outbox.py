@@ -47,7 +47,7 @@ def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(f
     code, out, err = run(capsys, "outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
-    assert first.endswith("the model asked for help · replaced: 1 email") and "1 reports of steps wait" in err
+    assert first.endswith("the model asked for help · replaced: 1 email") and "1 report of a step waits" in err
 
 
 def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, capsys) -> None:

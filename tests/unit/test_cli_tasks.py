@@ -74,7 +74,7 @@ def test_a_data_set_shows_what_its_files_hold(name: str, tmp_path: Path, capsys:
 def test_records_that_nobody_could_judge_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"problem": f"p{n}", "level": "Level 1", "solution": "\\boxed{7}" if n else "\\boxed{}"} for n in range(5)]
     _, out, _ = run(capsys, "show", f"math:{write_jsonl(tmp_path / 'test.jsonl', rows)}")
-    assert "left out: 1 records" in out and "test.jsonl:1: an empty box" in out
+    assert "left out: 1 record" in out and "test.jsonl:1: an empty box" in out
 
 
 def test_a_task_file_shows_its_own_families_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge.agent.daybook import daybook, read_daybook
+from edge.agent.daybook import MadeSteps, daybook, read_daybook
 from edge.agent.feedback import Feedback
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.state import StateFolder
@@ -101,6 +103,18 @@ def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_pa
             rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
             database.executemany("INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)", rows)
         assert daybook(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
+
+
+def test_a_step_is_read_once_however_often_the_report_is_asked_for() -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE steps (step INTEGER PRIMARY KEY, event TEXT NOT NULL)")
+        insert = "INSERT INTO steps VALUES (?, ?)"
+        database.executemany(insert, [(step, json.dumps({"at": float(step), "families": {}})) for step in (1, 2)])
+        made = MadeSteps()
+        assert made.read(database) == [{"at": 1.0}, {"at": 2.0}]
+        database.execute("UPDATE steps SET event = 'read again'")
+        database.execute(insert, (3, json.dumps({"at": 3.0})))
+        assert made.read(database) == [{"at": 1.0}, {"at": 2.0}, {"at": 3.0}]
 
 
 def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def test_every_device_loads_with_each_of_its_models(name: str) -> None:
         assert speed.model == model
         assert speed.decode_tokens_per_s[0][0] == 1
         assert speed.decode_rate(1) <= speed.decode_rate(4) <= speed.decode_rate(8)
+        assert speed.training_tokens_per_s > 0
     assert load_device(name).model == models[0]
 
 
@@ -189,6 +190,12 @@ def test_every_link_loads_in_bytes_and_seconds(name: str) -> None:
     assert 0.001 < link.rtt_s < 2.0
     assert link.down_bytes_per_s >= link.up_bytes_per_s > 0
     assert (link.mean_up_s is None) == (link.mean_down_s == 0)
+
+
+def test_what_was_measured_says_when() -> None:
+    measured = device(MEASURED)
+    assert measured.measured_on
+    assert {each.source.partition(",")[0] for each in measured.sources} <= {"measured"}
 
 
 def test_nights_off_are_hours_of_the_day() -> None:

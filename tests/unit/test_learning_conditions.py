@@ -16,6 +16,7 @@ from edge.agent.gate import ServingGate
 from edge.agent.machine import MachineProbe
 from edge.agent.readiness import Readiness, set_paused
 from edge.agent.record import AnswerRequest
+from edge.agent.room import DiskRoom
 from edge.agent.state import StateFolder
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.events import MemorySink
@@ -48,7 +49,7 @@ class Waiting:
         self.clock, self.sink = LoopClock(), MemorySink()
         self.gate = ServingGate(self.clock)
         conditions = MachineConditions(self.rules, ScriptedProbe(*self.readings)) if self.readings else None
-        self.readiness = Readiness(self.gate, conditions, self.state, self.sink, self.clock)
+        self.readiness = Readiness(self.gate, conditions, DiskRoom(self.state.folder), self.state, self.sink, self.clock)
 
     def waits(self) -> list[tuple[float, str]]:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")

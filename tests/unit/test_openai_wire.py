@@ -209,3 +209,10 @@ def test_any_json_object_is_either_parsed_or_refused(value: dict[str, Any], with
     except RequestProblem as problem:
         status, asked = problem.status, 0
     assert (status == 200 and asked > 0) or 400 <= status < 500
+
+
+def test_a_client_may_keep_its_request_from_the_cloud_and_say_why() -> None:
+    question = parse(metadata={"no_cloud": "the person's\n own switch"}).question
+    assert (question.mode, question.no_cloud) == ("local-only", "the person's own switch")
+    assert parse(metadata={"no_cloud": " "}).question.mode is None
+    assert refused(model="edge-cloud", metadata={"no_cloud": "never"}).param == "metadata.no_cloud"

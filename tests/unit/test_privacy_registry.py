@@ -6,7 +6,7 @@ import json
 from itertools import islice, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.dagrpo.prompts import compact_question, user_prompt
@@ -39,6 +39,14 @@ PRIVATE = [
     ("mein Passwort lautet hunter2", "secret"),
     ("das Passwort ist hunter2", "secret"),
     ("my password was hunter2", "secret"),
+    ("my password is correct horse battery staple", "secret"),
+    ("Passphrase: the quick brown fox, since May", "secret"),
+    ("my password is purple elephants and I forgot it", "secret"),
+    ("the PIN is 4821.", "secret"),
+    ("reach me at 5551234567", "phone"),
+    ("Bob (415) 555-2671 came", "phone"),
+    ("ask Bob, 415-555-2671", "phone"),
+    ("ask Bob on 03012345678 tonight", "phone"),
     ("AZURE_KEY=0123456789abcdef0123456789abcdef", "secret"),
     ("4111.1111.1111.1111 it is", "card"),
     ("4111  1111  1111  1111 it is", "card"),
@@ -68,6 +76,13 @@ ORDINARY = [
     "https://example.org/a/b/c?d=e",
     "4111111111111112 has a wrong check digit",
     "node.js and Next.js",
+    "the password is not working properly anymore, and the password is wrong",
+    "the password is case sensitive; password is too short for the site",
+    "the password is stored hashed using bcrypt",
+    "pin 13 is high, pin 3 = 1024 mV, PIN 7",
+    "ids = [4155552671]; f(4155552671); x = 4155552671",
+    "Order 4155552671. The result is 4155552671. What is 4155552671? 4155552671 people came",
+    "2147483647, 1700000000.",
     "the bridge will pass: yes; key = 12; pass_rate=0.5; if x == pass: -p 80 -port",
 ]
 
@@ -79,6 +94,70 @@ def test_what_is_private_is_replaced_and_comes_back(text: str, kind: str) -> Non
     assert redacted.restored(redacted.texts[0]) == text
     assert not REGISTRY.leaks(redacted.texts, "", redacted.originals)
     assert REGISTRY.leaks([text], "", {})[kind] >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("reach 4155552671 tonight", "reach [PHONE_1] tonight"),
+        ("4155552671", "[PHONE_1]"),
+        ("Bob 4155552671, Ann 4155552672.", "Bob [PHONE_1], Ann [PHONE_2]."),
+        ("Ann\n4155552671\n", "Ann\n[PHONE_1]\n"),
+        ("Jo's new one: (4155552671), not 4155552672", "Jo's new one: ([PHONE_1]), not [PHONE_2]"),
+    ],
+)
+def test_ten_digits_in_one_are_a_telephone_only_in_a_region_that_has_them(text: str, after: str) -> None:
+    assert Registry(region="US").redacted([text]).texts == (after,)
+    assert Registry(region=None).redacted([text]).texts == (text,)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("my password is blue horse and I forgot it", "my password is [SECRET_1] and I forgot it"),
+        ("my password is purple elephants in the hall.", "my password is [SECRET_1]."),
+        ("my password is hunter2 for the server", "my password is [SECRET_1] for the server"),
+        ("Password: correct horse battery staple\nUser: bo", "Password: [SECRET_1]\nUser: bo"),
+    ],
+)
+def test_a_password_of_several_words_ends_with_its_clause(text: str, after: str) -> None:
+    redacted = REGISTRY.redacted([text])
+    assert redacted.texts == (after,) and redacted.restored(after) == text
+
+
+EDGES = st.lists(
+    st.sampled_from(
+        [
+            "PHONE IS0000000",
+            "0000000",
+            "jo@x.org",
+            "[PHONE_1]",
+            "EMAIL_1",
+            "(",
+            "(tel:",
+            "(mailto:",
+            "[",
+            "]",
+            "\\",
+            "_",
+            "$",
+            "x",
+            "{",
+        ]
+    ),
+    max_size=9,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(EDGES)
+@example(["PHONE IS0000000", "("])
+@example(["PHONE IS0000000", "(tel:"])
+def test_what_stands_beside_brackets_of_a_link_comes_back_exactly(parts: list[str]) -> None:
+    text = "".join(parts)
+    redacted = REGISTRY.redacted([text])
+    if len(redacted.originals) == sum(redacted.replaced.values()):
+        assert redacted.restored(redacted.texts[0]) == text
 
 
 @pytest.mark.parametrize("text", ORDINARY)

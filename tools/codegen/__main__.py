@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from edge.core.counts import counted
 from edge.core.errors import EdgeError
 from tools.codegen import drift, regenerate
 
@@ -31,7 +32,7 @@ def _report_drift() -> int:
 
 
 def _report_written() -> int:
-    print(f"codegen: wrote {len(regenerate())} files")
+    print(f"codegen: wrote {counted(len(regenerate()), 'file')}")
     return 0
 
 

@@ -45,6 +45,7 @@ _WORDS = [
     "letter",
     "music",
 ]
+_CLAUSE_ENDS = ["", ".", ", thanks", "\nUser: jo", " and I forgot the rest", "; help"]
 _ALNUM = string.ascii_letters + string.digits
 
 
@@ -224,6 +225,27 @@ def _disguised(rng: random.Random, kind: Kind, secret: str, region: str | None) 
         chosen, _ = password(rng)
         name = rng.choice(["password: {}", "my password is {}", "PASSWORD={}", 'passwd = "{}"', "db_password: '{}'"])
         yield Planted(kind, "password behind its name", chosen, _in_prose(rng, name.format(chosen)))
+        phrase = " ".join(rng.sample(_WORDS, rng.randint(2, 5)))
+        saying = rng.choice(["my password is {}", "password: {}", "the passphrase was {}", "My Passphrase is: {}"])
+        yield Planted(
+            kind, "password of several words", phrase, f"{rng.choice(_WORDS)}; {saying.format(phrase)}{rng.choice(_CLAUSE_ENDS)}"
+        )
+        pin = f"{rng.randrange(10_000):04d}"
+        yield Planted(
+            kind, "PIN behind its name", pin, _in_prose(rng, rng.choice(["my PIN is {}", "pin: {}", "PIN {}"]).format(pin))
+        )
+    if kind == "phone":
+        number = _north_american(rng)
+        grouped = rng.choice(["{}-{}-{}", "({}) {}-{}", "{}.{}.{}", "1-{}-{}-{}"]).format(number[:3], number[3:6], number[6:])
+        yield Planted(kind, "North American, region unknown", grouped, _in_prose(rng, grouped))
+        said = rng.choice(
+            ["Try {} tonight.", "Bob {}, Ann is out.", "Ann\n{}", "{}", "Write to {} or come.", "Jo's new one: ({})"]
+        )
+        yield Planted(kind, "ten digits in one, in prose", number, said.format(number), "US")
+
+
+def _north_american(rng: random.Random) -> str:
+    return f"{rng.choice(['415', '212', '604', '787'])}555{rng.randrange(10_000):04d}"
 
 
 def _around(rng: random.Random, secret: str) -> str:

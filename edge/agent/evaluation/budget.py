@@ -9,6 +9,7 @@ from edge.agent.evaluation.judged import Candidate
 from edge.agent.events import Notice
 from edge.config.schema import CoordinatorConfig
 from edge.core.clock import Clock
+from edge.core.counts import counted
 from edge.core.errors import CoordinatorError
 from edge.core.events import EventSink
 from edge.rpc.client import BudgetSnapshot, CoordinatorClient
@@ -32,14 +33,17 @@ def cost_line(items: int, config: CoordinatorConfig) -> str:
     tokens = items * config.max_output_tokens
     price = config.embedded.price_out_uusd_per_mtok if config.address is None else None
     money = "" if price is None else f", at most ${tokens * price / 1e12:.2f} for these"
-    return f"asking the cloud LLM for all {items} items: at most {items} calls and {tokens} output tokens{money}"
+    which = "one item" if items == 1 else f"all {items} items"
+    return f"asking the cloud LLM for {which}: at most {counted(items, 'call')} and {counted(tokens, 'output token')}{money}"
 
 
 def budget_line(task: str, items: int, budget: BudgetSnapshot) -> str:
     """What is used and allowed, and whether it can suffice."""
     limits = [f"{name} {used} of {limit}" for name, used, limit in _limits(budget) if limit is not None]
     short = budget.calls_limit is not None and budget.calls_limit - budget.calls < items
-    return f"budget of {task}: {', '.join(limits) or 'no limit'}" + (f"; not enough for {items} calls" if short else "")
+    return f"budget of {task}: {', '.join(limits) or 'no limit'}" + (
+        f"; not enough for {counted(items, 'call')}" if short else ""
+    )
 
 
 def _limits(budget: BudgetSnapshot) -> Iterator[tuple[str, str, str | None]]:

@@ -17,6 +17,7 @@ from edge.agent.evaluation.report import CloudSource, EvalReport, Measured, buil
 from edge.agent.events import EvalProgress, Notice
 from edge.agent.rollout import RolloutSettings
 from edge.core.clock import Clock
+from edge.core.counts import counted
 from edge.core.events import EventSink
 from edge.core.types import GGUF_ADAPTER
 
@@ -94,7 +95,7 @@ class EvalRun:
         known: Mapping[str, Judged] = {} if journal is None else journal.known
         done = sum(candidate.key in known for candidate in candidates)
         if done:
-            self.sink.emit(Notice(f"going on: {done} of {len(candidates)} items were judged before", self.clock.now()))
+            self.sink.emit(Notice(f"going on: {done} of {counted(len(candidates), 'item')} were judged before", self.clock.now()))
 
         def on_judged(candidate: Candidate, judged: Judged) -> None:
             nonlocal done

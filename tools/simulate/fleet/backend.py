@@ -107,9 +107,7 @@ class SimulatedBackend(ScriptedBackend):
             return stream(self._seed, "greedy", question.number)
         return random.Random(seed)
 
-    def _respond_to(
-        self, question: Question, sampling: Sampling, seed: int, version: int, prefix: str = ""
-    ) -> LocalResponse:
+    def _respond_to(self, question: Question, sampling: Sampling, seed: int, version: int, prefix: str = "") -> LocalResponse:
         draws = self._draws(question, sampling, seed)
         decision = decide(self._mind, self._nature, question, sampling, draws)
         count = self._length(decision, draws, prefix)

@@ -1,4 +1,5 @@
-"""A simulated cloud LLM behind the coordinator. Knows questions, lengths, times and its own outages; knows nothing of budgets or devices."""
+"""A simulated cloud LLM behind the coordinator. Knows questions, lengths, times and its own outages; knows nothing of budgets or
+devices."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def most_tokens(tokens: TokensPart) -> int:
 
 
 class SimulatedCloud:
-    """Implements `CloudProvider`. `under_way` counts calls, `most_under_way` and `most_waiting` since they were last set back; `executed` bills by key."""
+    """Implements `CloudProvider`. `under_way` counts calls; `most_under_way` and `most_waiting` are since they were last set back;
+    `executed` counts by billing key."""
 
     name = "simulated"
 
@@ -93,9 +95,7 @@ class SimulatedCloud:
             self.errors["refused"] += 1
             raise ProviderError("the upstream refused", kind="http_500", executed=False)
 
-    def _answer(
-        self, request: ProviderRequest, question: Question, draws: random.Random
-    ) -> tuple[ProviderResult, float, float]:
+    def _answer(self, request: ProviderRequest, question: Question, draws: random.Random) -> tuple[ProviderResult, float, float]:
         asked = self._asked_by(question.number)
         wished = asked.tokens.cloud * math.exp(asked.tokens.cloud_spread * draws.gauss(0.0, 1.0))
         tokens = min(request.max_output_tokens, max(1, round(wished)))

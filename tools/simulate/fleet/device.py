@@ -1,5 +1,5 @@
-"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they are put
-together and in which order they live; knows nothing of the other devices.
+"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they
+are put together and in which order they live; knows nothing of the other devices.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ PATIENCE = ClientPolicy()
 
 
 _CALLS = (
-    "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd') FROM requests"
-    " WHERE json_extract(record, '$.call_key') != ''"
+    "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd'),"
+    " json_extract(record, '$.call_state') != 'unsettled' FROM requests WHERE json_extract(record, '$.call_key') != ''"
+    " UNION ALL SELECT call_key, spend_uusd, settled FROM learning_spend"
 )
 
 
@@ -84,7 +85,15 @@ class FleetDevice:
     """`live` it as a task of a host of its own; `end` asks it to."""
 
     def __init__(
-        self, index: int, name: str, group: GroupPart, machine: Machine, link: Link, channel: FleetChannel, tally: GroupTally, around: Surroundings
+        self,
+        index: int,
+        name: str,
+        group: GroupPart,
+        machine: Machine,
+        link: Link,
+        channel: FleetChannel,
+        tally: GroupTally,
+        around: Surroundings,
     ) -> None:
         self.index = index
         self.name = name
@@ -94,7 +103,7 @@ class FleetDevice:
         self.channel = channel
         self.figures = DeviceFigures(around.dual_init)
         self.kept = 0
-        self.charges: dict[str, int] = {}
+        self.charges: dict[str, int | None] = {}
         self._tally = tally
         self._around = around
         self._seed = around.scenario.seed
@@ -161,9 +170,9 @@ class FleetDevice:
         self._note(question, record)
 
     def _read_records(self) -> None:
-        """What the state folder has at the end: how many records, and what those with a call say that it cost (call key -> uUSD)."""
+        """What the state folder has at the end: how many records, and what each call cost (key -> uUSD; None: that is not known yet)."""
         self.kept = int(self.state.rows("SELECT count(*) FROM requests")[0][0])
-        self.charges = {str(key): int(charged) for key, charged in self.state.rows(_CALLS)}
+        self.charges = {str(key): int(charged) if settled else None for key, charged, settled in self.state.rows(_CALLS)}
 
     def _note(self, question: Question, record: AnswerRecord) -> None:
         self._tally.answered(self.figures, self._around.loop.time(), record, record.final == right_answer(question))

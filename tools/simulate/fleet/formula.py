@@ -56,10 +56,11 @@ class Size:
 
 
 EFFICIENCIES = {
-    "cpu": Efficiency(decode=0.55, prefill=0.75, training=0.25),
-    "cuda": Efficiency(decode=0.9, prefill=0.55, training=0.2),
-    "cuda-shared": Efficiency(decode=0.6, prefill=0.3, training=0.15),
-    "metal": Efficiency(decode=0.8, prefill=0.7, training=0.3),
+    "cpu": Efficiency(decode=0.55, prefill=0.75, training=0.3),
+    "cpu-phone": Efficiency(decode=0.32, prefill=0.9, training=0.2),
+    "cuda": Efficiency(decode=0.9, prefill=0.55, training=0.065),
+    "cuda-shared": Efficiency(decode=0.6, prefill=0.3, training=0.05),
+    "metal": Efficiency(decode=0.8, prefill=0.7, training=0.35),
 }
 _MIB, _GIB = 2**20, 2**30
 SIZES = {

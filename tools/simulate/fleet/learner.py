@@ -49,9 +49,7 @@ class SimulatedLearner:
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write θ as an adapter. Raises StateError when the folder exists."""
-        if folder.exists():
-            raise StateError(f"{folder.name} exists already", hint="export into a folder that does not exist yet")
-        folder.mkdir(parents=True)
+        _make_new(folder)
         write_mind(folder, self._mind)
         return AdapterRef(version, str(folder))
 
@@ -65,6 +63,12 @@ class SimulatedLearner:
             self._mind = read_mind(folder)
         except AdapterError as error:
             raise StateError(str(error)) from error
+
+
+def _make_new(folder: Path) -> None:
+    if folder.exists():
+        raise StateError(f"{folder.name} exists already", hint="export into a folder that does not exist yet")
+    folder.mkdir(parents=True)
 
 
 def _weighed(groups: Sequence[TrainingGroup], count: int) -> Iterator[tuple[Question, Outcome, float]]:

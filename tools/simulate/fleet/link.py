@@ -1,5 +1,5 @@
-"""A simulated link to the coordinator: delays by distance, bytes and chance, and outages. Knows the figures of a LinkModel; knows nothing of
-what the messages say.
+"""A simulated link to the coordinator: delays by distance, bytes and chance, and outages. Knows the figures of a LinkModel; knows nothing
+of what the messages say.
 
 Nothing is lost for good without a word: the transport sends lost messages again. What meets an outage comes when that is over, or, when it
 lasts longer than PATIENCE_S, breaks its connection after that time, as gRPC's keep-alive does; open streams break then, too.
@@ -11,7 +11,6 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
 
 import grpc
 
@@ -214,5 +213,3 @@ def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
 def is_up(link: Link, now: float) -> bool:
     """Whether something passes now."""
     return link.up_again(now) <= now
-
-

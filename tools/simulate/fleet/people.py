@@ -51,7 +51,13 @@ class Practice:
     name = "practice"
 
     def __init__(
-        self, first: int, task: str, difficulty: DifficultyPart, seed: int, time: Callable[[], float], rng_of: Callable[[int], random.Random]
+        self,
+        first: int,
+        task: str,
+        difficulty: DifficultyPart,
+        seed: int,
+        time: Callable[[], float],
+        rng_of: Callable[[int], random.Random],
     ) -> None:
         """`first`: the number of the device's first practice question."""
         self._first = first
@@ -83,4 +89,3 @@ class Practice:
             kind=AnswerKind.MATH,
             max_steps=MOST_STEPS,
         )
-

@@ -1,5 +1,5 @@
-"""`python -m tools.simulate run SCENARIO.yaml`: play a scenario, judge it by its own sentences, write what was found. Knows the command line and
-files; knows nothing of how a world works.
+"""`python -m tools.simulate run SCENARIO.yaml`: play a scenario, judge it by its own sentences, write what was found. Knows the command
+line and files; knows nothing of how a world works.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ def add_run(commands: Any) -> None:
     command = commands.add_parser("run", help="play a scenario with the real agent and the real coordinator in virtual time")
     command.add_argument("scenario", type=Path, metavar="SCENARIO.yaml", help="see tools/simulate/README.md")
     command.add_argument("--seed", type=int, help="instead of the scenario's")
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="a value that wins over the file's")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="a value that wins over the file's"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the result; the same seed gives the same bytes")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report with its plots")
     command.set_defaults(play=run)
@@ -92,12 +94,16 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
         return result, world.found, world.loop.steps
 
 
-def _sentences_checked(sentences: Sequence[str]) -> Any:
+def _sentences_checked(sentences: Sequence[str]) -> Callable[[SimulationResult], SimulationResult]:
     """What judges a result by them. Raises UsageError for one that is not understood, before anything is played."""
     from tools.simulate.reports.assertions import check_sentences, evaluate
 
     check_sentences(sentences)
-    return lambda result: msgspec.structs.replace(result, assertions=evaluate(result, sentences))
+
+    def judged(result: SimulationResult) -> SimulationResult:
+        return msgspec.structs.replace(result, assertions=evaluate(result, sentences))
+
+    return judged
 
 
 def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
@@ -137,7 +143,9 @@ def _progress(world: FleetWorld) -> Iterator[None]:
     def tell() -> None:
         while not over.wait(_TELL_EVERY_S):
             hours = world.loop.time() / HOUR_S
-            print(f"\r{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events ", end="", file=sys.stderr, flush=True
+            )
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

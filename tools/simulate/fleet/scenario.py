@@ -137,7 +137,9 @@ class GroupPart(Section):
     device: str = Field(description="What they are: a file of devices/ without its ending, or the path of one.")
     model: str = Field("", description="Which of the device file's models runs on them, as 1.5B-Q4_K_M (empty: the first one).")
     link: str = Field(description="Their way to the coordinator: a file of devices/links/ without its ending, or a path.")
-    on_mains: bool = Field(False, description="Plugged in all the time, whatever battery they have; else it is charged at midnight.")
+    on_mains: bool = Field(
+        False, description="Plugged in all the time, whatever battery they have; else it is charged at midnight."
+    )
     questions_per_day: NotNegative = Field(30.0, description="Mean questions of a person a day; they come as a Poisson process.")
     by_hour: Literal["flat", "office", "evening"] | Annotated[tuple[NotNegative, ...], Field(min_length=24, max_length=24)] = (
         Field(

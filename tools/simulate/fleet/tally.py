@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edge.agent.events import StepFinished
 from edge.agent.record import AnswerRecord
@@ -32,18 +32,13 @@ class Interval:
 
 @dataclass(slots=True)
 class DeviceFigures:
-    """One device's totals. `dual`: λ as it was told last."""
+    """One device's totals. `dual`: λ as it was told last; `asked`: questions put to the agent; calls and spend are the ledger's."""
 
     dual: float
     calls: int = 0
     spend_uusd: int = 0
-    step_calls: int = 0
-    step_spend_uusd: int = 0
     steps: int = 0
     asked: int = 0
-    """Questions put to the agent."""
-    records: list[tuple[str, int, str]] = field(default_factory=list)
-    """(call key, charge, state) of answers with a call, as their records said at the end of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +78,7 @@ class GroupTally:
         self._total[source][bin_of(record.latency_s)] += 1
         self._first_s[source] += first_s  # type: ignore[assignment]
         self._total_s[source] += record.latency_s  # type: ignore[assignment]
-        figures.calls += paid
-        figures.spend_uusd += record.charged_uusd
         figures.dual = figures.dual if record.dual is None else record.dual
-        if record.call_key:
-            figures.records.append((record.call_key, record.charged_uusd, record.call_state))
         if source == "local-fallback":
             self.refused[why_refused(record.reason)] += 1
 
@@ -95,10 +86,6 @@ class GroupTally:
         """A learning step was committed."""
         asking = round(event.assist_rate * event.responses)
         self._add(at_s, Interval(calls=event.cloud_calls, spend_uusd=event.spend_uusd, units=event.responses, asking=asking))
-        figures.calls += event.cloud_calls
-        figures.spend_uusd += event.spend_uusd
-        figures.step_calls += event.cloud_calls
-        figures.step_spend_uusd += event.spend_uusd
         figures.steps += 1
         figures.dual = event.dual_after
 

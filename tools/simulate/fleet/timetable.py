@@ -15,7 +15,7 @@ _GRAIN = 1e-3
 class Timetable:
     """Implements `LearningConditions`: so many steps a day, evenly within the hours, shifted by `shift` (share of the pause between two).
 
-    It says exactly when it is worth looking again, so that waiting costs no events.
+    `check_s` says exactly when it is worth looking again, so that waiting costs no events.
     """
 
     def __init__(
@@ -29,16 +29,12 @@ class Timetable:
         self._time = time
         self._empty = empty
         self._next_s = self._turn_from(time())
-
-    @property
-    def check_s(self) -> float:
-        """Seconds until it is worth looking again."""
-        wait_s = self._next_s - self._time()
-        return wait_s if wait_s > 0.0 else _LOOK_AGAIN_S
+        self.check_s = _LOOK_AGAIN_S
 
     def waiting_for(self, now: float, quiet_s: float) -> str:
         """Why no step may begin, or ""; then the next turn is meant from now on, and turns that were missed are."""
         at = self._time()
+        self.check_s = max(self._next_s - at, 0.0) or _LOOK_AGAIN_S
         if at < self._next_s:
             return "the next step has its time"
         if self._empty():

@@ -1,5 +1,5 @@
-"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows nothing
-of how a part works inside.
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows
+nothing of how a part works inside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.accounts import Amount, budget_key
 from coordinator.budgets import window_label
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from edge.core.rng import stream
-from tools.simulate.fleet.account import violations
+from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
@@ -122,6 +122,9 @@ class FleetWorld:
             with _quiet_logs(), _rare_collections():
                 self.loop.run_until_complete(self._play(), limit_s=self.scenario.lasts_s + LEFT_OVER_S)
             self.found = violations(self.disk.tables, self.devices, self.cloud.executed)
+            calls = calls_by_device(self.disk.tables)
+            for device in self.devices:
+                device.figures.calls, device.figures.spend_uusd = charged_to(calls.get(device.name, ()))
             return self._result()
         finally:
             self.loop.close()
@@ -187,7 +190,7 @@ class FleetWorld:
             self.site.start()
         await self._until_served()
         end = self.loop.time() + SETTLE_S
-        while self.loop.time() < end and any(device.unsettled() for device in self.devices):
+        while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def _stop_site(self) -> None:
@@ -242,9 +245,7 @@ class FleetWorld:
 
     def _reload(self, event: EventPart) -> None:
         self._tell("the coordinator reads a changed configuration")
-        self._part = next(
-            part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0
-        )
+        self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
         self.site.reload(self._config())
 
     async def _recharge(self) -> None:
@@ -303,7 +304,9 @@ class FleetWorld:
 
     def _spent(self, window: str) -> Amount:
         """What the ledger has charged to the fleet's budget since its window began."""
-        row = self.disk.tables.budget(budget_key("fleet", window=window_label(window, self.clock.now() - 1e-3)))
+        at = min(self.loop.time(), self.scenario.lasts_s) - 1e-3
+        label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
+        row = self.disk.tables.budget(budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
 
     def _down_share(self, before: float, at: float) -> float:
@@ -343,7 +346,8 @@ class FleetWorld:
         return group.tally.result(about, [device.figures for device in group.devices])
 
     def _cloud_result(self) -> CloudResult:
-        series = self._series
+        series, spent = self._series, self._spent(self._part.budgets.fleet.window)
+        series.spend_uusd[-1], series.calls[-1] = spent.uusd, spent.calls  # with the answers that ended late
         return CloudResult(
             at_s=series.at_s,
             queue=series.queue,

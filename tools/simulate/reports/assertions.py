@@ -91,21 +91,19 @@ def _near_target(result: SimulationResult, claim: Claim, group: GroupResult) -> 
 
 
 def _stretches(result: SimulationResult, claim: Claim, group: GroupResult) -> list[tuple[float | None, float]]:
-    series = group.series
-    if len(set(series.target_rate)) < 2:
-        target = series.target_rate[0] if series.target_rate else group.target_rate
+    """(rate, τ) of each stretch of time with one τ."""
+    training = claim.quantity.name == "training rate"
+    targets, series = group.target_rates(training=training), group.series
+    if len(set(targets)) < 2:
+        target = targets[0] if targets else group.target_rate
         return [(claim.quantity.measure(Asked(result, [group], settled=claim.settled)), target)]
-    rates = series.assist_rate if claim.quantity.name == "rate" else series.training_assist_rate
-    rows = zip(series.target_rate, series.at_s, rates, series.answers, strict=True)
+    rates, weights = (series.training_assist_rate, [1] * len(targets)) if training else (series.assist_rate, series.answers)
     stretches: list[tuple[float | None, float]] = []
     begins = 0.0
-    for target, stretch in groupby(rows, key=lambda row: row[0]):
+    for target, stretch in groupby(zip(targets, series.at_s, rates, weights, strict=True), key=lambda row: row[0]):
         own = list(stretch)
         settled_at = begins + (result.warm_up_s if claim.settled else 0.0)
-        by_answers = claim.quantity.name == "rate"
-        stretches.append(
-            (weighted([(rate, answers if by_answers else 1.0) for _, at, rate, answers in own if at > settled_at]), target)
-        )
+        stretches.append((weighted([(rate, weight) for _, at, rate, weight in own if at > settled_at]), target))
         begins = own[-1][1]
     return stretches
 

@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import nan
 from typing import Any
 
-from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of, time_axis, unit_of_time
-from tools.simulate.reports.quantities import Unit, written
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of, time_axis, unit_of_time
+from tools.simulate.reports.quantities import Unit, weighted, written
 from tools.simulate.reports.result import (
     GROWTH,
     LEAST_S,
@@ -35,6 +35,12 @@ _SOURCE_WORDS = {
         "Time to the whole answer where the cloud was wanted and could not be had, so that the device answered alone.",
     ),
 }
+POOL = 20
+"""Answers that a point of a curve stands for, at least."""
+FEW = 16
+"""Points of a curve that are shown as points, too, when there are fewer."""
+_LEAST_SPAN = 5.0
+"""Longest by shortest time of an axis, at least: less has no room for the names of its times."""
 _Curve = tuple[Sequence[float], Sequence[float | None]]
 
 
@@ -53,14 +59,20 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: x in its own unit (seconds on a time axis); None: a gap."""
+    """One line of a chart: x in its own unit (seconds on a time axis); None: a gap. Without a name it is in no legend."""
 
-    label: str
+    name: str
+    run: Shown
     stroke: Stroke
     x: Sequence[float]
     y: Sequence[float | None]
     drawstyle: str = "default"
     width: float = 1.8
+
+    @property
+    def label(self) -> str:
+        """Its name, with that of its run."""
+        return self.run.named(self.name)
 
 
 class Book:
@@ -69,7 +81,7 @@ class Book:
     def __init__(self, runs: Sequence[Shown]) -> None:
         self._runs = runs
         names = list(dict.fromkeys(group.name for run in runs for group in run.result.groups))
-        self._strokes = {name: stroke_of(number) for number, name in enumerate(names)}
+        self._strokes = {name: stroke_of(number, len(runs)) for number, name in enumerate(names)}
         self._ends_s = max(run.result.virtual_s for run in runs)
         self._events = runs[0].result.events if len({tuple(run.result.events) for run in runs}) == 1 else []
 
@@ -85,11 +97,19 @@ class Book:
     def _groups(self) -> Iterable[tuple[Shown, GroupResult, Stroke]]:
         for run in self._runs:
             for group in run.result.groups:
-                yield run, group, self._strokes[group.name].dashed(run.dash)
+                yield run, group, self._strokes[group.name]
+
+    def _pooled(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
+        """Shares of answers by group; intervals with few answers are taken together, since their shares would only flicker."""
+        lines = []
+        for run, group, stroke in self._groups():
+            at_s, shares = pooled(group.series.at_s, values(group), group.series.answers)
+            lines.append(Line(group.name, run, stroke, at_s, shares))
+        return [line for line in lines if any(value is not None for value in line.y)]
 
     def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
         """A line over time for each group that has any of it."""
-        lines = [Line(run.named(group.name), stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
+        lines = [Line(group.name, run, stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _latency(self, source: str) -> Chart | None:
@@ -103,18 +123,19 @@ class Book:
         )
 
     def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
-        found = [(run.named(group.name), stroke, of(group)) for run, group, stroke in self._groups()]
-        known = [(label, stroke, histogram) for label, stroke, histogram in found if histogram is not None and histogram.count]
+        found = [(group.name, run, stroke, of(group)) for run, group, stroke in self._groups()]
+        known = [
+            (name, run, stroke, histogram) for name, run, stroke, histogram in found if histogram is not None and histogram.count
+        ]
         if not known:
             return None
-        lines = [Line(label, stroke, *_distribution(histogram), "steps-post") for label, stroke, histogram in known]
+        lines = [Line(group, run, stroke, *_distribution(histogram), "steps-post") for group, run, stroke, histogram in known]
+        histograms = [histogram for _, _, _, histogram in known]
         said = "; ".join(
-            f"{label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
-            for label, _, histogram in known
+            f"{line.label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
+            for line, histogram in zip(lines, histograms, strict=True)
         )
-        return _chart(
-            name, title, caption, said, lines, lambda axis: _waiting_axes(axis, [histogram for _, _, histogram in known])
-        )
+        return _chart(name, title, caption, said, lines, lambda axis: _waiting_axes(axis, histograms))
 
     def _over_time(
         self,
@@ -126,6 +147,7 @@ class Book:
         label: str,
         finish: Callable[[Any], None] | None = None,
     ) -> Chart | None:
+        lines = [line for line in lines if any(value is not None for value in line.y)]
         if not lines:
             return None
         said = "; ".join(_course(line, unit) for line in lines if line.label)
@@ -145,55 +167,48 @@ class Book:
         if unit is Unit.SHARE:
             _percent_axis(axis)
         else:
-            axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+            from_nothing(axis)
         if finish is not None:
             finish(axis)
 
     def _asking(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.assist_rate)
-        caption = "Share of people's questions that went to the cloud. Thin dotted lines: the target rate τ."
-        return self._over_time(
-            "rate",
-            "How often people's questions go to the cloud",
-            caption,
-            [*lines, *self._targets(lines)],
-            Unit.SHARE,
-            "assist rate",
-        )
+        caption = f"Share of people's questions that went to the cloud; a point is of at least {POOL} answers."
+        return self._rate("rate", "How often people's questions go to the cloud", caption, training=False)
 
     def _training(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.training_assist_rate)
-        caption = (
-            "Share of the responses of learning steps that asked the cloud: what the price λ steers towards τ (thin dotted)."
-        )
-        return self._over_time(
-            "training-rate",
-            "How often learning asks the cloud",
-            caption,
-            [*lines, *self._targets(lines)],
-            Unit.SHARE,
-            "assist rate",
-        )
+        caption = "Share of the responses of learning steps that asked the cloud: what the price λ steers."
+        return self._rate("training-rate", "How often learning asks the cloud", caption, training=True)
 
-    def _targets(self, lines: Sequence[Line]) -> list[Line]:
-        """τ of the groups that have a line."""
-        drawn_labels = {line.label for line in lines}
-        return [
+    def _rate(self, name: str, title: str, caption: str, *, training: bool) -> Chart | None:
+        if training:
+            lines = self._by_group(lambda group: group.series.training_assist_rate)
+        else:
+            lines = self._pooled(lambda group: group.series.assist_rate)
+        known = {line.name for line in lines}
+        targets = [
             Line(
                 "",
+                run,
                 Stroke(stroke.colour, 2),
                 group.series.at_s,
-                group.series.target_rate or [group.target_rate] * len(group.series.at_s),
+                group.target_rates(training=training),
+                "steps-pre",
                 width=1.0,
             )
             for run, group, stroke in self._groups()
-            if run.named(group.name) in drawn_labels and run is self._runs[0]
+            if group.name in known and run is self._runs[0]
         ]
+        caption += " Dotted: the target rate τ; shaded: the warm-up."
+        return self._over_time(name, title, caption, [*lines, *targets], Unit.SHARE, "assist rate", self._shade_warm_up)
+
+    def _shade_warm_up(self, axis: Any) -> None:
+        warm_up = self._runs[0].result.warm_up_s / unit_of_time(self._ends_s)[0]
+        axis.axvspan(0, warm_up, color=colour("line"), alpha=0.5, linewidth=0, zorder=0)
 
     def _price(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.dual)
         lines += [
-            Line(run.named("fleet"), Stroke("ink", run.dash), run.result.cloud.at_s, run.result.cloud.fleet_dual)
+            Line("fleet", run, Stroke("ink"), run.result.cloud.at_s, run.result.cloud.fleet_dual)
             for run in self._runs
             if any(value is not None for value in run.result.cloud.fleet_dual)
         ]
@@ -201,20 +216,21 @@ class Book:
         return self._over_time("dual", "Price of asking λ", caption, lines, Unit.NUMBER, "λ")
 
     def _accuracy(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.joint_accuracy)
-        caption = "Share of right answers, whoever gave them."
+        lines = self._pooled(lambda group: group.series.joint_accuracy)
+        caption = f"Share of right answers, whoever gave them; a point is of at least {POOL} answers."
         return self._over_time("accuracy", "Right answers, all", caption, lines, Unit.SHARE, "accuracy")
 
     def _local_accuracy(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.local_accuracy)
-        caption = "Share of right answers among those the device gave alone."
+        lines = self._pooled(lambda group: group.series.local_accuracy)
+        caption = "Share of right answers among those that the device gave alone."
         return self._over_time("local-accuracy", "Right answers, local alone", caption, lines, Unit.SHARE, "accuracy")
 
     def _spend(self) -> Chart | None:
         lines = [
             Line(
-                run.named("spent"),
-                Stroke("c0", run.dash),
+                "spent",
+                run,
+                Stroke("c0"),
                 run.result.cloud.at_s,
                 [each / 1e6 for each in run.result.cloud.spend_uusd],
             )
@@ -227,19 +243,14 @@ class Book:
     def _calls(self) -> Chart | None:
         if not self._limits(lambda run: run.result.cloud.limit_calls):
             return None
-        lines = [
-            Line(run.named("calls"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs
-        ]
+        lines = [Line("calls", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs]
         lines += self._limits(lambda run: run.result.cloud.limit_calls)
         return self._over_time(
             "calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls"
         )
 
     def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
-        lines = [
-            Line(run.named("budget"), Stroke("alarm", 1 + run.dash), run.result.cloud.at_s, of(run), "steps-pre")
-            for run in self._runs
-        ]
+        lines = [Line("budget", run, Stroke("alarm", 1), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
         return [line for line in lines if any(value is not None for value in line.y)]
 
     def _load(self) -> Chart | None:
@@ -253,10 +264,8 @@ class Book:
             line
             for run in self._runs
             for line in (
-                Line(run.named("waiting"), Stroke("c1", run.dash), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
-                Line(
-                    run.named("under way"), Stroke("c0", run.dash), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"
-                ),
+                Line("waiting", run, Stroke("c1"), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
+                Line("under way", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"),
             )
         ]
         caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
@@ -295,7 +304,7 @@ class Book:
             for run, group, stroke in self._groups()
             if group.calls_by_device
         ]
-        if not rows:
+        if not rows or all(run.result.devices == 1 for run in self._runs):
             return None
         indexes = [run.named(f"Jain's index {written(run.result.cloud.jain_index, Unit.NUMBER)}") for run in self._runs]
         caption = (
@@ -313,12 +322,44 @@ def _chart(
     def paint(axis: Any) -> None:
         for line in lines:
             x, y = [each / unit_s for each in line.x], [nan if value is None else value for value in line.y]
-            style = line.stroke.style | {"linewidth": line.width, "marker": "." if _is_sparse(line.y) else None}
+            style = line.stroke.dashed(line.run.dash).style | {
+                "linewidth": line.width,
+                "marker": "." if len(line.y) < FEW or _is_sparse(line.y) else None,
+            }
             axis.plot(x, y, drawstyle=line.drawstyle, **style)
         finish(axis)
 
-    legend = tuple((line.stroke, line.label) for line in lines if line.label)
-    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), legend)
+    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), _legend(lines))
+
+
+def _legend(lines: Sequence[Line]) -> tuple[tuple[Stroke, str], ...]:
+    """Names by colour; and runs by stroke, where there are two."""
+    names = {line.name: line.stroke for line in lines if line.name}
+    runs = {line.run.label: Stroke("soft", line.run.dash) for line in lines if line.run.label}
+    return tuple((stroke, name) for name, stroke in (*names.items(), *runs.items()))
+
+
+def pooled(
+    at_s: Sequence[float], shares: Sequence[float | None], answers: Sequence[int]
+) -> tuple[list[float], list[float | None]]:
+    """Consecutive intervals together until they have POOL answers; what is left over at the end goes with the last of them.
+
+    An interval without any answer is a gap beside such as have enough of their own, and nothing beside such as were taken together.
+    """
+    pools: list[list[tuple[float, float | None, float]]] = [[]]
+    for at, share, count in zip(at_s, shares, answers, strict=True):
+        if share is not None and count:
+            pools[-1].append((at, share, count))
+            if sum(weight for _, _, weight in pools[-1]) >= POOL:
+                pools.append([])
+        elif not pools[-1] and (len(pools) == 1 or len(pools[-2]) == 1):
+            pools[-1:] = [[(at, None, 0.0)], []]
+    rest = pools.pop()
+    if pools and len(pools[-1]) > 1:
+        pools[-1] += rest
+    elif rest:
+        pools.append(rest)
+    return [pool[-1][0] for pool in pools], [weighted([(share, weight) for _, share, weight in pool]) for pool in pools]
 
 
 def _is_sparse(values: Sequence[float | None]) -> bool:
@@ -352,7 +393,9 @@ def _waiting_axes(axis: Any, histograms: Sequence[LatencyHistogram]) -> None:
     low = min(histogram.quantile(0.001) or LEAST_S for histogram in histograms)
     high = max(histogram.quantile(0.999) or LEAST_S for histogram in histograms)
     axis.set_xscale("log")
-    axis.set_xlim(low / 1.1, high * 1.1)
+    wider = max(1.1, (_LEAST_SPAN * low / high) ** 0.5)
+    low, high = low / wider, high * wider
+    axis.set_xlim(low, high)
     several = 1.0 if high / low < 200 else 0.0
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if several else (1.0,)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, Unit.SECONDS)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -68,8 +69,8 @@ def read_result(path: Path) -> SimulationResult:
 
 def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:
     title = f"{first.scenario} (seed {first.seed}, {first.engine}) and {second.scenario} (seed {second.seed}, {second.engine})"
-    table = Table(title=escape(title))
-    table.add_column("")
+    table = Table(title=escape(title), box=box.SIMPLE)
+    table.add_column("", no_wrap=True)
     for name in (name_a, name_b, "B less A"):
         table.add_column(escape(name), justify="right")
     for row in differences(first, second):

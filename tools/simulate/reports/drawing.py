@@ -24,6 +24,8 @@ _PLACES = {"ink": "#010203", "soft": "#010204", "line": "#010205", "alarm": "#01
 _STROKES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 _DASHES = ("", "6 3", "2 2", "7 2 2 2")
 _WIDTH_IN, _HEIGHT_IN = 5.2, 3.0
+_NEAR = 0.04
+"""Share of a figure's width that the number of an event needs."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edge-simulation",
@@ -80,9 +82,9 @@ class Chart:
     legend: tuple[tuple[Stroke, str], ...] = ()
 
 
-def stroke_of(number: int) -> Stroke:
-    """That of the line with this number, counted from 0."""
-    return Stroke(f"c{number % LINES}", number // LINES)
+def stroke_of(number: int, runs: int = 1) -> Stroke:
+    """That of the line with this number, counted from 0; with several runs each leaves the dashes for the others."""
+    return Stroke(f"c{number % LINES}", number // LINES * runs)
 
 
 def colour(name: str) -> str:
@@ -130,12 +132,30 @@ def time_axis(axis: Any, ends_s: float, events: Sequence[tuple[float, str]]) -> 
     hours = ends_s / 3600
     steps = [each for each in (1, 2, 3, 6, 12) if hours / each <= 8]
     axis.xaxis.set_major_locator(MultipleLocator(steps[0]) if unit_s == 3600 and hours > 4 and steps else MaxNLocator(7))
-    for number, (at, _) in enumerate(events, 1):
+    for at, _ in events:
         axis.axvline(at / unit_s, color=_PLACES["alarm"], linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
+    for at, label in _event_labels([at for at, _ in events], ends_s):
         axis.annotate(
-            str(number), (at / unit_s, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(0, 2), textcoords="offset points",
+            label, (at / unit_s, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(0, 2), textcoords="offset points",
             ha="center", va="bottom", fontsize=10, color=_PLACES["alarm"], annotation_clip=False,
         )  # fmt: skip
+
+
+def _event_labels(at_s: Sequence[float], ends_s: float) -> list[tuple[float, str]]:
+    """(seconds, numbers): those of events that are too near to each other stand together."""
+    labels: list[tuple[float, str]] = []
+    for number, at in enumerate(at_s, 1):
+        if labels and at - labels[-1][0] < _NEAR * ends_s:
+            labels[-1] = (labels[-1][0], f"{labels[-1][1]}, {number}")
+        else:
+            labels.append((at, str(number)))
+    return labels
+
+
+def from_nothing(axis: Any) -> None:
+    """Let the y axis begin at 0 (below where something is), with room above what is highest."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(min(0.0, low), max(high, high + 0.06 * (high - min(0.0, low))))
 
 
 def _inline(svg: str, name: str) -> str:

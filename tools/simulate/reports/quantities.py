@@ -206,8 +206,8 @@ def written(value: float | None, unit: Unit) -> str:
 
 
 def _seconds(value: float) -> str:
-    if abs(value) < 1:
-        return f"{1000 * value:.3g} ms" if abs(value) >= 0.001 or value == 0 else f"{1000 * value:.2g} ms"
+    if 0 < abs(value) < 1:
+        return f"{1000 * value:.3g} ms" if abs(value) >= 0.001 else f"{1000 * value:.2g} ms"
     if abs(value) < 100:
         return f"{value:.3g} s"
     return f"{value / 60:.3g} min" if abs(value) < 7200 else f"{value / 3600:,.4g} h"

@@ -59,7 +59,8 @@ class Series(msgspec.Struct, frozen=True):
     """What happened over time; all lists are as long as `at_s`: virtual seconds, and an entry is of the interval that ends there.
 
     `assist_rate` and `dual` are means over the group's devices; `dual` weighs each device the same. None: there was nothing to average.
-    `target_rate`: the τ in force at the end of each interval; empty where it was the group's `target_rate` all the time.
+    `target_rate`: the τ of people's questions in force at the end of each interval; empty where it was the group's `target_rate` all the
+    time. `training_target_rate`: the same of learning steps.
     """
 
     at_s: list[float]
@@ -74,6 +75,7 @@ class Series(msgspec.Struct, frozen=True):
     online_share: list[float]
     energy_wh: list[float]
     target_rate: list[float] = []
+    training_target_rate: list[float] = []
 
 
 class GroupResult(msgspec.Struct, frozen=True):
@@ -83,7 +85,8 @@ class GroupResult(msgspec.Struct, frozen=True):
     questions that asked and went to the cloud; `settled_...`: after the scenario's warm-up. `accuracy`: of the final answers;
     `local_accuracy`: of those that stayed. `calls_by_device` and `spend_by_device_uusd`: quantiles 0, 1, 5, 25, 50, 75, 95, 99, 100 %.
     `lost`: questions that came and were never answered; neither those still waiting at the end nor those that came to an empty battery
-    (None: not counted).
+    (None: not counted). `training_target_rate`: τ of learning steps, where a dial sets another one for people's questions (None: the
+    same).
     """
 
     name: str
@@ -111,6 +114,14 @@ class GroupResult(msgspec.Struct, frozen=True):
     spend_by_device_uusd: list[float]
     series: Series
     lost: int | None = None
+    training_target_rate: float | None = None
+
+    def target_rates(self, *, training: bool) -> list[float]:
+        """τ at the end of each interval, of learning steps or of people's questions."""
+        series = self.series
+        if training and (series.training_target_rate or self.training_target_rate is not None):
+            return series.training_target_rate or [self.training_target_rate or 0.0] * len(series.at_s)
+        return series.target_rate or [self.target_rate] * len(series.at_s)
 
 
 class CloudResult(msgspec.Struct, frozen=True):

@@ -79,11 +79,10 @@ def overview(result: SimulationResult) -> list[tuple[str, str]]:
 
 
 def group_columns(result: SimulationResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """A column for each group, and one for the whole fleet where there are several: heads, and (words, cells) of each figure that any
+    """A column for each group, after one for the whole fleet where there are several: heads, and (words, cells) of each figure that any
     has."""
-    asked = [Asked(result, [group]) for group in result.groups]
-    if len(asked) > 1:
-        asked.append(Asked(result, result.groups))
+    asked = [Asked(result, result.groups)] if len(result.groups) > 1 else []
+    asked += [Asked(result, [group]) for group in result.groups]
     measured = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
     figures = [(WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if any(values)]
     columns = [_identity(result, each.groups) for each in asked]

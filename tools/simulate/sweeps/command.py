@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 from pydantic import ValidationError
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -149,9 +150,10 @@ def _tell(ends: Sequence[Finished | Failed], variations: Sequence[Variation], fo
 
 
 def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
-    table = Table(title="means over the seeds")
-    for head in heads:
-        table.add_column(escape(head), justify="right", overflow="fold")
+    """Heads are broken where there is no room; cells are not."""
+    table = Table(title="means over the seeds", box=box.SIMPLE, padding=(0, 1))
+    for place, head in enumerate(heads):
+        table.add_column(escape(head), justify="right", overflow="fold", min_width=max(len(row[place]) for row in cells))
     for row in cells:
         table.add_row(*map(escape, row))
     return table

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, stroke_of
+from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, written
 from tools.simulate.reports.tables import WORDS, figure
 from tools.simulate.sweeps.plan import Variation, short_names
@@ -21,7 +21,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-_FIRST = ("p50", "p95", "rate", "joint accuracy", "spend", "energy")
+_FIRST = ("p50", "p95", "rate", "joint accuracy", "spend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +67,27 @@ def shown_figures(rows: Sequence[Row]) -> list[str]:
 
 def table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
     """Heads and cells: the varied values, the seeds, how many runs hold what the scenario asserts, and every figure with its spread."""
-    return _table(rows, variations, shown_figures(rows), _spread)
+    names = shown_figures(rows)
+    return _heads(rows, variations, [WORDS[name] for name in names]), _cells(rows, names, _spread)
 
 
 def short_table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
     """The same for a terminal: the means of the figures that one looks at first."""
     names = [name for name in shown_figures(rows) if name in _FIRST]
-    return _table(rows, variations, names, lambda row, name: written(row.mean(name), figure(name).unit))
+    return _heads(rows, variations, names), _cells(rows, names, lambda row, name: written(row.mean(name), figure(name).unit))
 
 
-def _table(
-    rows: Sequence[Row], variations: Sequence[Variation], names: Sequence[str], cell: Callable[[Row, str], str]
-) -> tuple[list[str], list[list[str]]]:
-    asserts = any(row.asserting for row in rows)
-    heads = [
-        *short_names([each.path for each in variations]),
-        "Seeds",
-        *(["Hold"] if asserts else []),
-        *(WORDS[name] for name in names),
-    ]
-    return heads, [[*_about(row, asserts), *(cell(row, name) for name in names)] for row in rows]
+def _heads(rows: Sequence[Row], variations: Sequence[Variation], figures: Sequence[str]) -> list[str]:
+    return [*short_names([each.path for each in variations]), "seeds", *(["hold"] if _asserts(rows) else []), *figures]
+
+
+def _cells(rows: Sequence[Row], names: Sequence[str], cell: Callable[[Row, str], str]) -> list[list[str]]:
+    asserts = _asserts(rows)
+    return [[*_about(row, asserts), *(cell(row, name) for name in names)] for row in rows]
+
+
+def _asserts(rows: Sequence[Row]) -> bool:
+    return any(row.asserting for row in rows)
 
 
 def _about(row: Row, asserts: bool) -> list[str]:
@@ -157,5 +158,8 @@ def _places(variation: Variation) -> Callable[[Any], float]:
 def _value_axis(axis: Any, unit: Unit) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
-    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    if unit is Unit.SHARE:
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+    else:
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+    from_nothing(axis)

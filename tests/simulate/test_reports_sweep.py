@@ -1,0 +1,337 @@
+"""`python -m tools.simulate sweep`: which runs there are, that finished ones are kept, and what is told."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from edge.core.errors import EdgeError, UsageError
+from tests.simulate import fake_fleet
+from tools.simulate.__main__ import main
+from tools.simulate.sweeps import engines
+from tools.simulate.sweeps.command import check_scenario, sweep
+from tools.simulate.sweeps.plan import Job, Variation, jobs_of, short_names
+from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
+
+RUN = "tests.simulate.fake_fleet:run_scenario"
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO: dict[str, Any] = {
+    "about": "A fake.",
+    "seed": 5,
+    "groups": [{"name": "laptops", "questions_per_day": 10}, {"name": "phones"}],
+}
+
+
+def varied(*texts: str, seeds: int = 1, **changed: Any) -> list[Job]:
+    return jobs_of({**SCENARIO, **changed}, [Variation.of(text) for text in texts], seeds)
+
+
+class InThisProcess:
+    """Plays fakes at once; `played` are the seeds and settings, `most` how many it had at the same time."""
+
+    at_once = 4
+
+    def __init__(self) -> None:
+        self.played: list[Job] = []
+        self._now = self.most = 0
+
+    async def play(self, job: Job, out: Path) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1
+        self.played.append(job)
+        try:
+            out.write_bytes(fake_fleet.run_scenario(job.scenario, job.seed).to_json())
+        except UsageError as error:
+            raise engines.RunFailed(str(error)) from error
+
+
+def ignored(end: Finished | Failed) -> None:
+    """Nobody looks."""
+
+
+# which runs there are ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_run_with_every_seed_from_the_scenarios_own_on() -> None:
+    jobs = varied("groups.laptops.questions_per_day=10,30", "coordinator.tasks.math.target_rate=0.1,0.3", seeds=2)
+    assert [job.seed for job in jobs] == [5, 6] * 4
+    assert [job.scenario["groups"][0]["questions_per_day"] for job in jobs] == [10] * 4 + [30] * 4
+    assert jobs[2].scenario["coordinator"] == {"tasks": {"math": {"target_rate": 0.3}}}
+    assert jobs[0].label == "questions_per_day=10 target_rate=0.1 seed=5"
+    assert len({job.file_name for job in jobs}) == 8
+    assert "coordinator" not in SCENARIO
+
+
+def test_a_star_changes_all_groups_and_a_number_one_of_them() -> None:
+    assert [group["dial"] for group in varied("groups.*.dial=0.2")[0].scenario["groups"]] == [0.2, 0.2]
+    assert [group.get("dial") for group in varied("groups.1.dial=0.2")[0].scenario["groups"]] == [None, 0.2]
+    assert varied("groups.phones.learning=null,{steps_per_day: 3}")[1].scenario["groups"][1]["learning"] == {"steps_per_day": 3}
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["lasts_h"], "names no key with values"),
+        (["lasts_h="], "names no key with values"),
+        (["lasts_h=[1"], "the values cannot be read"),
+        (["lasts_h=1,2,1"], "has a value twice"),
+        (["groups.laptop.dial=0.1"], "nothing is called 'laptop'"),
+        (["groups.laptops=1"], "names a whole entry of a list"),
+        (["about.x=1"], "there is nothing under 'x'"),
+        (["lasts_h=1", "lasts_h=2"], "names the same key twice"),
+        (["seed=1,2"], "seed is varied with --seeds"),
+    ],
+)
+def test_a_variation_that_cannot_be_is_refused(texts: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says.replace("[", r"\[")):
+        varied(*texts)
+
+
+def test_the_names_of_keys_are_as_short_as_they_can_be() -> None:
+    assert short_names(["groups.a.dial", "cloud.slots"]) == ["dial", "slots"]
+    assert short_names(["groups.a.dial", "groups.b.dial"]) == ["a.dial", "b.dial"]
+
+
+def test_a_result_belongs_to_the_scenario_and_the_seed_it_was_made_of() -> None:
+    here, elsewhere = varied("groups.*.dial=0.1")[0], varied("groups.*.dial=0.1", about="Another one.")[0]
+    assert here.label == elsewhere.label
+    assert here.file_name != elsewhere.file_name
+    assert here.file_name == varied("groups.*.dial=0.1")[0].file_name
+
+
+# playing them -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_finished_runs_are_kept_and_what_cannot_be_read_is_made_again(tmp_path: Path) -> None:
+    jobs, first, again = varied("groups.*.questions_per_day=10,20,30"), InThisProcess(), InThisProcess()
+    await play_all(jobs[:2], tmp_path, first, 2, ignored)
+    (tmp_path / jobs[1].file_name).write_bytes(b'{"format": 1')
+    ends = await play_all(jobs, tmp_path, again, 2, ignored)
+    assert [job.settings for job in again.played] == [jobs[1].settings, jobs[2].settings]
+    assert all(isinstance(end, Finished) for end in ends)
+    assert [end.job for end in ends] == jobs
+
+
+async def test_no_more_runs_are_under_way_than_allowed_and_each_end_is_told(tmp_path: Path) -> None:
+    engine, told = InThisProcess(), []
+    await play_all(varied("groups.*.questions_per_day=1,2,3,4,5,6"), tmp_path, engine, 2, told.append)
+    assert engine.most == 2
+    assert len(told) == 6
+
+
+async def test_one_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
+    jobs = varied("groups.*.questions_per_day=1", seeds=3, fail=6)
+    ends = await play_all(jobs, tmp_path, InThisProcess(), 1, ignored)
+    assert [type(end) for end in ends] == [Finished, Failed, Finished]
+    again = InThisProcess()
+    await play_all(jobs, tmp_path, again, 1, ignored)
+    assert [job.seed for job in again.played] == [6]
+
+
+async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path) -> None:
+    engine = engines.Processes(RUN)
+    good, refused, crashed = (varied("groups.*.dial=0.1", **what)[0] for what in ({}, {"fail": 5}, {"crash": 5}))
+    await engine.play(good, tmp_path / good.file_name)
+    found = kept(tmp_path, good)
+    assert found is not None and found.result == fake_fleet.run_scenario(good.scenario, 5)
+    for job, says in ((refused, "seed 5 was told to fail; try another one"), (crashed, "RuntimeError: nobody foresaw this")):
+        with pytest.raises(engines.RunFailed) as failure:
+            await engine.play(job, tmp_path / job.file_name)
+        assert str(failure.value) == says
+    assert [each.name for each in tmp_path.iterdir()] == [good.file_name]
+
+
+# the command ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Callable[..., Path]:
+    def write(**changed: Any) -> Path:
+        path = tmp_path / "day.yaml"
+        path.write_text(yaml.safe_dump({**SCENARIO, **changed}))
+        return path
+
+    return write
+
+
+def anything(scenario: Mapping[str, Any]) -> None:
+    """Every scenario is good."""
+
+
+def chosen(path: Path, out: Path, *vary: str, seeds: int = 1, engine: str = "processes") -> argparse.Namespace:
+    return argparse.Namespace(scenario=path, vary=list(vary), seeds=seeds, jobs=2, engine=engine, out=out)
+
+
+def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anything_twice(
+    tmp_path: Path, scenario: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = scenario(count=str(tmp_path / "count"), assertions=["p95 < 4 s"]), tmp_path / "out"
+    asked = ("groups.*.questions_per_day=10,60",)
+    assert sweep(chosen(path, out, *asked), run=RUN, check=anything) == 0
+    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN, check=anything) == 0
+    assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
+    said = capsys.readouterr()
+    assert "2 of 4 runs are in" in said.err.replace("\n", " ")
+    assert "2 of 2" in said.out and "0 of 2" in said.out
+    page = (out / "sweep.html").read_text(encoding="utf-8")
+    assert "Half answered within over questions_per_day. 10: 1." in page and "0 of 2" in page
+    found = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
+    assert found["runs"][0] | {"file": ""} == {
+        "settings": {"groups.*.questions_per_day": 10},
+        "seed": 5,
+        "holds": True,
+        "file": "",
+    }
+    assert all((out / run["file"]).is_file() for run in found["runs"])
+    assert len(found["rows"][1]["figures"]["p95"]) == 2
+
+
+def test_a_failed_run_is_told_on_the_page_and_by_the_exit_code(tmp_path: Path, scenario: Callable[..., Path]) -> None:
+    assert sweep(chosen(scenario(fail=6), tmp_path / "out", "groups.*.dial=0.1", seeds=2), run=RUN, check=anything) == 1
+    page = (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
+    assert "dial=0.1 seed=6</b>" in page and "seed 6 was told to fail; try another one" in page
+
+
+def test_a_sweep_without_any_result_says_why(tmp_path: Path, scenario: Callable[..., Path]) -> None:
+    with pytest.raises(EdgeError, match="no run gave a result; the first: seed 5 was told to fail"):
+        sweep(chosen(scenario(fail=5), tmp_path / "out", "groups.*.dial=0.1"), run=RUN, check=anything)
+
+
+def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
+    def refuse(scenario: Mapping[str, Any]) -> None:
+        if scenario["groups"][0]["dial"] > 1:
+            raise UsageError("dial must be at most 1")
+
+    with pytest.raises(UsageError, match="at most 1"):
+        sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN, check=refuse)
+    assert not (tmp_path / "count").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "cannot be read"), ("a: [", "is no YAML"), ("- 1", "is no scenario")])
+def test_what_is_no_scenario_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    path = tmp_path / "day.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert main(["sweep", str(path), "--vary", "a=1", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+async def test_ctrl_c_stops_what_runs_and_keeps_what_is_finished(tmp_path: Path, scenario: Callable[..., Path]) -> None:
+    path = scenario(hang=str(tmp_path / "hangs"), hang_at=6)
+    script = "import sys\nfrom tests.simulate.test_reports_sweep import interruptible\nsys.exit(interruptible(*sys.argv[1:]))"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, str(path), str(tmp_path / "out")),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not ((tmp_path / "hangs").exists() and list((tmp_path / "out").glob("*.json"))) and process.returncode is None:
+            await asyncio.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    assert process.returncode == 130
+    assert "finished runs are kept: the same command goes on" in said.decode().replace("\n", " ")
+    assert [each.name.partition("-")[0] for each in (tmp_path / "out").iterdir()] == ["dial=0.1_seed=5"]
+
+
+def interruptible(path: str, out: str) -> int:
+    """What the process above runs: as the command does, with a fake in place of the run."""
+    try:
+        return sweep(chosen(Path(path), Path(out), "groups.*.dial=0.1", seeds=2), run=RUN, check=anything)
+    except KeyboardInterrupt:
+        return 130
+
+
+# Ray ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class FakeRay:
+    """Ray at its border: `remote`, awaitable references, `cancel`, `init` and `shutdown`; tasks run in this process."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.said: list[str] = []
+        self._hangs = hangs
+
+    def init(self, **settings: Any) -> None:
+        self.said.append("init")
+
+    def remote(self, **options: Any) -> Callable[[Callable[..., bytes]], SimpleNamespace]:
+        assert options == {"num_cpus": 1, "max_calls": 1, "max_retries": 1}
+        return lambda function: SimpleNamespace(remote=lambda *given: asyncio.ensure_future(self._task(function, given)))
+
+    async def _task(self, function: Callable[..., bytes], given: tuple[Any, ...]) -> bytes:
+        if self._hangs:
+            await asyncio.Event().wait()
+        return function(*json.loads(json.dumps(given)))
+
+    def cancel(self, task: asyncio.Future[bytes], *, force: bool) -> None:
+        self.said.append(f"cancel force={force}")
+        task.cancel()
+
+    def shutdown(self) -> None:
+        self.said.append("shutdown")
+
+
+def test_with_ray_the_same_results_come_and_ray_is_let_go(
+    tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    path = scenario()
+    assert sweep(chosen(path, tmp_path / "ray", "groups.*.dial=0.1", engine="ray"), run=RUN, check=anything) == 0
+    assert ray.said == ["init", "shutdown"]
+    job = varied("groups.*.dial=0.1")[0]
+    found = kept(tmp_path / "ray", job)
+    assert found is not None and found.result == fake_fleet.run_scenario(job.scenario, job.seed)
+
+
+async def test_a_failed_task_of_ray_is_one_line_and_a_stopped_one_is_cancelled(tmp_path: Path) -> None:
+    job = varied("groups.*.dial=0.1", fail=5)[0]
+    with pytest.raises(engines.RunFailed, match="seed 5 was told to fail"):
+        await engines.Ray(RUN, FakeRay()).play(job, tmp_path / "x.json")
+    ray = FakeRay(hangs=True)
+    task = asyncio.create_task(engines.Ray(RUN, ray).play(job, tmp_path / "x.json"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ray.said == ["cancel force=True"]
+
+
+def test_without_ray_one_line_says_how_to_install_it(
+    tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EdgeError, match="--engine ray needs Ray") as refusal:
+        sweep(chosen(scenario(), tmp_path / "out", "groups.*.dial=0.1", engine="ray"), run=RUN, check=anything)
+    assert "'.[ray]'" in refusal.value.hint
+    assert "ray = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_a_scenario_is_checked_by_its_schema() -> None:
+    pytest.importorskip("tools.simulate.fleet.scenario")
+    with pytest.raises(UsageError, match="groups"):
+        check_scenario({"about": "x"})
