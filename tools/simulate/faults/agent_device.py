@@ -197,15 +197,12 @@ class EvenlySpread:
         self._every_s = every_s
         self._time = time
         self._next_s = 0.0
-
-    @property
-    def check_s(self) -> float:
-        """Seconds until it is worth looking again."""
-        return max(0.1, self._next_s - self._time())
+        self.check_s = every_s
 
     def waiting_for(self, now: float, quiet_s: float) -> str:
         """Why no step may begin, or ""."""
-        if self._time() < self._next_s:
+        self.check_s = self._next_s - self._time()
+        if self.check_s > 0.0:
             return "the next step has its time"
         self._next_s = self._time() + self._every_s
         return ""

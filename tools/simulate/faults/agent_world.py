@@ -97,6 +97,7 @@ class AgentWorld:
         self.met: Counter[str] = Counter()
         self.outages: list[tuple[float, float]] = []
         self.leftovers: list[str] = []
+        self._left_at_site: list[str] = []
         self._folder = folder
         self._armed: dict[str, int] = {}
         self._kept: dict[str, Kept] = {}
@@ -385,7 +386,7 @@ class AgentWorld:
         await broker.drain(0.0)
         await asyncio.sleep(1.0)
         at_rest = {f"{host.name}: start", f"{host.name}: budget bell", "ledger writer"}
-        self.leftovers += [name for name in self.loop.live_tasks(host) if name not in at_rest]
+        self._left_at_site = [name for name in self.loop.live_tasks(host) if name not in at_rest]
 
     # judging -------------------------------------------------------------------------------------------------------------------
 
@@ -400,6 +401,7 @@ class AgentWorld:
         verdict.met.update(messages_met(self.network.traffic))
         verdict.violations += found.violations
         self._judge_agents(entries, verdict)
+        verdict.check("I14", not self._left_at_site, f"left over: {', '.join(self._left_at_site[:5])}")
         verdict.check("A8", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
         verdict.check("A8", not self.loop.complaints, f"asyncio complains: {self.loop.complaints[:3]}")
         report = verify(self.disk.tables)

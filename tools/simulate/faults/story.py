@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_KEY = re.compile(r"[\w]+(?:-+[\w]+)+(?:#\d+)?")
+_KEY = re.compile(r"\b[0-9a-f]{32}\b|[\w]+(?:-+[\w]+)+(?:#\d+)?")
 _STEP = re.compile(r"\b\w+#\d+")
 _ENTRY = re.compile(r"\bentry (\d+)")
 _BUDGET = re.compile(r"\b(?:share/)?(?:fleet_task|device_task|fleet|device)(?:\[[^\]]*\])?(?:@[\w-]+)?(?![\w\[])")
