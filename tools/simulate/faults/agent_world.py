@@ -36,7 +36,7 @@ from tools.simulate.faults.world import (
     PATIENT,
     SWEEP_S,
     coordinator_config,
-    journal_line,
+    journal_lines,
     messages_met,
     quiet_logs,
 )
@@ -443,8 +443,7 @@ class AgentWorld:
         lines = [(at, f"world     {text}") for at, text in self.story]
         lines += [(event.at, f"{event.device:9} {event.what} {event.key}: {event.outcome} {event.told}") for event in self.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
-        for entry, at in zip(self.disk.tables.journal, self.disk.durable_at, strict=False):
-            lines.append((at, journal_line(entry.seq, entry.kind, entry.data())))
+        lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
 
 

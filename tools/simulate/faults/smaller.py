@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.shrink import less, without_some
-from tools.simulate.faults.terms import LIMIT_FIELDS, NO_CAPS, Terms
+from tools.simulate.faults.terms import NO_CAPS, Terms
 
 T = TypeVar("T")
+UNITS = ("calls", "tokens", "uUSD")
 MESSAGE_FAULTS = ("drop", "duplicate", "late", "reorder")
 
 
@@ -67,7 +68,7 @@ def words(scenario: Scenario) -> list[str]:
         f" {counted(scenario.prompts, 'prompt')} a step"
     )
     beside = [name for name in ("watched", "administered") if getattr(scenario, name)]
-    caps = [f"{scope} {cap} {name.removesuffix('_limit')}" for scope, name, cap in _caps(terms)]
+    caps = [f"{scope} {cap} {unit}" for scope, unit, cap in _caps(terms)]
     shares = {f"upstream {act}": share for act, share in scenario.upstream_acts.items()}
     shares["upstream asked twice"] = scenario.upstream_duplicate
     return [
@@ -82,9 +83,9 @@ def words(scenario: Scenario) -> list[str]:
 
 def _caps(terms: Terms) -> Iterator[tuple[str, str, int]]:
     for scope, caps in terms.caps.items():
-        for name, cap in zip(LIMIT_FIELDS, caps, strict=True):
+        for unit, cap in zip(UNITS, caps, strict=True):
             if cap is not None:
-                yield scope, name, cap
+                yield scope, unit, cap
 
 
 def message_words(scenario: object) -> list[str]:

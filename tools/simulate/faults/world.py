@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from coordinator.config import (
     TaskConfig,
     UpstreamConfig,
 )
+from coordinator.journal import JournalEntry
 from coordinator.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
@@ -367,8 +368,7 @@ class World:
         lines = [(at, f"world     {text}") for at, text in self.story]
         lines += [(event.at, f"{event.device:9} {event.what} {event.key}: {event.outcome} {event.told}") for event in self.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
-        for entry, at in zip(self.disk.tables.journal, self.disk.durable_at, strict=False):
-            lines.append((at, journal_line(entry.seq, entry.kind, entry.data())))
+        lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
 
 
@@ -395,15 +395,19 @@ def messages_met(traffic: Traffic) -> Counter[str]:
     )
 
 
-def journal_line(seq: int, kind: str, body: Mapping[str, Any]) -> str:
-    """An entry of the journal, for a person."""
-    what = body.get("key", body.get("budget", ""))
-    step = f"{body.get('task', '')}#{body['step']}" if body.get("step", -1) >= 0 else ""
-    hold = f"holds {body['hold']} of {', '.join(body['budgets'])}" if "budgets" in body else ""
-    charge = f"charged {body['charge']}" if "charge" in body else ""
-    limits = f"limits {body['limits']}" if "limits" in body else ""
-    parts = (f"journal   {seq} {kind}", body.get("device", ""), what, step, hold, charge, limits)
-    return " ".join(str(part) for part in parts if part != "")
+def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
+    """The journal for a person: each entry with the budgets that it moves."""
+    held: dict[tuple[Any, ...], str] = {}
+    for entry in entries:
+        body = entry.data()
+        attempt = tuple(body.get(name) for name in ("device", "key", "attempt"))
+        if "budgets" in body:
+            held[attempt] = ", ".join(body["budgets"])
+        step = f"{body.get('task', '')}#{body['step']}" if body.get("step", -1) >= 0 else ""
+        told = [f"{name} {body[name]}" for name in ("hold", "charge", "limits") if name in body]
+        of = f"of {held[attempt]}" if attempt in held else ""
+        parts = (body.get("device", ""), body.get("key", body.get("budget", "")), step, *told, of)
+        yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 
 def coordinator_config(terms: Terms, heartbeat_s: float = HEARTBEAT_S) -> CoordinatorConfig:
