@@ -136,6 +136,8 @@ class AgentChecker:
             self._is(
                 "A3", record["charged_uusd"] == charged, f"{key} cost {charged} uUSD, its record says {record['charged_uusd']}"
             )
+        for asked_for, count in Counter(call.data["prompt_id"] for call in self._serving.values()).items():
+            self._is("A2", count == 1, f"question {asked_for} had {count} calls")
         for key, call in self._serving.items():
             known = key in by_key or not call.charged[2]
             self._is("A2", known, f"{key} cost {call.charged[2]} uUSD, and no record knows of it")

@@ -121,7 +121,7 @@ def planted(name: str) -> Iterator[None]:
         patch.undo()
 
 
-@mutation("an attempt is settled again when it is settled already", "I3")
+@mutation("an attempt is settled again when it is settled already", "I3", seed=8)
 def _guard_removed(patch: Patch) -> None:
     real = Ledger._attempt_and_call
 
@@ -226,13 +226,13 @@ def _no_recovery(patch: Patch) -> None:
     patch.replace(Ledger, "_doubt_all", lambda self, attempts, reason, now: ())
 
 
-@mutation("the content behind a key is not compared", "I5")
+@mutation("the content behind a key is not compared", "I5", seed=7)
 def _no_fingerprint(patch: Patch) -> None:
     patch.replace(ledger, "_check_same_content", lambda known, request: None)
     patch.replace(broker, "_require_same_content", lambda known, asked, key: None)
 
 
-@mutation("an answer out of the cache goes to another device", "I10")
+@mutation("an answer out of the cache goes to another device", "I10", seed=12)
 def _cache_crosses(patch: Patch) -> None:
     patch.replace(broker, "_answer_key", lambda device, model, call, terms: FLEET_CACHE + broker.cache_key("", model, call))
 
@@ -248,14 +248,14 @@ def _lookup_crosses(patch: Patch) -> None:
     patch.replace(Ledger, "get_call", get_call)
 
 
-@mutation("callers of different devices share a flight", "I10")
+@mutation("callers of different devices share a flight", "I10", seed=7)
 def _flight_crosses(patch: Patch) -> None:
     from coordinator.flight import Job
 
     patch.replace(Job, "group", property(lambda job: (job.call.task, job.call.step, job.call.prompt_id)))
 
 
-@mutation("a prompt group is billed for every key", "I4", seed=31)
+@mutation("a prompt group is billed for every key", "I4", seed=19)
 def _no_group(patch: Patch) -> None:
     patch.replace(Ledger, "_answer_from_group", lambda self, request, known: None)
 
@@ -272,7 +272,7 @@ def _no_credit(patch: Patch) -> None:
     patch.replace(Ledger, "_require_open_step", lambda self, request: None)
 
 
-@mutation("callers are told before the disk has it", "I9", "I3")
+@mutation("callers are told before the disk has it", "I9", "I3", seed=6)
 def _told_too_early(patch: Patch) -> None:
     import asyncio
 
@@ -467,23 +467,23 @@ def _set_limits_lost(patch: Patch) -> None:
     patch.replace(Ledger, "set_limits", lambda self, scope, changes, now: tuple(self.tables.set_limits()))
 
 
-@mutation("a hold follows the limits that its process was told last", "I1", seed=173)
+@mutation("a hold follows the limits that its process was told last", "I1", seed=188)
 def _outdated_limits(patch: Patch) -> None:
     patch.replace(Ledger, "_outdated", lambda self, request: None)
 
 
-@mutation("what was set at run time is read again as configured", "I1", seed=13)
+@mutation("what was set at run time is read again as configured", "I1", seed=19)
 def _limits_not_laid_over(patch: Patch) -> None:
     patch.replace_at("coordinator.budgets.overlaid", lambda configured, rows: configured)
 
 
-@mutation("a disabled device is refused nothing", "I10")
+@mutation("a disabled device is refused nothing", "I10", seed=12)
 def _disabled_let_in(patch: Patch) -> None:
     patch.replace(Ledger, "_require_enabled", lambda self, device: None)
     patch.replace_at("coordinator.fleet.Fleet.admit", lambda self, device: None)
 
 
-@mutation("what a disabled device has open is left open", "I8", "I11", seed=50)
+@mutation("what a disabled device has open is left open", "I8", "I11", seed=526)
 def _disabled_not_settled(patch: Patch) -> None:
     real = Ledger._attempt_and_call
 
