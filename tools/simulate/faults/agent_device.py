@@ -201,8 +201,9 @@ class EvenlySpread:
 
     def waiting_for(self, now: float, quiet_s: float) -> str:
         """Why no step may begin, or ""."""
-        self.check_s = self._next_s - self._time()
-        if self.check_s > 0.0:
+        left_s = self._next_s - self._time()
+        self.check_s = left_s if left_s > 0.0 else self._every_s
+        if left_s > 0.0:
             return "the next step has its time"
         self._next_s = self._time() + self._every_s
         return ""
