@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulate.summary import note
 from tools.simulate.faults.agent_checker import INVARIANTS
-from tools.simulate.faults.agent_scenario import AGENT_POINTS, AgentPlan, AgentScenario
+from tools.simulate.faults.agent_scenario import CALL_POINTS, STEP_POINTS, AgentPlan, AgentScenario
 from tools.simulate.faults.explore import explore
 from tools.simulate.faults.kinds import AGENTS, played
 from tools.simulate.faults.scenario import Fault
@@ -53,7 +53,7 @@ def test_no_seed_of_a_long_run_of_agents_violates_an_invariant_and_nothing_is_ne
     assert not tally.never_met(), tally.table()
 
 
-@pytest.mark.parametrize("point", AGENT_POINTS)
+@pytest.mark.parametrize("point", STEP_POINTS)
 def test_an_agent_that_dies_in_a_step_goes_on_where_it_was(point: str) -> None:
     dies = Fault(at=40.0, kind="agent_crash_at", for_s=5.0, detail=point)
     outcome = AGENTS.play(replace(CALM, faults=(dies,)))
@@ -61,6 +61,14 @@ def test_an_agent_that_dies_in_a_step_goes_on_where_it_was(point: str) -> None:
     assert outcome.injected[f"agent died at {point}"] == 1
     finished = {"checkpointed", "closed", "judged"}
     assert bool(outcome.verdict.met["cut step finished after a crash"]) is (point in finished)
+
+
+@pytest.mark.parametrize("point", CALL_POINTS)
+def test_what_a_call_cost_is_known_though_the_agent_died_around_it(point: str) -> None:
+    dies = [Fault(at=at, kind="agent_crash_at", for_s=2.0, detail=point) for at in (1.0, 60.0, 120.0)]
+    outcome = AGENTS.play(replace(CALM, faults=tuple(dies)))
+    assert outcome.verdict.violations == []
+    assert outcome.injected[f"agent died at {point}"] >= 2
 
 
 def test_reports_made_while_the_coordinator_was_away_are_delivered_once_it_is_back() -> None:

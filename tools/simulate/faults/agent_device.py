@@ -67,6 +67,7 @@ SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5
 MIND = Mind(skill=0.4, ask=-0.5, ask_slope=3.0)
 TOKENS = TokensPart(prompt=60, local=60, cloud=6)
 DIFFICULTY = DifficultyPart()
+_POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
 _MOST_LOCAL_TOKENS = 1024
 
@@ -100,9 +101,18 @@ class LoggedClient(SimulatedClient):
     """The real client, which writes down what it was asked and told."""
 
     def __init__(
-        self, channel: SimulatedChannel, name: str, seed: int, log: list[DeviceEvent], notes: AgentNotes, loop: SeededLoop
+        self,
+        channel: SimulatedChannel,
+        name: str,
+        seed: int,
+        log: list[DeviceEvent],
+        notes: AgentNotes,
+        loop: SeededLoop,
+        failpoint: Callable[[str], None],
     ) -> None:
+        """`failpoint` is told "asked" before a call leaves, and "answered" before its answer is passed on."""
         super().__init__(channel, name, POLICY, seed)
+        self._failpoint = failpoint
         self._name = name
         self._log = log
         self._notes = notes
@@ -177,6 +187,8 @@ class LoggedClient(SimulatedClient):
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
         if is_alive():
             self._log.append(DeviceEvent(self._loop_of_world.time(), self._name, what, key, outcome, told))
+            if what == "complete" and outcome in _POINTS:
+                self._failpoint(_POINTS[outcome])
 
 
 class SeededState(StateFolder):
@@ -237,7 +249,7 @@ class AgentLife:
         self.asked_all = not self._plan.questions
         self.learned_all = not self._plan.steps
         seed = derive_seed(scenario.seed, "client", self.name, notes.lives)
-        client = LoggedClient(channel, self.name, seed, log, notes, loop)
+        client = LoggedClient(channel, self.name, seed, log, notes, loop, failpoint)
         self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
 
     async def live(self, *, asked: bool) -> None:

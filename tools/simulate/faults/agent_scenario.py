@@ -15,8 +15,10 @@ from tools.simulate.faults.smaller import counted, fault_words, message_words, s
 from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, TaskTerms, Terms
 from tools.simulate.faults.upstream import ACTS
 
-AGENT_POINTS = ("collected", "updated", "checkpointed", "closed", "judged", "committed")
-"""Places in a learning step at which an agent may die."""
+STEP_POINTS = ("collected", "updated", "checkpointed", "closed", "judged", "committed")
+CALL_POINTS = ("asked", "answered")
+AGENT_POINTS = STEP_POINTS + CALL_POINTS
+"""Places in a learning step, and around a call, at which an agent may die: before it is sent, and before its answer is kept."""
 AGENT_FAULTS = (
     "agent_crash",
     "agent_crash_at",
@@ -186,7 +188,7 @@ def _fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
     at, for_s = rng.uniform(0.0, lasts_s), rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
     whose = rng.randrange(3)
     drawn: dict[str, Callable[[], Fault]] = {
-        "agent_crash_at": lambda: Fault(at, kind, for_s, rng.choice(AGENT_POINTS), whose),
+        "agent_crash_at": lambda: Fault(0.7 * at, kind, for_s, rng.choice(AGENT_POINTS), whose),
         "agent_clock_jump": lambda: Fault(at, kind, 0.0, rng.choice(["-90000", "-30", "30", "4000", "90000"]), whose),
         "clock_jump": lambda: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0])),
         "kill_at": lambda: Fault(at, kind, for_s * 0.2, rng.choice(POINTS), rng.randint(1, 3)),

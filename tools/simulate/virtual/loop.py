@@ -128,7 +128,10 @@ class SeededLoop(_Loop):
         return self._closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note what asyncio complains about; the world reports it as a defect."""
+        """Note what asyncio complains about; the world reports it as a defect. What the dead left is no defect."""
+        task = context.get("task")
+        if task is not None and not _lives(task):
+            return
         self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
