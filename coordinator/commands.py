@@ -469,8 +469,13 @@ def _export_stream(output: Path | None) -> Iterator[TextIO]:
 
 
 @config_app.command("check")
-def config_check(config: Config = None, sets: Sets = None, json_lines: Json = False) -> int:
-    """Check a configuration file; exit code 1 with file and line when something is wrong."""
+def config_check(
+    file: Annotated[Path | None, typer.Argument(help="YAML configuration file.", metavar="FILE", show_default=False)] = None,
+    config: Config = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """Check a configuration file; exit code 1 with file and line when something is wrong, 2 for a wrong option."""
     from coordinator.bootstrap import build_upstreams, check_security, notes_on
     from coordinator.config import resolve_coordinator_config
     from coordinator.listening import check_listening
@@ -479,7 +484,9 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
     from coordinator.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
 
-    read = resolve_coordinator_config(config, sets or ())
+    if file and config:
+        raise UsageError("two files to check", hint="give FILE or --config FILE")
+    read = resolve_coordinator_config(file or config, sets or ())
     resolved = read.config
     try:
         check_listening(resolved)
@@ -513,12 +520,19 @@ def config_check(config: Config = None, sets: Sets = None, json_lines: Json = Fa
 
 
 @config_app.command("show")
-def config_show(config: Config = None, sets: Sets = None, json_lines: Json = False) -> int:
+def config_show(
+    prefix: Annotated[str, typer.Argument(help="Only these, e.g. storage.", metavar="PREFIX", show_default=False)] = "",
+    config: Config = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
     """Show every value and where it comes from. Secrets are shown as references only."""
-    from coordinator.config import resolve_coordinator_config
+    from coordinator.config import CoordinatorConfig, resolve_coordinator_config
     from coordinator.redact import redacted_data
+    from edge.config.reference import keys_of, rows_under
 
-    rows = [(key, redacted_data(value), origin) for key, value, origin in resolve_coordinator_config(config, sets or ()).rows()]
+    found = rows_under(resolve_coordinator_config(config, sets or ()).rows(), keys_of(CoordinatorConfig), prefix)
+    rows = [(key, redacted_data(value), origin) for key, value, origin in found]
     for key, value, origin in rows:
         if json_lines:
             _print_json({"key": key, "value": value, "origin": origin})
@@ -734,10 +748,10 @@ def _limit_text(limits: Any, none: str = "no limit", was_set: Sequence[str] = ()
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
-    units = ("calls", "tokens", "uusd")
+    units, told = ("calls", "tokens", "uusd"), (("committed", row.committed), ("reserved", row.reserved), ("limits", row.asked))
     return {
         "key": row.key,
-        **{unit: {name: getattr(getattr(row, name), unit) for name in ("committed", "reserved", "limits")} for unit in units},
+        **{unit: {name: getattr(amount, unit) for name, amount in told} for unit in units},
     }
 
 
@@ -770,7 +784,7 @@ def _budget_lines(rows: Sequence[BudgetRow]) -> list[str]:
         return ["nothing was spent yet"]
     return [
         f"used by {row.key}: "
-        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
+        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.asked, unit)) for label, unit in _UNITS)
         for row in shown
     ]
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _WINDOW = 10
 _PLAIN_EVERY_S = 2.0
 _SIGN_OF_LIFE_S = 10.0
+_TELLING = ("practice:", "mine:", "watched:")
+"""How sources begin whose name says more than their label: made here, people's questions, files that came by."""
 _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 
@@ -50,7 +52,7 @@ class ProgressView:
     """What is shown of a run. Shares are means of the last 10 steps of the phase; None where there was nothing to count.
 
     `phase` counts from 1 of `phases`; `phase_step` of `phase_steps` (None: without end) are the steps of this phase. `times_floor`: how
-    many times the least time of a step they took (None: the device was not measured).
+    many times the least time of a step they took (None: the device was not measured). `task`: what is learned, as `what_is_learned` has it.
     """
 
     step: int
@@ -123,7 +125,7 @@ class Progress:
             phases=self._phase.phases if self._phase else 1,
             phase_step=last.phase_step,
             phase_steps=self._phase.steps if self._phase else None,
-            task=last.task,
+            task=what_is_learned(last),
             kept_accuracy=_mean([(step.kept_accuracy, step.coverage) for step in steps]),
             coverage=_mean([(step.coverage, 1.0) for step in steps]) or 0.0,
             joint_accuracy=_mean([(step.joint_accuracy, 1.0) for step in steps]),
@@ -247,6 +249,10 @@ class LiveConsole:
         """Write one line above the block."""
         self._console.print(line)
 
+    def becomes(self, state: str) -> None:
+        """What the block says is going on, until an event says otherwise."""
+        self._state = state
+
     def _render(self) -> RenderableType:
         from rich.text import Text
 
@@ -257,7 +263,7 @@ class LiveConsole:
 
     def _block(self, view: ProgressView) -> list[str]:
         rates, joints = tuple(self._progress.assist_rates), tuple(self._progress.joint_accuracies)
-        share_done = "" if view.planned is None else bar(view.step / max(view.planned, 1))
+        share_done = "" if view.planned is None else bar(view.step / max(view.planned, 1), width=10)
         return [
             f"{view.task}  {_of(view.step, view.planned)} steps {share_done}  {timing(view)}   {self._state}",
             *([f"  phase  {phase_line(view)}"] if view.phases > 1 else []),
@@ -278,6 +284,11 @@ class Console:
         """A line for a person; nothing under --json."""
         if self._say is not None:
             self._say.say(line)
+
+    def becomes(self, state: str) -> None:
+        """What goes on now, where that is shown all the time."""
+        if isinstance(self._say, LiveConsole):
+            self._say.becomes(state)
 
 
 @contextmanager
@@ -309,6 +320,11 @@ def _times_floor(steps: tuple[StepFinished, ...]) -> float | None:
     """Time taken / floor over the steps whose floor is known."""
     known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
     return sum(seconds for seconds, _ in known) / sum(floor for _, floor in known) if known else None
+
+
+def what_is_learned(step: StepFinished) -> str:
+    """A step's source where its name tells where the questions are from, else its label."""
+    return step.source if step.source.startswith(_TELLING) else step.task
 
 
 def progress_line(view: ProgressView) -> str:

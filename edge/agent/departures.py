@@ -39,6 +39,7 @@ from edge.rpc.v1 import budget_pb2, call_pb2
 
 EVALUATION = "eval:"
 """What the prompt ids of an evaluation begin with."""
+_RULES_HINT = "edge-agent config show privacy, with the same --config and --set, tells the rules"
 _LABELS = frozenset({"call_key", "task", "model_alias"})
 _MOST_REMEMBERED = 4096
 _MOST_AHEAD = 256
@@ -80,7 +81,7 @@ class GuardedClient:
         self._refuse_labels([task])
         message = codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
         with self._entered(
-            Departure("step report", f"step {step + 1} of {task} begins", "OpenStep", message.SerializeToString())
+            Departure("step report", f"step {step + 1} of task {task} begins", "OpenStep", message.SerializeToString())
         ):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
@@ -89,7 +90,7 @@ class GuardedClient:
         self._refuse_labels([task])
         message = codec.encode_close_step(task, step, total_units, help_units, uncalled_units)
         with self._entered(
-            Departure("step report", f"step {step + 1} of {task} is done", "CloseStep", message.SerializeToString())
+            Departure("step report", f"step {step + 1} of task {task} is done", "CloseStep", message.SerializeToString())
         ):
             return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
 
@@ -172,7 +173,7 @@ class GuardedClient:
         texts = [message.content for message in call.messages]
         rule = self._registry.broken_rule([*texts, call.prompt_id], call.openai_json)
         if rule:
-            raise Withheld(f"never-send rule {rule} forbids it", hint="edge-agent config show tells the rules")
+            raise Withheld(f"never-send rule {rule} forbids it", hint=_RULES_HINT)
         try:
             redacted = self._registry.redacted(texts, call.openai_json)
         except ValueError as error:
@@ -335,7 +336,7 @@ def _chars_of(call: CloudCall) -> int:
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
     """What a call is for, and why it is made as far as the call itself tells."""
     if call.step >= 0:
-        return "learning", f"step {call.step + 1} of {call.task}: {call.help_units} responses asked for help"
+        return "learning", f"step {call.step + 1} of task {call.task}: {call.help_units} responses asked for help"
     if call.prompt_id.startswith(EVALUATION):
         return "evaluation", f"an item of {call.task} is measured"
     return "answering", "the cloud was asked for an answer"

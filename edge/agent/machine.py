@@ -49,7 +49,13 @@ def _own_seconds() -> float:
 
     me = psutil.Process()
     times = [me.cpu_times(), *(_times_of(child) for child in me.children(recursive=True))]
-    return float(sum(time.user + time.system for time in times if time is not None))
+    return float(sum(_with_ended_children(time) for time in times if time is not None))
+
+
+def _with_ended_children(time: Any) -> float:
+    """Work of a child counts on when it has ended: it is no other program's."""
+    ended = getattr(time, "children_user", 0.0) + getattr(time, "children_system", 0.0)
+    return float(time.user + time.system + ended)
 
 
 def _times_of(process: Any) -> Any:

@@ -40,6 +40,7 @@ class AnswerRecord:
     help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
     when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length, or
     as the cloud LLM ended (tool_calls, content_filter). openai_json: what its completion had beyond text, with its calls of tools.
+    cloud_tokens are those that the cloud billed for its answer, cloud_output_tokens the part that it wrote.
     prompt_tokens counts what the local model read first, 0 when it was not asked. task and target_rate: the label and its dial's τ (None:
     the model decided alone). prompt: the last message as it was asked. call_key: under which the coordinator's ledger has the call.
     turns: messages of the conversation, the last one included; a question among others may not be one by itself.
@@ -88,6 +89,7 @@ class AnswerRecord:
     quota: Mapping[str, Any] | None = None
     cached: bool = False
     might_ask: bool = True
+    cloud_output_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

@@ -119,6 +119,7 @@ class AnswerRecorder:
             openai_json=told,
             cached=draft.completion is not None and draft.completion.cached,
             might_ask=draft.might_ask,
+            cloud_output_tokens=usage.output_tokens if usage else 0,
         )
 
 

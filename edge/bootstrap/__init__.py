@@ -1,6 +1,6 @@
 """The composition root of the agent: the only place that names concrete classes. Heavy imports happen inside the builders."""
 
-from edge.bootstrap.agents import build_agent, build_conditions, build_own_use, build_parts, check_inputs
+from edge.bootstrap.agents import build_agent, build_conditions, build_own_use, build_parts, check_inputs, check_serving
 from edge.bootstrap.coordinator import build_client, build_credentials, build_embedded, coordinator_address, guarded_client
 from edge.bootstrap.device_profile import kept_profile, own_profile
 from edge.bootstrap.engines import (
@@ -42,6 +42,7 @@ __all__ = [
     "build_verifier",
     "bundled_models",
     "check_inputs",
+    "check_serving",
     "cloud_prompt_form",
     "coordinator_address",
     "engine_backend",

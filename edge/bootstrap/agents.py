@@ -16,6 +16,7 @@ from edge.bootstrap.settings import agent_settings
 from edge.bootstrap.training import Trainer, open_learner
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
+from edge.core.processor import usable_cores
 from edge.core.types import AnswerKind
 
 if TYPE_CHECKING:
@@ -40,10 +41,19 @@ def check_inputs(config: AgentConfig) -> None:
     from edge.tasks.registry import open_source
 
     sources = [open_source(phase.source) for phase in config.phases]
-    engine_backend(config, model_file(config.model.path))
-    policy_name(config)
+    check_serving(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
+
+
+def check_serving(config: AgentConfig) -> None:
+    """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    engine_backend(config, model_file(config.model.path))
+    policy_name(config)
+    if config.coordinator.address is not None:
+        from edge.rpc.address import parse_address
+
+        parse_address(config.coordinator.address)
 
 
 def _asks_for_programs(source: TaskSource) -> bool:
@@ -81,6 +91,7 @@ def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
+    sink = watching_the_crowd(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
@@ -133,3 +144,20 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
     from edge.agent.machine import MachineProbe
 
     return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
+
+
+def watching_the_crowd(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
+    """The sink with a word about slow steps where other programs are in the way; MLX computes elsewhere."""
+    from edge.agent.crowding import CrowdWatch
+    from edge.agent.machine import MachineProbe
+
+    if engine_backend(config, path) == "mlx":
+        return sink
+    return CrowdWatch(sink, MachineProbe(clock), clock, crowd_settings(config))
+
+
+def crowd_settings(config: AgentConfig) -> tuple[str, ...]:
+    """What would help this configuration on a crowded machine."""
+    from edge.agent.crowding import thread_settings
+
+    return thread_settings(config.engine.threads, config.learning.torch_threads, usable_cores())

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from edge.config.loader import Problem
 
 
-def show(settings: Settings, *, changed: bool, as_json: bool) -> int:
-    """Every setting with its value and origin, as `run` has them."""
+def show(settings: Settings, prefix: str, *, changed: bool, as_json: bool) -> int:
+    """Every setting, or those under a prefix, with its value and origin, as `run` has them. Raises UsageError for an unknown prefix."""
     from edge.bootstrap import own_profile
+    from edge.config.reference import keys_of, rows_under
+    from edge.config.schema import AgentConfig
 
-    rows = [row for row in settings.resolve(own_profile).rows() if not changed or row[2] != "default"]
+    found = rows_under(settings.resolve(own_profile).rows(), keys_of(AgentConfig), prefix)
+    rows = [row for row in found if not changed or row[2] != "default"]
     if as_json:
         print_json([{"key": key, "value": value, "origin": origin} for key, value, origin in rows])
         return 0

@@ -153,6 +153,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
+    yield check_crowd(config, busy_cores(), usable_cores())
 
 
 def check_python() -> Finding:
@@ -175,6 +176,19 @@ def check_cores() -> Finding:
     if usable < 2:
         return Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
     return Finding("cores", "ok", f"{usable} cores")
+
+
+def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
+    """Whether other programs keep the cores busy, in which threads of ours would wait for each other."""
+    from edge.agent.crowding import CROWDED
+    from edge.bootstrap.agents import crowd_settings
+
+    told = f"load {busy:.1f} on {usable} cores over the last minute"
+    settings = " ".join(f"--set {one}" for one in crowd_settings(config))
+    if busy < CROWDED * usable or not settings:
+        return Finding("other programs", "ok", told)
+    hint = f"where that is not the agent itself try {settings}"
+    return Finding("other programs", "warn", f"{told}: threads that wait for each other get many times slower", hint)
 
 
 def check_backends() -> Iterator[Finding]:

@@ -88,15 +88,17 @@ def report_lines(report: HintReport) -> Iterator[str]:
         yield f"{report.failures} pairs are incomplete: {one_line(report.first_failure)}"
     yield f"{'':<14} {'right':>7} {'95 %':>16} {'input':>9} {'output':>8} {'spend':>10} {'cost per right':>15}"
     for name, arm in (("without hints", report.without), ("with hints", report.hinted)):
-        interval = f"[{100 * arm.interval[0]:.1f}, {100 * arm.interval[1]:.1f}]"
+        interval = f"[{100 * arm.interval[0]:.1f}, {100 * arm.interval[1]:.1f}]" if report.pairs else "-"
+        right = percent(arm.accuracy if report.pairs else None)
         cost = "none right" if arm.cost_per_right is None else f"{arm.cost_per_right:.1f} {_UNITS[report.cost_unit]}"
         yield (
-            f"{name:<14} {percent(arm.accuracy):>7} {interval:>16} {arm.input_tokens:>9} {arm.output_tokens:>8}"
+            f"{name:<14} {right:>7} {interval:>16} {arm.input_tokens:>9} {arm.output_tokens:>8}"
             f" {dollars(arm.spend_uusd):>10} {cost:>15}"
         )
     low, value, high = report.difference
     ends = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-    yield f"accuracy, with minus without: {100 * value:+.1f} points {ends}, equal within {100 * report.margin:g}"
+    if report.pairs:
+        yield f"accuracy, with minus without: {100 * value:+.1f} points {ends}, equal within {100 * report.margin:g}"
     if report.ratio is not None:
         yield f"cost per right answer, with over without: {report.ratio[1]:.3f} [{report.ratio[0]:.3f}, {report.ratio[2]:.3f}]"
     yield f"verdict: {report.verdict}: {report.why}"

@@ -94,7 +94,7 @@ def waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One line for each report of a step."""
     for report in reports:
         asked = f"{report['help_units']} of {report['total_units']} responses asked for help"
-        yield f"step {report['task_step'] + 1} of {one_line(report['task'])}: {asked}"
+        yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}"
 
 
 def entry_lines(entry: Mapping[str, Any]) -> Iterator[str]:

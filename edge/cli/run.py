@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.agent.gallery import SHOWN_STEPS, Gallery
-from edge.bootstrap import build_agent, check_inputs, own_profile, state_folder
+from edge.bootstrap import build_agent, check_inputs, check_serving, own_profile, state_folder
 from edge.cli.listening import check_listening, listening
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import privacy_line, starting_lines
@@ -44,16 +44,23 @@ def run(settings: Settings, options: RunOptions) -> int:
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
     resolved = settings.resolve(own_profile)
     learns = options.learn and resolved.config.learning.enabled
-    if learns:
-        check_inputs(resolved.config)
-    if options.serve:
-        check_listening(resolved.config)
+    check_run(resolved.config, learns=learns, serves=options.serve)
     lines = [*starting_lines(resolved, learns=learns), *filter(None, [privacy_line(resolved.config)])]
     try:
         asyncio.run(_run(resolved.config, options, lines))
     except asyncio.CancelledError:
         return INTERRUPTED
     return 0
+
+
+def check_run(config: AgentConfig, *, learns: bool, serves: bool) -> None:
+    """Raises what `run` would before a model is loaded."""
+    if learns:
+        check_inputs(config)
+    else:
+        check_serving(config)
+    if serves:
+        check_listening(config)
 
 
 async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -> None:
@@ -66,7 +73,14 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()
             async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
+                console.becomes(_busy_with(options, learns=options.learn and config.learning.enabled))
                 await _work(agent, config, options, stop, console.say)
+
+
+def _busy_with(options: RunOptions, *, learns: bool) -> str:
+    """What goes on once the agent has started, before learning tells of itself."""
+    preparing = "preparing to learn" if learns else ""
+    return " and ".join(filter(None, ("answering" if options.serve else "", preparing)))
 
 
 def _begin_stop(agent: Agent, stop: asyncio.Event, console: Console) -> None:

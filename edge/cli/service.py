@@ -32,11 +32,12 @@ CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `--print` and `--dry-run` do instead, and whether a unit that is there may be replaced."""
+    """What `--print` and `--dry-run` do instead, whether a unit that is there may be replaced, and whether the service learns."""
 
     print_only: bool = False
     dry_run: bool = False
     force: bool = False
+    learns: bool = True
 
 
 class Manager(Protocol):
@@ -171,8 +172,11 @@ class Outcome:
 
 
 def install(settings: Settings, options: Sequence[str], plan: Plan) -> int:
-    """Write the service's file and start it. `options` are those of `run`, checked by `settings`. Raises UsageError, EdgeError."""
+    """Write the service's file and start it. `options` are those of `run`, checked as `run` checks them. Raises UsageError, EdgeError."""
+    from edge.cli.run import check_run
+
     config = settings.config()
+    check_run(config, learns=plan.learns and config.learning.enabled, serves=True)
     manager = manager_of_this_machine()
     spec = ServiceSpec(
         [sys.executable, "-P", "-m", "edge.cli", "run", *options],

@@ -91,7 +91,14 @@ def _usage_exit(error: Any) -> int:
         print(message or "see --help", file=sys.stderr)
         return 2
     context = getattr(error, "ctx", None)
+    if "unexpected extra argument" in message and context is not None and _takes_text(context.command):
+        message = f"{message.rstrip('.')}; put words that belong together in quotes"
     return _fail(f"{message.rstrip('.')}; see {context.command_path if context else 'edge-agent'} --help", 2)
+
+
+def _takes_text(command: Any) -> bool:
+    """Whether a sentence may stand on its command line."""
+    return any(getattr(param, "param_type_name", "") == "argument" for param in command.params)
 
 
 def _is_of_the_database(error: Exception) -> bool:

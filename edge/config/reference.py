@@ -35,6 +35,8 @@ _WORDS = {
 _PLURALS = {"text": "texts", "section": "sections", "list of sections": "lists of sections"}
 
 Node = Mapping[str, Any]
+Row = tuple[str, Any, str]
+"""A set key, its value, and where that came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,15 @@ def keys_under(keys: Sequence[Key], prefix: str) -> tuple[Key, ...]:
     if not found:
         raise UsageError(f"there is no key {prefix}", hint=_near_text(keys, prefix))
     return found
+
+
+def rows_under(rows: Sequence[Row], keys: Sequence[Key], prefix: str) -> list[Row]:
+    """The set keys that a prefix names, as `keys_under` takes it. Raises UsageError for one that names none of the `keys`."""
+    under = [row for row in rows if not prefix or row[0] == prefix or row[0].startswith(f"{prefix}.")]
+    if under:
+        return under
+    named = keys_under(keys, prefix)
+    return [row for row in rows if any(_agree(_parts(key.path), _parts(row[0])) for key in named)]
 
 
 def type_at(schema: type[BaseModel], path: str) -> str:

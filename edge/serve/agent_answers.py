@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge.agent.agent import Agent
@@ -24,7 +24,10 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(request_of(question))
         async with aclosing(deltas):
             async for delta in deltas:
-                yield AnswerPiece(delta.text, note_of(delta.record) if delta.record else None, delta.tokens)
+                yield AnswerPiece(delta.text, self._note(delta.record) if delta.record else None, delta.tokens)
+
+    def _note(self, record: AnswerRecord) -> AnswerNote:
+        return replace(note_of(record), task_known=self._agent.budgets.is_known(record.task))
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""
@@ -48,14 +51,15 @@ def request_of(question: Question) -> AnswerRequest:
 
 
 def note_of(record: AnswerRecord) -> AnswerNote:
-    """The record without its texts."""
+    """The record without its texts. Tokens are those of who gave the answer: what the cloud billed, or what was computed here."""
+    from_cloud, written = record.source == "cloud", record.cloud_output_tokens
     return AnswerNote(
         id=record.id,
         source=record.source,
         reason=record.reason,
         finish=record.finish,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
+        prompt_tokens=record.cloud_tokens - written if from_cloud else record.prompt_tokens,
+        completion_tokens=written if from_cloud else record.completion_tokens,
         help_log_odds=record.help_log_odds,
         dual=record.dual,
         calls_left=record.calls_left,
@@ -69,8 +73,10 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         target_rate=record.target_rate,
         tokens_left=record.tokens_left,
         tool_calls=_tool_calls(record.openai_json),
-        asked=record.asked,
+        asked=record.asked or record.source != "local",
         quota=record.quota,
+        cached=record.cached,
+        model_asked=record.asked,
     )
 
 

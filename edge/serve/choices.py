@@ -34,12 +34,14 @@ class Choice:
 
 
 def questions_of(chat: wire.ChatRequest) -> list[Question]:
-    """A question for each answer that is asked for, with an id and a seed of its own; several are answered on this machine."""
+    """A question for each answer that is asked for, with an id and a seed of its own; several are answered on this machine, and say why."""
     if chat.choices == 1:
         return [chat.question]
-    seed = chat.question.seed or 0
+    seed, why = chat.question.seed or 0, chat.question.no_cloud
+    if not why and chat.question.mode != "local-only":
+        why = f"n is {chat.choices}: several answers are made on this device"
     return [
-        replace(chat.question, id=f"{chat.question.id}-{index}", mode="local-only", seed=choice_seed(seed, index))
+        replace(chat.question, id=f"{chat.question.id}-{index}", mode="local-only", no_cloud=why, seed=choice_seed(seed, index))
         for index in range(chat.choices)
     ]
 

@@ -164,7 +164,9 @@ class Guard:
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):
             challenge = {"www-authenticate": "Bearer"}
-            raise RequestProblem(401, "a bearer token is needed", code="invalid_api_key", headers=challenge)
+            shown = scheme.lower() == "bearer" and given
+            why = "this bearer token is not the one in serve.token_file" if shown else "a bearer token is needed"
+            raise RequestProblem(401, why, code="invalid_api_key", headers=challenge)
 
     def _limited(self, receive: Receive, take: Callable[[], None]) -> Receive:
         """The same stream of body parts, refused once it grows past the limit (a body may come without a length) or lasts too long.

@@ -40,9 +40,13 @@ class AnswerNote:
 
     `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop, length, tool_calls or content_filter.
     `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
-    Token counts are this machine's; `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
+    `prompt_tokens` and `completion_tokens` are of who gave the answer: billed by the cloud, or computed here; `cloud_tokens` are all that
+    were billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
-    OpenAI's form. `asked`: the model asked for help. `quota` is what may still be asked, see edge/agent/quota.py.
+    OpenAI's form. `asked`: help was asked for, by the model, by the mode or by what the request wants; `model_asked`: by the model, or its
+    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/agent/quota.py.
+    `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
+    label of which that is not true may be a slip of the hand.
     """
 
     id: str
@@ -67,6 +71,9 @@ class AnswerNote:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     asked: bool = False
     quota: Mapping[str, Any] | None = None
+    cached: bool = False
+    task_known: bool = True
+    model_asked: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the wire says elsewhere."""

@@ -273,7 +273,10 @@ async def test_more_requests_than_the_limit_are_refused_and_served_again_later(
 
 async def test_a_token_is_asked_for_when_there_is_one(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
     async with serving(build_app(answers, ScriptedControl(answers), ManualClock(), token="open"), "127.0.0.1", 0) as base:
-        assert (await post(http, base))[0] == 401
+        status, body = await post(http, base)
+        assert (status, body["error"]["message"]) == (401, "a bearer token is needed")
+        status, body = await post(http, base, authorization="Bearer opne")
+        assert (status, body["error"]["message"]) == (401, "this bearer token is not the one in serve.token_file")
         assert (await post(http, base, authorization="Bearer open"))[0] == 200
 
 

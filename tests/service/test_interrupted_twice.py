@@ -1,10 +1,12 @@
-"""The second Ctrl-C ends a command though its work cannot be cut. A real process."""
+"""The second Ctrl-C ends a command though its work cannot be cut; a closed terminal lets it finish. Real processes."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 WORK = """
 import asyncio, time
@@ -35,3 +37,59 @@ def test_a_second_interrupt_ends_the_process_though_a_step_cannot_be_cut() -> No
             assert process.wait(60) == 130
         finally:
             process.kill()
+
+
+HANGS_UP = """
+import asyncio, fcntl, os, signal, sys, termios
+from pathlib import Path
+from edge.cli.stopping import stop_on_signals
+
+async def work():
+    stop = asyncio.Event()
+    def begin_stop():
+        print("stopping", flush=True)
+        stop.set()
+    with stop_on_signals(begin_stop):
+        print("working", flush=True)
+        await stop.wait()
+        os.kill(os.getpid(), signal.SIGHUP)  # a shell tells its jobs once more
+        await asyncio.sleep(0.1)
+        print("settling", flush=True)
+    Path(sys.argv[1]).write_text("settled")
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+asyncio.run(work())
+"""
+
+
+def test_a_closed_terminal_lets_the_work_be_finished(tmp_path: Path) -> None:
+    terminal, end = os.openpty()
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", HANGS_UP, str(told)]
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
+        try:
+            os.close(end)
+            assert os.read(terminal, 100).startswith(b"working")
+            os.close(terminal)
+            assert process.wait(60) == 0
+            assert told.read_text() == "settled"
+        finally:
+            process.kill()
+
+
+IGNORES = """
+import asyncio, signal
+from edge.cli.stopping import stop_on_signals
+
+async def work():
+    with stop_on_signals(lambda: print("stopping", flush=True)):
+        print("working", signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+asyncio.run(work())
+"""
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", IGNORES], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "working True\n"

@@ -139,6 +139,15 @@ def test_a_stream_ends_with_its_source_and_its_usage(client: openai.OpenAI) -> N
     assert (chunks[-1].choices, chunks[-1].usage.prompt_tokens > 0) == ([], True)
 
 
+@pytest.mark.parametrize("model", ["edge", "edge-cloud"])
+def test_usage_of_a_cloud_answer_is_what_the_cloud_billed(client: openai.OpenAI, model: str) -> None:
+    answer = ask(client, model=model)
+    assert answer.edge["source"] == "cloud"
+    assert answer.usage.total_tokens == answer.edge["cloud_tokens"] > 0
+    assert min(answer.usage.prompt_tokens, answer.usage.completion_tokens) > 0
+    assert (answer.edge["asked"], answer.edge["model_asked"]) == (True, model == "edge")
+
+
 async def test_the_asynchronous_client_streams_too(served: Served) -> None:
     async with served.open() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(model="edge-local", messages=QUESTION, stream=True)

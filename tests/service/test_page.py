@@ -34,6 +34,12 @@ FILLED = {
 FOCUS = """(() => { const one = document.activeElement, style = getComputedStyle(one);
   const place = [...document.querySelectorAll('*')].indexOf(one);
   return [one === document.body, place, parseFloat(style.outlineWidth), style.outlineStyle]; })()"""
+PLAIN = {
+    "She has \\boxed{37} apples.": "She has 37 apples.",
+    "\\boxed{\\frac{1}{2}} or \\boxed{\\{1\\}}": "\\frac{1}{2} or \\{1\\}",
+    "cut \\boxed{12": "cut \\boxed{12",
+    "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
+}
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",
     "<script>document.title='owned'</script>",
@@ -232,6 +238,33 @@ async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not
     roles = [[message.role for message in question.messages] for question in agent.answers.asked]
     assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
     assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
+
+
+@pytest.mark.parametrize("width", [320, 360, 400, 1280])
+async def test_who_answers_can_be_read_whole_on_every_screen(page: Page, stage: Stage, agent: PageAgent, width: int) -> None:
+    await arrive(page, stage.show(agent), width=width)
+    room, *texts = await page.value("""(() => { const chosen = document.getElementById('model'), style = getComputedStyle(chosen);
+      const ink = document.createElement('canvas').getContext('2d');
+      ink.font = style.font;
+      const arrow = 18, room = chosen.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - arrow;
+      return [room, ...[...chosen.options].map((one) => ink.measureText(one.text).width)]; })()""")
+    assert max(texts) <= room
+
+
+async def test_a_boxed_result_is_read_aloud_and_copied_without_its_box(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    await arrive(page, stage.show(agent))
+    await ask(page, "How many apples?")
+    await page.until("document.getElementById('announcer').textContent.endsWith('She has 37 apples.')")
+    await press_button(page, "Copy")
+    await page.until("document.getElementById('announcer').textContent === 'Copied'")
+    assert await page.value("navigator.clipboard.readText()") == "She has 37 apples."
+
+
+async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent))
+    for text, wanted in PLAIN.items():
+        assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
 
 
 async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -461,6 +494,7 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage:
     shown = await text_of(page, "#quota")
     for part in ("enough is left", "31 of 100 used, 69 left", "8,450 of 40,000 used", "$0.004216 of $0.01 used", "λ 0.481"):
         assert part in shown, part
+    assert (shown.count("This device in all"), shown.count("31 of 100 used"), shown.count("Used by this task")) == (1, 1, 3)
     facts = await text_of(page, ".dial-facts")
     assert "Asked lately 18.4%" in facts and "40 of 212 asked" in facts and "Shift -0.41 log-odds" in facts
     assert "Could not ask 10%" in await text_of(page, ".dial:nth-child(2)")
@@ -603,7 +637,7 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, 
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
     assert "a question the model asked for help" in first and "46 bytes" in first and "replaced: 1 × email" in first
-    assert await text_of(page, "#waiting") == "Report of step 45 of code: 25 of 128 responses asked, at a target of 20%."
+    assert await text_of(page, "#waiting") == "Report of step 45 of task code: 25 of 128 responses asked, at a target of 20%."
     await focus(page, ".opener")
     await key(page, "Enter")
     await page.until("!!document.querySelector('.payload pre')")

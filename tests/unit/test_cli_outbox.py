@@ -64,7 +64,10 @@ def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
     assert run(capsys, "outbox", "--since", "1d", "--state", str(folder))[1] == ""
     assert run(capsys, "outbox", "--since", "yesterday", "--state", str(folder))[0] == 0
     assert len(json.loads(run(capsys, "outbox", "--limit", "1", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert run(capsys, "outbox", "--waiting", "--state", str(folder))[1] == "step 5 of math: 12 of 64 responses asked for help\n"
+    assert (
+        run(capsys, "outbox", "--waiting", "--state", str(folder))[1]
+        == "step 5 of task math: 12 of 64 responses asked for help\n"
+    )
 
 
 @pytest.mark.parametrize(

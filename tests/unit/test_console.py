@@ -22,7 +22,7 @@ from edge.agent.events import (
     StepProgress,
     StepSeconds,
 )
-from edge.console import LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark, spoken
+from edge.console import Console, LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark, spoken
 from edge.core.clock import ManualClock
 
 ZEROS = (
@@ -99,7 +99,7 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     clock.advance(5)
     console.emit(step(1))
     assert stream.getvalue() == (
-        "step 1/4 arith, kept 50.0 % right of the 80.0 % kept, joint 75.0 %, asks 20.0 % (target 30.0 %), λ 0.480, "
+        "step 1/4 practice:arith, kept 50.0 % right of the 80.0 % kept, joint 75.0 %, asks 20.0 % (target 30.0 %), λ 0.480, "
         "7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
     )
 
@@ -111,12 +111,37 @@ def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -
     console.emit(step(1))
     console.emit(PhaseStarted(1, "practice:group2", "group2", 0.3, None, 1, phases=2))
     clock.advance(5)
-    console.emit(replace(step(151), phase=1, phase_step=1, task="group2"))
+    console.emit(replace(step(151), phase=1, phase_step=1, task="group2", source="practice:group2"))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "phase 1 of 2: learning practice:group1 at a target rate of 30.0 %, for 150 steps"
-    assert lines[1].startswith("step 1 arith (phase 1/2, 1/150), kept")
+    assert lines[1].startswith("step 1 practice:arith (phase 1/2, 1/150), kept")
     assert lines[2] == "switching tasks: phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end"
-    assert lines[3].startswith("step 151 group2 (phase 2/2, 1), kept")
+    assert lines[3].startswith("step 151 practice:group2 (phase 2/2, 1), kept")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("practice:arith", "practice:arith"),
+        ("mine:math", "mine:math"),
+        ("watched:math", "watched:math"),
+        ("/home/jo/tasks.jsonl", "math"),
+        ("gsm8k:/data/gsm8k", "math"),
+    ],
+)
+def test_a_step_tells_whether_it_was_practice_or_from_ones_own_use(source: str, told: str) -> None:
+    console, stream, clock = plain()
+    clock.advance(5)
+    console.emit(replace(step(1), source=source, task="math"))
+    assert stream.getvalue().startswith(f"step 1 {told}, kept")
+
+
+def test_the_live_block_says_what_goes_on_between_start_and_first_step() -> None:
+    stream = io.StringIO()
+    with LiveConsole(stream, Progress()) as live:
+        live.say("chat at http://127.0.0.1:8040/")
+        Console(live, live).becomes("answering")
+    assert stream.getvalue().rstrip().endswith("answering ...")
 
 
 def test_a_phase_that_goes_on_after_a_restart_is_no_switch() -> None:
@@ -133,7 +158,7 @@ def test_the_last_step_of_a_phase_is_told_however_fast_it_was() -> None:
     for number in (1, 2, 3, 4):
         clock.advance(0.1)
         console.emit(step(number))
-    assert [line.split(",")[0] for line in stream.getvalue().splitlines()[1:]] == ["step 3 arith (phase 1/2"]
+    assert [line.split(",")[0] for line in stream.getvalue().splitlines()[1:]] == ["step 3 practice:arith (phase 1/2"]
 
 
 def test_the_live_block_tells_how_long_until_the_next_phase() -> None:

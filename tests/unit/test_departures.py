@@ -186,7 +186,7 @@ async def test_a_private_prompt_id_leaves_as_a_digest_and_learning_is_told_from_
     await seam.client.open_step("math", 0, 4, 8, 0.3)
     await seam.client.complete(call("k1", step=0, prompt_id="0:jo@x.org", help_units=3), 5.0)
     assert seam.inner.calls[0].prompt_id.startswith("digest:")
-    assert (seam.entries()[0].kind, seam.entries()[0].why) == ("learning", "step 1 of math: 3 responses asked for help")
+    assert (seam.entries()[0].kind, seam.entries()[0].why) == ("learning", "step 1 of task math: 3 responses asked for help")
 
 
 def test_what_is_too_old_or_too_much_is_dropped_and_told(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> Non
 
 
 @pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"model": "edge"}, "n is 2: several answers are made on this device"),
+        ({"model": "edge-auto"}, "n is 2: several answers are made on this device"),
+        ({"model": "edge-local"}, ""),
+        ({"metadata": {"no_cloud": "my own reason"}}, "my own reason"),
+    ],
+)
+def test_several_answers_say_why_the_cloud_was_not_asked_for_them(fields: dict[str, Any], why: str) -> None:
+    assert [question.no_cloud for question in questions_of(parse(n=2, **fields))] == [why, why]
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
         ({"model": "gpt-4o"}, 404, "model"),

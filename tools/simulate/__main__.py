@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep`. Knows the command line only."""
+"""`python -m tools.simulate run | explore | compare | sweep | validate-fleet`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tools.simulate.faults.command import add_explore
 from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
 from tools.simulate.sweeps.command import add_sweep
+from tools.simulate.vectorised.validate import add_validate
 
 _INTERRUPTED = 130
 
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_sweep(commands)
     add_explore(commands)
+    add_validate(commands)
     return parser
 
 

@@ -28,15 +28,18 @@ def config_init(
 
 @app.command("show")
 def config_show(
+    prefix: Annotated[
+        str, typer.Argument(help="Only these, e.g. budget or privacy.never_send.", metavar="PREFIX", show_default=False)
+    ] = "",
     config: Config = None,
     sets: Sets = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
     json: Json = False,
 ) -> int:
-    """Every setting, its value, and where the value came from."""
+    """Every setting (or those under PREFIX), its value, and where the value came from."""
     from edge.cli import config as command
 
-    return command.show(Settings(config, sets), changed=changed, as_json=json)
+    return command.show(Settings(config, sets), prefix, changed=changed, as_json=json)
 
 
 @app.command("check")
@@ -46,7 +49,10 @@ def config_check(
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Whether a configuration file can be used, or all that is wrong with it, by line."""
+    """Whether a configuration file can be used, or all that is wrong with it, by line.
+
+    The exit code is 1 where the file is wrong, 2 for a wrong option.
+    """
     from edge.cli import config as command
 
     if file and config:

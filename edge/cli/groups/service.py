@@ -33,7 +33,9 @@ def service_install(
 
     settings = Settings(config, sets, model, coordinator, state, mode, port=port, device_profile=device_profile)
     options = command.run_options(settings, learn=not no_learn)
-    return command.install(settings, options, command.Plan(print_only=print_only, dry_run=dry_run, force=force))
+    return command.install(
+        settings, options, command.Plan(print_only=print_only, dry_run=dry_run, force=force, learns=not no_learn)
+    )
 
 
 @app.command("uninstall")

@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
 import { counted, decimal, dollars, moment, percent, seconds, whole } from "./numbers.js";
-import { showProse } from "./prose.js";
+import { plain, showProse } from "./prose.js";
 import { reasonWords, sentence } from "./words.js";
 
 const SOURCES = { __proto__: null, local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
@@ -60,7 +60,7 @@ export class AnswerCard {
       element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
-        note.spend_uusd ? dollars(note.spend_uusd) : "", `adapter ${note.adapter_version}`,
+        note.spend_uusd ? dollars(note.spend_uusd) : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
       ].filter(Boolean).join(" · ")),
     ];
   }
@@ -73,7 +73,7 @@ export class AnswerCard {
     return [...this.thumbs(), this.why, this.copy(), again];
   }
 
-  copy() { return copyButton(() => this.turn.content.trim() || this.turn.reasoning.trim()); }
+  copy() { return copyButton(() => plain(this.turn.content.trim()) || this.turn.reasoning.trim()); }
 
   thumbs() {
     const make = (verdict, text) => button(text, () => this.judge(verdict), { class: "quiet thumb", "data-verdict": verdict });
@@ -165,7 +165,7 @@ export class AnswerCard {
   spoken() {
     const { note, state, problem, content, reasoning } = this.turn;
     if (state !== "done") return problem || "Stopped.";
-    return `${SAID[note.source] ?? note.source}. ${(content.trim() || reasoning.trim()).slice(0, MOST_ANNOUNCED)}`;
+    return `${SAID[note.source] ?? note.source}. ${(plain(content.trim()) || reasoning.trim()).slice(0, MOST_ANNOUNCED)}`;
   }
 }
 

@@ -25,8 +25,8 @@ export function dollars(uusd) {
 
 export function bytes(count) {
   if (!known(count)) return "–";
-  if (count < 1000) return counted(count, "byte");
-  const unit = count < 1e6 ? ["kB", 1e3] : ["MB", 1e6];
+  if (count < 1024) return counted(count, "byte");
+  const unit = count < 2 ** 20 ? ["KiB", 2 ** 10] : ["MiB", 2 ** 20];
   return `${format({ maximumFractionDigits: 1 }).format(count / unit[1])} ${unit[0]}`;
 }
 

@@ -84,7 +84,7 @@ export class Outbox {
 }
 
 const reportWords = ({ task, task_step: step, help_units: asked, total_units: units, target_rate: target }) =>
-  `Report of step ${whole(step + 1)} of ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`;
+  `Report of step ${whole(step + 1)} of task ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`;
 
 function replacedWords(replaced) {
   const kinds = Object.entries(replaced).filter(([, count]) => count);

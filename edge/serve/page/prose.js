@@ -3,6 +3,7 @@
 
 import { copyButton, element } from "./elements.js";
 
+const BOX = "\\boxed{";
 const PARTS = /\n*(```[\s\S]*?(?:```|$))\n*|(\\boxed\{[^{}]*\})/;
 
 // Only what changed since the last call is made anew, so that a growing answer keeps its selection and its buttons.
@@ -22,6 +23,26 @@ function grown(child, before, part) {
   else if (child?.classList?.contains("code") && part.startsWith("```") && before.includes("\n")) child.querySelector("code").textContent = code(part);
   else return false;
   return true;
+}
+
+// The text as it is read aloud and copied: what stands in a box without the box, whatever braces are in it; code as it is.
+export const plain = (text) => text.split(/(```[\s\S]*?(?:```|$))/).map((part) => part.startsWith("```") ? part : unboxed(part)).join("");
+
+function unboxed(text) {
+  const start = text.indexOf(BOX);
+  if (start < 0) return text;
+  const inside = start + BOX.length, end = closing(text, inside);
+  return end < 0 ? text : text.slice(0, start) + text.slice(inside, end) + unboxed(text.slice(end + 1));
+}
+
+// Where the brace closes that was opened before `at`; -1 where it does not.
+function closing(text, at) {
+  for (let depth = 1, here = at; here < text.length; here += 1) {
+    if (text[here] === "\\") here += 1;
+    else if (text[here] === "{") depth += 1;
+    else if (text[here] === "}" && --depth === 0) return here;
+  }
+  return -1;
 }
 
 const code = (part) => part.replace(/^```[^\n]*\n?/, "").replace(/\n?```$/, "");

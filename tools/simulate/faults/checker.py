@@ -359,7 +359,11 @@ def _shut_out_as_told(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog,
 def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict: Verdict) -> None:
     rows, scopes = event.told
     for name, committed, reserved, limits in rows:
-        fits = all(most is None or a + b <= most for a, b, most in zip(committed, reserved, limits, strict=True))
+        used = [a + b for a, b in zip(committed, reserved, strict=True)]
+        fits = all(
+            most is None or sum_ <= most or _was_allowed(rules, sum_, unit, (scope_of(name),))
+            for unit, (sum_, most) in enumerate(zip(used, limits, strict=True))
+        )
         verdict.check("I1", fits, f"{name} is listed with {committed} and {reserved} of {limits}")
         if event.what == "final_limits":
             budget = fold.budgets[name]
@@ -389,7 +393,15 @@ def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, verd
             sums = {budget.used[unit] for budget in concerned.values()}
             story = f"{event.device} is told {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
             verdict.check("I2", used in sums or (unused and used == 0), story)
-            verdict.check("I1", limit is None or used <= limit, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
+            fits = limit is None or used <= limit or _was_allowed(rules, used, unit, SCOPES)
+            verdict.check("I1", fits, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
+
+
+def _was_allowed(rules: Rules, used: int, unit: int, scopes: Sequence[str]) -> bool:
+    """Whether so much was once within a limit: one that is lowered below what was used is told as it was set, and takes nothing back.
+    That no hold was made over the limit of its time is checked by the journal."""
+    caps = (terms.cap(scope)[unit] for terms in rules.history.ever for scope in scopes)
+    return any(cap is None or used <= cap for cap in caps)
 
 
 def _lowered_limits_were_met(fold: Fold, rules: Rules, verdict: Verdict) -> None:

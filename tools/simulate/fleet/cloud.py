@@ -18,7 +18,7 @@ from tools.simulate.fleet.mind import Nature, Question, cloud_right
 from tools.simulate.fleet.scenario import CloudPart, TokensPart
 
 MOST_SIGMAS = 3.0
-_TURN_TOKENS = 16
+TURN_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SimulatedCloud:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """The prompt's tokens, as they will be billed."""
-        return self._asked_by(_question(request).number).tokens.prompt + _TURN_TOKENS
+        return self._asked_by(_question(request).number).tokens.prompt + TURN_TOKENS
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Answer in the time it takes. Raises ProviderError."""

@@ -116,10 +116,16 @@ def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -
     if outcome == "broken":
         return (0.0, 0.0, 0.0)
     asks = float(sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise)))
-    by_ask = 1.0 - asks if outcome == "asked" else -asks
     right = float(sigmoid(right_log_odds(mind, nature, question.difficulty)))
+    by_skill, by_ask, by_slope = gradient_at(asks, right, question.difficulty, outcome)
+    return (by_skill, by_ask, by_slope)
+
+
+def gradient_at(asks: Number, right: Number, difficulty: Number, outcome: Outcome) -> tuple[Number, Number, Number]:
+    """The same for a response that is not broken, from its probability of asking and, where it does not, of being right."""
+    by_ask = 1.0 - asks if outcome == "asked" else -asks
     by_skill = {"asked": 0.0, "right": 1.0 - right, "wrong": -right}[outcome]
-    return (by_skill, by_ask, by_ask * (question.difficulty - 0.5))
+    return (by_skill, by_ask, by_ask * (difficulty - 0.5))
 
 
 def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[Question, Outcome, float]]) -> Mind:
@@ -128,7 +134,13 @@ def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[Qu
     for question, outcome, weight in weighed:
         for place, part in enumerate(gradient(mind, nature, question, outcome)):
             sums[place] += weight * part
-    room = max(0.0, 1.0 - mind.skill / nature.skill_limit) if sums[0] > 0 else 1.0
+    after = moved(mind, nature, rates, sums[0], sums[1], sums[2])
+    return Mind(float(after.skill), float(after.ask), float(after.ask_slope))
+
+
+def moved(mind: Mind, nature: Nature, rates: Rates, by_skill: Number, by_ask: Number, by_slope: Number) -> Mind:
+    """θ after a step whose weighed gradients sum to these."""
+    room = np.where(by_skill > 0, np.maximum(0.0, 1.0 - mind.skill / nature.skill_limit), 1.0)
     return Mind(
-        mind.skill + rates.skill * sums[0] * room, mind.ask + rates.ask * sums[1], mind.ask_slope + rates.ask_slope * sums[2]
+        mind.skill + rates.skill * by_skill * room, mind.ask + rates.ask * by_ask, mind.ask_slope + rates.ask_slope * by_slope
     )

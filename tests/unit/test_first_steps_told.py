@@ -1,0 +1,82 @@
+"""What somebody new meets: a wrong word on the command line, half of the configuration, a token, a trial of nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import main as coordinator_main
+from edge.agent.evaluation.hint_trial import hint_report
+from edge.cli import main
+from edge.cli.hints import report_lines
+
+UNKNOWN = "there is no key budgte"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("prefix", "keys"),
+    [
+        ("serve.port", ["serve.port"]),
+        ("budget.learning", ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]),
+        ("privacy.never_send", ["privacy.never_send"]),
+    ],
+)
+def test_config_show_takes_a_prefix_as_config_keys_does(prefix: str, keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "config", "show", prefix, "--json")
+    assert (code, [row["key"] for row in json.loads(out)]) == (0, keys)
+
+
+def test_a_prefix_that_names_nothing_is_refused_with_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "config", "show", "budgte")
+    assert (code, out) == (2, "") and UNKNOWN in err
+    code, out, _ = said(capsys, "config", "show", "budget", "--changed")
+    assert (code, out) == (0, "")
+
+
+def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("budgets: {device: {calls_limit: 7}}\n")
+    assert coordinator_main(["config", "check", str(file)]) == 0
+    assert coordinator_main(["config", "check", str(file), "--config", str(file)]) == 2
+    assert "two files to check" in capsys.readouterr().err
+    assert coordinator_main(["config", "show", "budgets.device.calls_limit", "--config", str(file)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("budgets.device.calls_limit: 7")
+    assert coordinator_main(["config", "show", "budgte"]) == 2
+    assert UNKNOWN in capsys.readouterr().err
+
+
+def test_a_question_without_quotes_is_answered_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, "ask", "two", "words")
+    assert code == 2 and "put words that belong together in quotes" in err
+    code, _, err = said(capsys, "doctor", "now")
+    assert code == 2 and "quotes" not in err
+
+
+@pytest.mark.parametrize("command", [["run", "--no-learn"], ["run"], ["service", "install", "--print"]])
+def test_what_run_would_refuse_is_told_before_anything_else(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, value in (("--coordinator", "nonsense"), ("--model", "/nope.gguf")):
+        code, out, err = said(capsys, *command, option, value, "--state", str(tmp_path / "state"))
+        assert code != 0 and out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("error:") and value in line
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_trial_without_pairs_states_no_accuracy() -> None:
+    text = "\n".join(report_lines(hint_report([], 5, 0, 400, 0.05, random.Random(0))))
+    assert "0.0 %" not in text and "100.0]" not in text
+    assert "verdict: not known: 0 pairs are too few" in text
