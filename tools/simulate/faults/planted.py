@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import broker, budgets, ledger
+from coordinator import broker, ledger
 from coordinator.accounts import FLEET_CACHE, Amount, CallState, Reserved, Resolution
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
@@ -431,17 +431,6 @@ def _never_woken(patch: Patch) -> None:
                 yield None
 
     patch.replace_at("coordinator.api.versions", versions)
-
-
-@mutation("a limit below what was spent is told as it was set", "I1", seed=13)
-def _limit_below_spent(patch: Patch) -> None:
-    real = budgets._tightest
-
-    def tightest(used: Any, limits: Any) -> Any:
-        spent, most = real(used, limits)
-        return spent, next((limit for own, limit in zip(used, limits, strict=True) if limit is not None and own == spent), most)
-
-    patch.replace(budgets, "_tightest", tightest)
 
 
 @mutation("changed limits forget what was spent", "I1", "I2", seed=16)
