@@ -2,7 +2,8 @@
 
 A call is noted on disk before it is sent, with the answer's record as far as it goes, and crossed out in the transaction that keeps the
 finished record. What is left over after a lost reply, a stream that was left, or kill -9 is asked for again by its key (GetCall starts no
-work), and what it cost goes into the record, exactly once: the note and the record change together.
+work), and what it cost goes into the record, exactly once: the note and the record change together. That the coordinator does not know a
+call is believed once no request of it can be on its way any more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from edge.agent.arrivals import Arrivals
 from edge.agent.events import Notice
 from edge.agent.link import LOST_REASONS
 from edge.agent.record import AnswerRecord
@@ -38,6 +40,7 @@ class CallsInDoubt:
         self._sink = sink
         self._clock = clock
         self._under_way: set[str] = set()
+        self._arrivals = Arrivals(clock)
         self.wake = asyncio.Event()
 
     def begin(self, record: AnswerRecord) -> None:
@@ -52,6 +55,7 @@ class CallsInDoubt:
         except sqlite3.Error as error:
             raise Withheld(f"the call cannot be written down ({error})", hint="make room on the disk") from error
         self._under_way.add(record.call_key)
+        self._arrivals.sent(record.call_key)
 
     @contextmanager
     def waited_for(self, call_key: Callable[[], str]) -> Iterator[None]:
@@ -93,6 +97,8 @@ class CallsInDoubt:
                 continue
             except CoordinatorError:
                 break
+            if end["call_state"] == NEVER_ARRIVED and not self._arrivals.is_lost(key):
+                continue
             with suppress(sqlite3.Error):  # it stays to be settled, once it can be written down
                 settled += self._write(key, end)
         return settled

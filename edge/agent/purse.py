@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from edge.agent.arrivals import Arrivals
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.doubts import NEVER_ARRIVED
 from edge.agent.state import StateFolder
@@ -73,6 +74,7 @@ class LearningPurse:
         self.limits = limits
         self._paid = asyncio.Condition()
         self._under_way: set[str] = set()
+        self._arrivals = Arrivals(clock)
 
     def today(self) -> DaysUse:
         """What was used since the last midnight."""
@@ -89,6 +91,7 @@ class LearningPurse:
         await self._settle_left_over()
         async with self._paid:
             await self._paid.wait_for(self._price_is_known)
+            self._arrivals.sent(call.call_key)
             if self._is_counted(call):
                 self._under_way.add(call.call_key)
                 return
@@ -138,7 +141,8 @@ class LearningPurse:
         if key in self._under_way and not waited_for:
             return True
         if end["call_state"] == NEVER_ARRIVED:
-            self._forget(key)
+            if self._arrivals.is_lost(key):
+                self._forget(key)
         else:
             self._settle(key, end.get("cloud_tokens", 0), end["charged_uusd"])
         return True

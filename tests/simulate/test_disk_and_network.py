@@ -16,7 +16,7 @@ from tests.unit.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Host, SeededLoop
-from tools.simulate.virtual.network import LinkFaults, Network
+from tools.simulate.virtual.network import HELD_S, LinkFaults, Network
 
 
 def _run(loop: SeededLoop, main: Coroutine[Any, Any, Any]) -> Any:
@@ -109,6 +109,30 @@ def test_messages_are_lost_doubled_late_and_out_of_order_as_their_link_says() ->
     assert len(arrived) == traffic.sent - traffic.dropped + traffic.duplicated
     assert arrived != sorted(arrived)
     assert -1 not in arrived
+
+
+def test_a_message_that_is_held_comes_right_after_the_next_one_of_its_direction_or_after_a_while() -> None:
+    loop = SeededLoop(0)
+    network = Network(loop, random.Random(0))
+    held, plain = LinkFaults(reorder=1.0), LinkFaults()
+    held.lanes = plain.lanes  # the same link
+    arrived: list[tuple[str, bool]] = []
+
+    def send(what: str, faults: LinkFaults, *, up: bool = False) -> None:
+        network.carry(faults, lambda: arrived.append((what, loop.time() >= HELD_S)), up=up)
+
+    async def main() -> None:
+        send("held", held)
+        send("the other way", plain, up=True)
+        await asyncio.sleep(0.1)
+        assert arrived == [("the other way", False)]
+        send("next", plain)
+        send("alone", held)
+        await asyncio.sleep(HELD_S + 0.1)
+
+    _run(loop, main())
+    assert arrived == [("the other way", False), ("next", False), ("held", False), ("alone", True)]
+    assert (network.traffic.held, network.traffic.overtaken) == (2, 1)
 
 
 def test_a_dead_host_sends_nothing() -> None:

@@ -67,6 +67,18 @@ def test_a_loop_that_goes_on_for_ever_is_stopped_at_its_limit() -> None:
     loop.close()
 
 
+def test_a_world_in_which_time_stands_still_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def circle() -> None:
+        while True:
+            await asyncio.sleep(0.0)
+
+    monkeypatch.setattr("tools.simulate.virtual.loop.MOST_STEPS_AT_ONCE", 1000)
+    loop = SeededLoop(0)
+    with pytest.raises(Deadlock, match="1000 steps at 0 virtual seconds: time stands still"):
+        loop.run_until_complete(circle())
+    loop.close()
+
+
 def test_threads_and_executors_are_refused() -> None:
     loop = SeededLoop(0)
 

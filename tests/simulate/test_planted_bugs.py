@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulate.mutations import MUTATIONS, Mutation
-from tools.simulate.faults.world import run_seed
+from tools.simulate.faults.kinds import KINDS, played
+from tools.simulate.faults.planted import MUTATIONS, Mutation
 
-MOST_SEEDS = 600
+MOST_SEEDS = {"coordinator": 600, "agents": 60}
 
 
-@pytest.mark.parametrize("planted", MUTATIONS, ids=str)
-def test_a_planted_bug_is_caught(planted: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted.plant(monkeypatch)
-    for seed in (planted.seed, *range(MOST_SEEDS)):
-        outcome = run_seed(seed)
-        noticed = {line.partition(":")[0] for line in outcome.verdict.violations}
-        if noticed & planted.noticed_by:
-            print(f"{planted}: seed {seed}: {outcome.verdict.violations[0]}")
+@pytest.mark.parametrize("bug", MUTATIONS, ids=str)
+def test_a_planted_bug_is_caught(bug: Mutation) -> None:
+    kind = KINDS[bug.kind]
+    for seed in (bug.seed, *range(MOST_SEEDS[bug.kind])):
+        outcome = played(kind, kind.draw(seed), bug.name)
+        if outcome.violated & bug.noticed_by:
+            print(f"{bug}: seed {seed}: {outcome.verdict.violations[0]}")
             return
-    pytest.fail(f"{planted}: not caught within {MOST_SEEDS} seeds")
+    pytest.fail(f"{bug}: not caught within {MOST_SEEDS[bug.kind]} seeds")

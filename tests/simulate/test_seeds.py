@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from tests.simulate.summary import note
-from tools.simulate.faults.explore import INVARIANTS, Tally, explore
+from tools.simulate.faults.explore import explore
+from tools.simulate.faults.kinds import INVARIANTS
+from tools.simulate.faults.tally import Tally
 from tools.simulate.faults.world import run_seed
 
 EVERY_RUN = 600
@@ -19,7 +21,7 @@ LONG_RUN = 20_000
 def _explore(start: int, count: int) -> Tally:
     tally = explore(range(start, start + count))
     note(f"{tally.seeds} seeds", tally.kills, sum(tally.injected.values()), sum(tally.checks.values()), tally.violations)
-    assert tally.violating is None, tally.violating.story()
+    assert tally.violating is None, tally.found
     return tally
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 
 from edge.agent.agent import Agent
+from edge.agent.arrivals import ARRIVES_WITHIN_S
 from edge.agent.record import AnswerRequest
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
 from edge.core.types import Message
-from edge.rpc.client import CallProgress, CancelledCall, CloudDelta
+from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
@@ -55,8 +57,30 @@ async def test_a_call_that_never_arrived_costs_nothing(world: World) -> None:
     async with world.agent() as agent:
         world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
-        await settled(agent)
+        assert await agent.access.doubts.settle() == 0
+        world.clock.advance(ARRIVES_WITHIN_S)
+        await agent.access.doubts.settle()
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
+
+
+async def test_a_request_that_was_overtaken_by_the_question_for_its_end_is_recorded_with_what_it_cost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person left, the coordinator knew nothing of the call yet, and then it arrived and was answered."""
+    on_its_way: list[CloudCall] = []
+
+    async def slow(call: CloudCall, deadline_s: float) -> AsyncGenerator[CloudDelta, None]:
+        on_its_way.append(call)
+        raise CoordinatorUnavailable("cut", reason="CONNECTION_LOST")
+        yield
+
+    monkeypatch.setattr(world.client, "stream_complete", slow)
+    async with world.agent() as agent:
+        record = await agent.answerer.answer(AnswerRequest(QUESTION))
+        assert await agent.access.doubts.settle() == 0
+        await world.client.complete(on_its_way[0], 5.0)
+        await agent.access.doubts.settle()
+        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("completed", 100)
 
 
 async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost_all_the_same(

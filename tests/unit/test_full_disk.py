@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.agent.agent import Agent
+from edge.agent.arrivals import ARRIVES_WITHIN_S
 from edge.agent.cloud import CloudOutcome
 from edge.agent.events import Notice
 from edge.agent.record import AnswerRequest
@@ -109,6 +110,10 @@ async def test_a_call_that_never_arrived_is_not_taken_for_settled_before_that_is
         agent.access.doubts.begin(replace(record, id="other", call_key="k"))
         with agent.access.doubts.waited_for(lambda: "k"):
             fill(agent)
+        await agent.access.doubts.settle()
+        world.clock.advance(ARRIVES_WITHIN_S)
         assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (0, ["k"])
         fill(agent, False)
+        await agent.access.doubts.settle()
+        world.clock.advance(ARRIVES_WITHIN_S)
         assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (1, [])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.agent.arrivals import ARRIVES_WITHIN_S
 from edge.agent.cloud import CloudDesk, CloudOutcome
 from edge.agent.events import Notice
 from edge.agent.purse import PRICE_DAYS, DailyLimits, LearningPurse, PurseDesk
@@ -288,12 +289,13 @@ async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -
 
 
 async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when_it_is_made_again(state: StateFolder) -> None:
-    paid, ledger = PaidDesk(None), Ledger()
-    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1), end_of=ledger.end_of)
+    paid, ledger, clock = PaidDesk(None), Ledger(), ManualClock()
+    purse = LearningPurse(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
     desk = PurseDesk(paid, purse)
     ledger.ends[call(1).call_key] = {"call_state": "never_arrived", "charged_uusd": 0}
     await desk.ask(call(1))
-    assert purse.today().calls == 0
+    assert (purse.today().calls, purse.today().open_calls) == (1, 1)  # its request may still be on its way
+    clock.advance(ARRIVES_WITHIN_S)
     paid.prices = [5]
     assert await asked(desk, [call(2)]) == [True]
     assert (await desk.ask(call(1))).unsent

@@ -132,7 +132,7 @@ class SimulatedDevice:
             try:
                 async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
                     async for budget in versions:
-                        self._note("watch", task, "ok", _told(budget))
+                        self._note("watch", task, "ok", told_of(budget))
             except CoordinatorError as error:
                 self._note("watch", task, error.reason)
             await self._pause(0.2, 1.0)
@@ -232,9 +232,9 @@ class SimulatedDevice:
         async for reply in self._client.complete_batch(items(), self._patience_s()):
             outcome = reply.outcome
             if isinstance(outcome, CoordinatorError):
-                self._note("complete", reply.call_key, outcome.reason, _told_by(outcome))
+                self._note("complete", reply.call_key, outcome.reason, told_by(outcome))
             else:
-                self._note("complete", reply.call_key, "completed", _told(outcome))
+                self._note("complete", reply.call_key, "completed", told_of(outcome))
             self._note("batch", reply.call_key, "ok")
 
     async def _cancel(self, call: CloudCall) -> None:
@@ -310,10 +310,10 @@ class SimulatedDevice:
         try:
             value = await ask()
         except CoordinatorError as error:
-            self._note(what, key, error.reason, _told_by(error))
+            self._note(what, key, error.reason, told_by(error))
             return error.reason, error
         outcome = "completed" if isinstance(value, CloudCompletion) else "ok"
-        self._note(what, key, outcome, _told(value))
+        self._note(what, key, outcome, told_of(value))
         return outcome, value
 
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
@@ -332,13 +332,14 @@ def _call(task: str, step: int, number: int) -> CloudCall:
     )
 
 
-def _told_by(error: CoordinatorError) -> tuple[Any, ...]:
+def told_by(error: CoordinatorError) -> tuple[Any, ...]:
+    """The parts of a refusal that the checker reads."""
     if isinstance(error, OutcomeUnknown):
         return tuple(sorted(error.metadata.items()))
     return (error.metadata.get("budget", ""),)
 
 
-def _told(value: Any) -> tuple[Any, ...]:
+def told_of(value: Any) -> tuple[Any, ...]:
     """The parts of an answer that the checker compares."""
     match value:
         case CloudCompletion():

@@ -68,6 +68,7 @@ class Scenario:
     upstream_duplicate: float
     slow_s: float
     faults: tuple[Fault, ...]
+    reorder: float = 0.0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -106,38 +107,48 @@ SCENARIOS = frozenset(
         "scenario with a sick disk",
     }
 )
-FEATURES = SCENARIOS | {
-    *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
-    "scope of a λ changed",
-    "shared λ begun by a task that waits",
-    "λ moved by others during a step",
-    "λ moved by a share of a round",
-    "idle device left a round",
-    "limits changed",
-    "limit set below what was spent",
-    "floors set",
-    "floors lowered to what is left",
-    "refused by a budget that is shared fairly",
-    "holds in a window",
-    "answer of the same group",
-    "answer out of the cache",
-    "answer of another device",
-    "watched version",
-    "watcher at the end",
-    "request under way in an outage",
-    "hold kept by a write that failed",
-    "call refused by an unwritable ledger",
-    *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-    *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
-    *(f"told {what}" for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")),
-    *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
-    "told disable",
-    "told enable",
-    "told DEVICE_DISABLED",
-    "device let in again",
-    "call of a disabled device settled",
-    "reload of a running coordinator",
-}
+MESSAGES = frozenset(
+    {"message dropped", "message duplicated", "message late", "message held for a later one", "message overtaken"}
+)
+FEATURES = (
+    SCENARIOS
+    | MESSAGES
+    | {
+        *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
+        "scope of a λ changed",
+        "shared λ begun by a task that waits",
+        "λ moved by others during a step",
+        "λ moved by a share of a round",
+        "idle device left a round",
+        "limits changed",
+        "limit set below what was spent",
+        "floors set",
+        "floors lowered to what is left",
+        "refused by a budget that is shared fairly",
+        "holds in a window",
+        "answer of the same group",
+        "answer out of the cache",
+        "answer of another device",
+        "watched version",
+        "watcher at the end",
+        "request under way in an outage",
+        "hold kept by a write that failed",
+        "call refused by an unwritable ledger",
+        *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
+        *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
+        *(
+            f"told {what}"
+            for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")
+        ),
+        *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
+        "told disable",
+        "told enable",
+        "told DEVICE_DISABLED",
+        "device let in again",
+        "call of a disabled device settled",
+        "reload of a running coordinator",
+    }
+)
 
 
 def draw(seed: int) -> Scenario:
@@ -167,6 +178,7 @@ def draw(seed: int) -> Scenario:
         upstream_duplicate=trouble,
         slow_s=rng.choice([0.2, 0.5, 2.0, 8.0]),
         faults=() if calm else _with_terms(rng, _faults(rng), terms, begins_s),
+        reorder=trouble * stream(seed, "reorder").random(),
     )
 
 

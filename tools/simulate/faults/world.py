@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from coordinator.config import (
     TaskConfig,
     UpstreamConfig,
 )
+from coordinator.journal import JournalEntry
 from coordinator.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
@@ -43,6 +44,7 @@ from tools.simulate.faults.device import (
     last_questions,
 )
 from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.scenario import Fault, Scenario, draw
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
@@ -50,7 +52,7 @@ from tools.simulate.faults.verdict import Verdict
 from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk
 from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
-from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel
+from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, Traffic
 from tools.simulate.virtual.site import Site
 
 LATE_WORD_S = 15.0
@@ -65,31 +67,6 @@ LIMIT_S = 400.0
 HEARTBEAT_S = 4.0
 OUTAGES = ("full", "locked", "eio")
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a seed came to. `digest` is over all three logs: the same seed gives the same bytes."""
-
-    seed: int
-    verdict: Verdict
-    digest: str
-    steps: int
-    virtual_s: float
-    injected: Counter[str]
-    told: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was violated."""
-        return self.verdict.ok
-
-    def story(self, lines: int = 40) -> str:
-        """The violations and what happened before, for a person."""
-        found = "\n".join(f"  {line}" for line in self.verdict.violations[:10])
-        return f"seed {self.seed} violates {len(self.verdict.violations)}:\n{found}\nwhat happened:\n" + "\n".join(
-            self.told[-lines:]
-        )
 
 
 @dataclass(slots=True)
@@ -119,7 +96,7 @@ class World:
             self.network,
             self.upstream,
             self.clock,
-            _config(scenario.terms),
+            coordinator_config(scenario.terms),
             scenario.slots,
             scenario.max_queue,
         )
@@ -136,12 +113,13 @@ class World:
         self._administrator: Host | None = None
 
     def _link(self) -> LinkFaults:
-        return LinkFaults(drop=self.scenario.drop, duplicate=self.scenario.duplicate, late=self.scenario.late)
+        scenario = self.scenario
+        return LinkFaults(drop=scenario.drop, duplicate=scenario.duplicate, late=scenario.late, reorder=scenario.reorder)
 
     def run(self) -> Outcome:
         """Play it through. A world that hangs is a violation too."""
         verdict = Verdict()
-        with _quiet_logs(), failpoints.hooked(self._reached):
+        with quiet_logs(), failpoints.hooked(self._reached):
             try:
                 self.loop.run_until_complete(self._play(), LIMIT_S)
             except Deadlock as error:
@@ -243,7 +221,7 @@ class World:
     def _reload(self, fault: Fault) -> None:
         assert fault.terms is not None
         self.terms.append((self.loop.time(), fault.terms))
-        if self.site.reload(_config(fault.terms)):
+        if self.site.reload(coordinator_config(fault.terms)):
             self.met["reload of a running coordinator"] += 1
             self._tell("configuration read again")
 
@@ -305,7 +283,7 @@ class World:
         if self._administrator is not None:
             self._administrator.die()
         for faults in (self._admin_link, *(device.faults for device in self.devices)):
-            faults.drop = faults.duplicate = faults.late = 0.0
+            faults.drop = faults.duplicate = faults.late = faults.reorder = 0.0
             faults.cut = False
         self._restart()
         if self._administrator is not None or self.injected["disabled_elsewhere"]:
@@ -357,6 +335,7 @@ class World:
         verdict.met.update(found.met)
         verdict.met.update(self.scenario.features)
         verdict.met.update(self.met)
+        verdict.met.update(messages_met(self.network.traffic))
         for event in self.log:
             verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} was told INTERNAL of {event.what} {event.key}")
             verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
@@ -389,19 +368,50 @@ class World:
         lines = [(at, f"world     {text}") for at, text in self.story]
         lines += [(event.at, f"{event.device:9} {event.what} {event.key}: {event.outcome} {event.told}") for event in self.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
-        for entry, at in zip(self.disk.tables.journal, self.disk.durable_at, strict=False):
-            body = entry.data()
-            what = body.get("key", body.get("step", body.get("budget", "")))
-            lines.append((at, f"journal   {entry.seq} {entry.kind} {body.get('device', '')} {what} {body.get('charge', '')}"))
+        lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
+
+
+def play(scenario: Scenario) -> Outcome:
+    """The world of a scenario, played and judged."""
+    return World(scenario).run()
 
 
 def run_seed(seed: int) -> Outcome:
     """The world of a seed, played and judged."""
-    return World(draw(seed)).run()
+    return play(draw(seed))
 
 
-def _config(terms: Terms) -> CoordinatorConfig:
+def messages_met(traffic: Traffic) -> Counter[str]:
+    """What became of messages, by names of MESSAGES."""
+    return Counter(
+        {
+            "message dropped": traffic.dropped,
+            "message duplicated": traffic.duplicated,
+            "message late": traffic.late,
+            "message held for a later one": traffic.held,
+            "message overtaken": traffic.overtaken,
+        }
+    )
+
+
+def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
+    """The journal for a person: each entry with the budgets that it moves."""
+    held: dict[tuple[Any, ...], str] = {}
+    for entry in entries:
+        body = entry.data()
+        attempt = tuple(body.get(name) for name in ("device", "key", "attempt"))
+        if "budgets" in body:
+            held[attempt] = ", ".join(body["budgets"])
+        step = f"{body.get('task', '')}#{body['step']}" if body.get("step", -1) >= 0 else ""
+        told = [f"{name} {body[name]}" for name in ("hold", "charge", "limits") if name in body]
+        of = f"of {held[attempt]}" if attempt in held else ""
+        parts = (body.get("device", ""), body.get("key", body.get("budget", "")), step, *told, of)
+        yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
+
+
+def coordinator_config(terms: Terms, heartbeat_s: float = HEARTBEAT_S) -> CoordinatorConfig:
+    """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
     upstream = UpstreamConfig(deadline_s=DEADLINE_S, price_in_uusd_per_mtok=price_in, price_out_uusd_per_mtok=price_out)
     limits = {scope: _limit(terms.cap(scope), terms.windows.get(scope, "total")) for scope in SCOPES}
@@ -417,7 +427,7 @@ def _config(terms: Terms) -> CoordinatorConfig:
             lease_margin_s=LEASE_MARGIN_S,
             max_queue_wait_s=4.0,
             answer_cache=terms.answers_cached,
-            watch_heartbeat_s=HEARTBEAT_S,
+            watch_heartbeat_s=heartbeat_s,
         ),
     )
 
@@ -454,7 +464,7 @@ def _limit(caps: Caps, window: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet_logs() -> Iterator[None]:
+def quiet_logs() -> Iterator[None]:
     """The coordinator's log says what the story says."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from edge.core.rng import stream
 
+MOST_STEPS_AT_ONCE = 2_000_000
+"""So many steps without any virtual time between them, and something runs in circles."""
 T = TypeVar("T")
 if TYPE_CHECKING:
     _Loop: Any  # typeshed calls every method of a loop abstract
@@ -61,7 +63,7 @@ def is_alive() -> bool:
 
 
 class Deadlock(Exception):
-    """Nothing can run any more, or the virtual time allowed is over; the message says who waits for what."""
+    """Nothing can run any more, the virtual time allowed is over, or time stands still; the message says who waits for what."""
 
 
 class SeededLoop(_Loop):
@@ -78,6 +80,7 @@ class SeededLoop(_Loop):
         self._closed = False
         self._buried: list[asyncio.Task[Any]] = []
         self.steps = 0
+        self._steps_when_time_moved = 0
         self.complaints: list[str] = []
 
     # what asyncio asks of a loop -----------------------------------------------------------------------------------------------
@@ -125,7 +128,10 @@ class SeededLoop(_Loop):
         return self._closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note what asyncio complains about; the world reports it as a defect."""
+        """Note what asyncio complains about; the world reports it as a defect. What the dead left is no defect."""
+        task = context.get("task")
+        if task is not None and not _lives(task):
+            return
         self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -149,12 +155,17 @@ class SeededLoop(_Loop):
     # running -------------------------------------------------------------------------------------------------------------------
 
     def run_until_complete(self, main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
-        """Run until `main` is done. Raises Deadlock when nothing can run, or when `limit_s` virtual seconds are over."""
+        """Run until `main` is done. Raises Deadlock when nothing can run, when `limit_s` virtual seconds are over, or when time stands
+        still."""
         with self._running():
             task = self.create_task(main, name="main")
             while not task.done():
                 if self._now > limit_s:
                     raise Deadlock(f"not done after {limit_s:g} virtual seconds\n{self.who_waits()}")
+                if self.steps - self._steps_when_time_moved > MOST_STEPS_AT_ONCE:
+                    raise Deadlock(
+                        f"{MOST_STEPS_AT_ONCE} steps at {self._now:g} virtual seconds: time stands still\n{self.who_waits()}"
+                    )
                 if not self.step():
                     raise Deadlock(f"nothing can run\n{self.who_waits()}")
             return task.result()
@@ -178,7 +189,8 @@ class SeededLoop(_Loop):
             heapq.heappop(self._timers)
         if not self._timers:
             return False
-        self._now = max(self._now, self._timers[0][0])
+        if self._timers[0][0] > self._now:
+            self._now, self._steps_when_time_moved = self._timers[0][0], self.steps
         while self._timers and self._timers[0][0] <= self._now:
             self._ready.append(heapq.heappop(self._timers)[2])
         return True
@@ -200,7 +212,7 @@ class SeededLoop(_Loop):
         """Take apart what is left, without running anything of it to an end."""
         if self._closed:
             return
-        with self._running(), _quiet():
+        with self._running(), quiet_finalisers():
             gone: set[asyncio.Task[Any]] = set()
             while left := {*self._buried, *asyncio.all_tasks(self)} - gone:  # taking one apart may start another
                 for task in sorted(left, key=hash):
@@ -287,7 +299,8 @@ def _take_apart(coro: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_finalisers() -> Iterator[None]:
+    """What the dead would still say while they are taken apart is said to nobody."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

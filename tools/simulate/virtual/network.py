@@ -20,12 +20,33 @@ import grpc
 from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
+HELD_S = 2.0
+"""How long a message waits at most for a later one that overtakes it."""
 Metadata = Sequence[tuple[str, str | bytes]]
+
+
+@dataclass(eq=False, slots=True)
+class _Message:
+    """On its way; `number` counts those of its lane."""
+
+    number: int
+    deliver: Callable[[], None]
+    arrived: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """One direction of a link: how many messages were sent, the newest that has arrived, and those held back for it."""
+
+    sent: int = 0
+    newest: int = 0
+    held: list[_Message] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class LinkFaults:
-    """What may happen to a message: shares in [0, 1], delays in seconds. `cut`: nothing passes."""
+    """What may happen to a message: shares in [0, 1], delays in seconds. `reorder`: it is held until a later one has overtaken it;
+    `cut`: nothing passes."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -33,17 +54,22 @@ class LinkFaults:
     late: float = 0.0
     late_s: float = 3.0
     cut: bool = False
+    reorder: float = 0.0
+    lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
 
 
 @dataclass(slots=True)
 class Traffic:
-    """How many messages there were, and what became of them."""
+    """How many messages there were, and what became of them. `held`: made to wait for a later one; `overtaken`: came after a later one,
+    whatever made it so."""
 
     sent: int = 0
     dropped: int = 0
     duplicated: int = 0
     late: int = 0
     reset: int = 0
+    held: int = 0
+    overtaken: int = 0
 
 
 class Network:
@@ -80,8 +106,31 @@ class Network:
         copies = 2 if self.rng.random() < faults.duplicate else 1
         self.traffic.duplicated += copies - 1
         for _ in range(copies):
-            self.later(self._delay_s(faults), deliver)
+            self._send(faults, faults.lanes[up], deliver)
         return True
+
+    def _send(self, faults: LinkFaults, lane: _Lane, deliver: Callable[[], None]) -> None:
+        lane.sent += 1
+        message = _Message(lane.sent, deliver)
+        if faults.reorder and self.rng.random() < faults.reorder:
+            self.traffic.held += 1
+            lane.held.append(message)
+            self.later(HELD_S, lambda: self._arrive(lane, message))
+        else:
+            self.later(self._delay_s(faults), lambda: self._arrive(lane, message))
+
+    def _arrive(self, lane: _Lane, message: _Message) -> None:
+        """Deliver it, and then those that were held back for it."""
+        if message.arrived:
+            return
+        message.arrived = True
+        self.traffic.overtaken += message.number < lane.newest
+        lane.newest = max(lane.newest, message.number)
+        message.deliver()
+        overtaken = [held for held in lane.held if held.number < message.number]
+        lane.held = [held for held in lane.held if held.number > message.number]
+        for held in overtaken:
+            self._arrive(lane, held)
 
     def _delay_s(self, faults: LinkFaults) -> float:
         if self.rng.random() < faults.late:

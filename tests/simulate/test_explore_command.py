@@ -1,0 +1,136 @@
+"""`python -m tools.simulate explore`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.core.errors import UsageError
+from tools.simulate.__main__ import main
+from tools.simulate.faults.explore import explore
+from tools.simulate.faults.kinds import AGENTS, COORDINATOR, KINDS, played
+from tools.simulate.faults.planted import MUTATIONS, find_mutation
+from tools.simulate.faults.replay import read_replay, write_replay
+
+BUG = "a time-out is refunded"
+
+
+def test_it_says_what_it_played_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--seeds", "12", "--start", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "12 seeds" in said
+    assert "0 violations" in said
+    assert "met: message held for a later one: " in said
+
+
+def test_a_planted_bug_is_found_with_its_seed_the_smallest_world_and_its_story(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    smallest = tmp_path / "smallest.json"
+    assert main(["explore", "--seeds", "100", "--plant", BUG, "--write", str(smallest)]) == 1
+    said = capsys.readouterr().out
+    seed = re.findall(r"--start (\d+) --seeds 1 --plant", said)[0]
+    assert f"seed {seed} violates I4" in said
+    assert "was executed and refunded" in said
+    assert "1 device, 1 step each of math, 1 prompt a step" in said
+    key = re.findall(r"I4: \w+\|([\w-]+)\|", said)[0]
+    told = said.split("what happened to it:\n")[1].split("\nmade smaller")[0].splitlines()
+    assert all(key in line or " world " in line for line in told)
+
+    assert main(["explore", "--seeds", "1", "--start", seed, "--plant", BUG, "--write", str(smallest)]) == 1
+    capsys.readouterr()
+    assert main(["explore", "--replay", str(smallest)]) == 1
+    again = capsys.readouterr().out
+    assert again.split("what happened to it:\n")[1].splitlines() == told
+
+
+def test_without_the_bug_the_same_scenario_violates_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    write_replay(kept, COORDINATOR, COORDINATOR.draw(0), frozenset({"I4"}), "")
+    assert main(["explore", "--replay", str(kept)]) == 0
+    assert "nothing is violated" in capsys.readouterr().out
+
+
+def test_all_seeds_are_counted_when_it_is_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--seeds", "6", "--plant", BUG, "--keep-going", "--brief"]) == 1
+    said = capsys.readouterr().out
+    assert "6 seeds" in said
+    assert len(re.findall(r"^seed \d+: I\d+: ", said, re.MULTILINE)) > 1
+
+
+def test_an_unknown_bug_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no bug") as refusal:
+        find_mutation("the moon is missing")
+    assert all(bug.name in refusal.value.hint for bug in MUTATIONS)
+    assert find_mutation("time-out is ref").name == BUG
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1, "kind": "coordinator", "violates": [], "plant": "", "scenario": {"seed": 1}}']
+)
+def test_a_file_that_is_no_scenario_is_refused_in_one_line(
+    content: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text(content)
+    assert main(["explore", "--replay", str(broken)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["explore", "--replay", str(tmp_path / "missing.json")]) == 2
+
+
+def test_a_scenario_in_a_file_is_the_same_scenario(tmp_path: Path) -> None:
+    for kind in KINDS.values():
+        for seed in range(40):
+            scenario = kind.draw(seed)
+            write_replay(tmp_path / "one.json", kind, scenario, frozenset({"I1"}), "")
+            replay, read = read_replay(tmp_path / "one.json")
+            assert (read, replay.world) == (scenario, kind)
+
+
+def test_a_replayed_scenario_gives_the_same_bytes(tmp_path: Path) -> None:
+    for kind, seed in ((COORDINATOR, 7), (AGENTS, 2)):
+        write_replay(tmp_path / "one.json", kind, kind.draw(seed), frozenset(), "")
+        first, second = played(kind, kind.draw(seed)), played(kind, read_replay(tmp_path / "one.json")[1])
+        assert (first.digest, first.told) == (second.digest, second.told)
+
+
+def test_several_processes_find_the_same_first_seed_and_the_same_sums() -> None:
+    bug = find_mutation("a step's credit does not count").name
+    alone = explore(range(60), plant=bug)
+    together = explore(range(60), plant=bug, jobs=2)
+    assert alone.violating is not None
+    assert together.violating is not None
+    assert together.violating.seed == alone.violating.seed
+    assert together.violating.told == alone.violating.told
+    assert (together.line(), together.table()) == (alone.line(), alone.table())
+
+
+def test_an_interrupt_tells_the_sums_so_far() -> None:
+    program = [sys.executable, "-u", "-c", _INTERRUPTED_AFTER_A_FEW]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as exploring:
+        assert exploring.stdout is not None
+        assert exploring.stdout.readline() == "playing\n"
+        exploring.send_signal(signal.SIGINT)
+        said = exploring.stdout.read()
+        assert exploring.wait(timeout=60) == 130
+    assert re.search(r"\d+ seeds, .* 0 violations \(interrupted\)", said)
+
+
+_INTERRUPTED_AFTER_A_FEW = """
+import sys
+from tools.simulate.__main__ import main
+from tools.simulate.faults import command
+def tell(tally):
+    if tally.seeds == 3:
+        print("playing", flush=True)
+command._progress = tell
+if __name__ == "__main__":
+    sys.exit(main(["explore", "--seeds", "1000000", "--brief"]))
+"""

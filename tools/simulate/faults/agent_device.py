@@ -1,0 +1,387 @@
+"""One life of a real agent in the fault worlds, and the notes that outlive it. Knows how the agent is put together over a simulated
+machine, model, learner and connection, and how people ask it; knows nothing of faults or of what is checked.
+
+Its state folder is a real one on a disk that forgets nothing: a crash stops the process between two of its steps and lets go of the folder,
+as the system does. What SQLite or a checkpoint had not synced yet is not lost here, so that a missing sync would not be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edge.agent.agent import Agent
+from edge.agent.curriculum import Curriculum
+from edge.agent.draft import AnswerSettings
+from edge.agent.events import Notice, StepFinished
+from edge.agent.parts import AgentParts, AgentSettings
+from edge.agent.purse import DailyLimits
+from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.agent.rollout import RolloutSettings
+from edge.agent.state import StateFolder
+from edge.config.schema import Mode, PhaseConfig
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError, EdgeError
+from edge.core.events import Event
+from edge.core.rng import derive_seed, stream
+from edge.core.types import Message
+from edge.dagrpo.advantages import AdvantageScale
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.client import (
+    CallReply,
+    CloudCall,
+    CloudCompletion,
+    CloudDelta,
+    StepClosed,
+    StepOpened,
+)
+from edge.rpc.grpc_client import ClientPolicy
+from edge.verifiers.math_answer import ExactMathAnswer
+from tools.simulate.faults.agent_scenario import AgentPlan, AgentScenario
+from tools.simulate.faults.device import (
+    MAX_OUTPUT_TOKENS,
+    WISHED_RATE,
+    DeviceEvent,
+    Notebook,
+    SimulatedClient,
+    told_by,
+    told_of,
+)
+from tools.simulate.fleet.backend import SimulatedBackend
+from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.learner import SimulatedLearner
+from tools.simulate.fleet.machine import Machine
+from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
+from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
+from tools.simulate.virtual.loop import SeededLoop, is_alive
+from tools.simulate.virtual.network import SimulatedChannel
+
+POLICY = ClientPolicy()
+DEADLINE_S = 15.0
+SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
+MIND = Mind(skill=0.4, ask=-0.5, ask_slope=3.0)
+TOKENS = TokensPart(prompt=60, local=60, cloud=6)
+DIFFICULTY = DifficultyPart()
+_POINTS = {"asked": "asked", "completed": "answered"}
+_MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
+_MOST_LOCAL_TOKENS = 1024
+
+
+@dataclass(slots=True)
+class Asked:
+    """One question and how it ended: "" while it is open, or cut by a crash; the source of its answer; "refused" or "left"."""
+
+    id: str
+    life: int
+    end: str = ""
+    record: AnswerRecord | None = None
+    dial_set: bool = False
+    """The dial was set while it was answered."""
+
+
+@dataclass(slots=True)
+class AgentNotes:
+    """What the world knows of an agent over all its lives."""
+
+    asked: list[Asked] = field(default_factory=list)
+    ledger: Notebook = field(default_factory=Notebook)
+    steps_begun: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    lives: int = 0
+    crashes: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class LoggedClient(SimulatedClient):
+    """The real client, which writes down what it was asked and told."""
+
+    def __init__(
+        self,
+        channel: SimulatedChannel,
+        name: str,
+        seed: int,
+        log: list[DeviceEvent],
+        notes: AgentNotes,
+        loop: SeededLoop,
+        failpoint: Callable[[str], None],
+    ) -> None:
+        """`failpoint` is told "asked" before a call leaves, and "answered" before its answer is passed on."""
+        super().__init__(channel, name, POLICY, seed)
+        self._failpoint = failpoint
+        self._name = name
+        self._log = log
+        self._notes = notes
+        self._loop_of_world = loop
+
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+        """Ask the cloud once."""
+        completion: CloudCompletion = await self._noted("complete", self._known(call), super().complete(call, deadline_s))
+        return completion
+
+    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
+        """Ask the cloud once and stream its answer."""
+        key = self._known(call)
+        self._note("complete", key, "asked")
+        try:
+            async with aclosing(super().stream_complete(call, deadline_s)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if delta.completion is not None:
+                        self._note("complete", key, "completed", told_of(delta.completion))
+                    yield delta
+        except CoordinatorError as error:
+            self._note("complete", key, error.reason, told_by(error))
+            raise
+
+    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
+        """Ask the cloud for many calls."""
+
+        async def asked() -> AsyncIterator[CloudCall]:
+            async for call in calls:
+                self._note("complete", self._known(call), "asked")
+                yield call
+
+        async with aclosing(super().complete_batch(asked(), deadline_s)) as replies:  # type: ignore[type-var]
+            async for reply in replies:
+                if isinstance(reply.outcome, CoordinatorError):
+                    self._note("complete", reply.call_key, reply.outcome.reason, told_by(reply.outcome))
+                else:
+                    self._note("complete", reply.call_key, "completed", told_of(reply.outcome))
+                yield reply
+
+    async def get_call(self, call_key: str) -> CloudCompletion:
+        """The stored result of an earlier call."""
+        completion: CloudCompletion = await self._noted("get_call", call_key, super().get_call(call_key))
+        return completion
+
+    async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
+        """Open a learning step."""
+        opening = super().open_step(task, step, planned_prompts, group_size, target_rate)
+        opened: StepOpened = await self._noted("open_step", f"{task}#{step}", opening)
+        return opened
+
+    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+        """Report a step."""
+        closing = super().close_step(task, step, total_units, help_units, uncalled_units)
+        closed: StepClosed = await self._noted("close_step", f"{task}#{step}", closing)
+        return closed
+
+    def _known(self, call: CloudCall) -> str:
+        self._notes.ledger.calls[call.call_key] = call
+        return call.call_key
+
+    async def _noted(self, what: str, key: str, asking: Any) -> Any:
+        self._note(what, key, "asked")
+        try:
+            value = await asking
+        except CoordinatorError as error:
+            self._note(what, key, error.reason, told_by(error))
+            raise
+        self._note(what, key, "completed" if isinstance(value, CloudCompletion) else "ok", told_of(value))
+        return value
+
+    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
+        if is_alive():
+            self._log.append(DeviceEvent(self._loop_of_world.time(), self._name, what, key, outcome, told))
+            if what == "complete" and outcome in _POINTS:
+                self._failpoint(_POINTS[outcome])
+
+
+class SeededState(StateFolder):
+    """A state folder whose run has a name of its own, so that call keys depend on the seed alone."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+
+    def _run_id(self) -> str:
+        self.set_meta("run_id", self.folder.name)
+        return self.folder.name
+
+
+class EvenlySpread:
+    """Implements `LearningConditions`: no step begins sooner than `every_s` after the one before, so that faults meet steps at any time."""
+
+    def __init__(self, every_s: float, time: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._time = time
+        self._next_s = 0.0
+        self.check_s = every_s
+
+    def waiting_for(self, now: float, quiet_s: float) -> str:
+        """Why no step may begin, or ""."""
+        left_s = self._next_s - self._time()
+        self.check_s = left_s if left_s > 0.0 else self._every_s
+        if left_s > 0.0:
+            return "the next step has its time"
+        self._next_s = self._time() + self._every_s
+        return ""
+
+
+class AgentLife:
+    """An agent from the opening of its state folder to its end. `live` it as a task of a host of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        scenario: AgentScenario,
+        notes: AgentNotes,
+        state: StateFolder,
+        channel: SimulatedChannel,
+        log: list[DeviceEvent],
+        clock: Clock,
+        loop: SeededLoop,
+        failpoint: Callable[[str], None],
+    ) -> None:
+        notes.lives += 1
+        self.name = state.run_id
+        self.state = state
+        self._number = number
+        self._scenario = scenario
+        self._plan: AgentPlan = scenario.agents[number]
+        self._notes = notes
+        self._loop = loop
+        self._ended = asyncio.Event()
+        self.is_open = False
+        self.asked_all = not self._plan.questions
+        self.learned_all = not self._plan.steps
+        seed = derive_seed(scenario.seed, "client", self.name, notes.lives)
+        client = LoggedClient(channel, self.name, seed, log, notes, loop, failpoint)
+        self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
+
+    async def live(self, *, asked: bool) -> None:
+        """Learn, answer where `asked`, until `end`; what breaks it is noted."""
+        try:
+            async with self.agent:
+                self.is_open = True
+                await self._work(asked=asked)
+                self.is_open = False
+        except* Exception as group:
+            self._notes.failures += [f"{type(error).__name__}: {error}" for error in _all_of(group)]
+        finally:
+            self.is_open = False
+
+    async def _work(self, *, asked: bool) -> None:
+        async with asyncio.TaskGroup() as both:
+            learning = both.create_task(self._learn(), name=f"{self.name}: learn")
+            if asked:
+                both.create_task(self._be_asked(), name=f"{self.name}: asked")
+            await self._ended.wait()
+            self.agent.request_stop()
+            await learning
+
+    def end(self) -> None:
+        """Come to an end in good order."""
+        self._ended.set()
+
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        if isinstance(event, StepFinished):
+            self._notes.steps_begun.append(f"{event.task} {event.step}")
+        elif isinstance(event, Notice):
+            self._notes.notices.append(event.text)
+
+    async def _learn(self) -> None:
+        if self._plan.steps:
+            await self.agent.learn()
+        self.learned_all = self.agent.learning.stage == "finished" or not self._plan.steps
+
+    async def _be_asked(self) -> None:
+        """One question after the other, sometimes two at once, until there are no more or the time is over."""
+        rng = stream(self._scenario.seed, "people", self.name, self._notes.lives)
+        async with asyncio.TaskGroup() as people:
+            while len(self._notes.asked) < self._plan.questions and not self._ended.is_set():
+                await self._pause(rng.expovariate(1.0 / self._plan.every_s))
+                if self._ended.is_set() or len(self._notes.asked) >= self._plan.questions:
+                    break
+                leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
+                asking = people.create_task(self._ask(rng.choice(_MODES), leaves_s), name=f"{self.name}: question")
+                if rng.random() < 0.8:
+                    await asyncio.wait([asking])
+        self.asked_all = True
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
+        number = self._number * NUMBERS_OF_A_DEVICE + len(self._notes.asked)
+        asked = Asked(f"{number:09d}", self._notes.lives)
+        self._notes.asked.append(asked)
+        question = Question.of(number, self._difficulty(number), self._scenario.seed)
+        request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
+        try:
+            async with asyncio.timeout(leaves_s):
+                asked.record = await self.agent.answerer.answer(request)
+            asked.end = asked.record.source
+        except TimeoutError:
+            asked.end = "left"
+        except EdgeError:  # in mode cloud-only
+            asked.end = "refused"
+
+    def _difficulty(self, number: int) -> float:
+        return draw_difficulty(DIFFICULTY, 0.0, stream(self._scenario.seed, "difficulty", number))
+
+    # making --------------------------------------------------------------------------------------------------------------------
+
+    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Callable[[str], None]) -> AgentParts:
+        scenario, machine = self._scenario, Machine(self._loop, SPEED)
+        phases = [
+            PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
+            for task in scenario.tasks
+        ]
+
+        async def open_backend() -> SimulatedBackend:
+            return SimulatedBackend(machine, MIND, Nature(), TOKENS, scenario.seed)
+
+        async def open_learner() -> SimulatedLearner:
+            return SimulatedLearner(machine, MIND, Nature(), Rates())
+
+        return AgentParts(
+            state=self.state,
+            curriculum=Curriculum(phases, self._practice, self.state, seed=scenario.seed, prompts_per_step=scenario.prompts),
+            open_backend=open_backend,
+            open_learner=open_learner,
+            client=client,
+            coordinator=None,
+            coordinator_name="simulated",
+            verifier=ExactMathAnswer(),
+            policy=SelfOffload(),
+            sink=self,
+            clock=clock,
+            failpoint=failpoint,
+            conditions=EvenlySpread(scenario.lasts_s / (1 + self._plan.steps * len(phases)), self._loop.time),
+        )
+
+    def _practice(self, source: str) -> Practice:
+        task = source.partition(":")[2]
+        first = self._number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
+        seed = self._scenario.seed
+        return Practice(first, task, DIFFICULTY, seed, self._loop.time, lambda number: stream(seed, "difficulty", number))
+
+    def _settings(self) -> AgentSettings:
+        scenario, plan = self._scenario, self._plan
+        seed = derive_seed(scenario.seed, "rollout", self.name)
+        rollout = RolloutSettings(
+            self.name, seed, scenario.group_size, 1.0, _MOST_LOCAL_TOKENS, "compact", "compact", MAX_OUTPUT_TOKENS
+        )
+        answers = AnswerSettings(
+            "auto", scenario.tasks[0], 0.0, _MOST_LOCAL_TOKENS, None, "compact", "compact", MAX_OUTPUT_TOKENS, DEADLINE_S
+        )
+        limits = DailyLimits(plan.calls_limit, plan.spend_limit_uusd)
+        terms = scenario.terms.tasks[scenario.tasks[0]]
+        settings = AgentSettings(rollout, answers, terms.dual_init, AdvantageScale.NONE, DEADLINE_S, plan.dial)
+        return replace(settings, daily_limits=limits)
+
+
+def _all_of(group: BaseExceptionGroup[Exception]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _all_of(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

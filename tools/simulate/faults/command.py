@@ -1,0 +1,136 @@
+"""`python -m tools.simulate explore`. Knows the command line, and the order of exploring, shrinking and telling; knows nothing of
+worlds."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.simulate.faults.explore import explore
+from tools.simulate.faults.kinds import COORDINATOR, KINDS, Kind, played
+from tools.simulate.faults.outcome import Outcome
+from tools.simulate.faults.planted import find_mutation
+from tools.simulate.faults.replay import read_replay, write_replay
+from tools.simulate.faults.shrink import shrink
+from tools.simulate.faults.story import minimal_story
+from tools.simulate.faults.tally import Tally
+
+_INTERRUPTED = 130
+_VIOLATIONS_TOLD = 10
+_COMMAND = "python -m tools.simulate explore"
+
+
+def add_explore(commands: Any) -> None:
+    """The subcommand, for argparse's subparsers."""
+    command = commands.add_parser(
+        "explore", help="worlds full of faults in virtual time, one for each seed, until something is violated"
+    )
+    command.add_argument("--seeds", type=_natural, default=1000, help="how many")
+    command.add_argument("--start", type=int, default=0, help="the first one")
+    command.add_argument("--jobs", type=_natural, default=1, help="processes at once; what is found does not depend on it")
+    command.add_argument(
+        "--keep-going", action="store_true", help="play all seeds and count, instead of stopping at the first violation"
+    )
+    command.add_argument("--agents", action="store_true", help="with the real agent, its state folder and its crashes")
+    command.add_argument("--plant", default="", metavar="BUG", help="plant this bug first; an unknown one lists those there are")
+    command.add_argument("--replay", type=Path, metavar="FILE.json", help="play this scenario instead of seeds")
+    command.add_argument("--write", type=Path, metavar="FILE.json", help="where the smallest violating scenario goes")
+    command.add_argument("--tries", type=int, default=400, help="of making a violating scenario smaller, at most")
+    command.add_argument("--story", type=_natural, default=60, help="lines of the story of a violation", metavar="LINES")
+    command.add_argument("--brief", action="store_true", help="without the counts of each invariant, fault and feature")
+    command.set_defaults(play=run_explore)
+
+
+def run_explore(chosen: argparse.Namespace) -> int:
+    """0 when nothing was found, 1 when something was, 130 after Ctrl-C. Raises UsageError."""
+    if chosen.replay is not None:
+        return _replay(chosen)
+    plant = find_mutation(chosen.plant) if chosen.plant else None
+    kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
+    name = "" if plant is None else plant.name
+    seeds = range(chosen.start, chosen.start + chosen.seeds)
+    tally = explore(seeds, _progress, kind=kind, jobs=chosen.jobs, keep_going=chosen.keep_going, plant=name)
+    _erase()
+    print(tally.line())
+    if not chosen.brief:
+        print("\n".join(tally.table()))
+    if chosen.keep_going:
+        print("\n".join(f"seed {seed}: {said}" for seed, said in tally.found.items()))
+    elif tally.violating is not None:
+        _tell_smallest(kind, tally.violating, name, chosen)
+    return 1 if tally.found else _INTERRUPTED if tally.interrupted else 0
+
+
+def _replay(chosen: argparse.Namespace) -> int:
+    replay, scenario = read_replay(chosen.replay)
+    outcome = played(replay.world, scenario, replay.plant)
+    if outcome.ok:
+        print(f"nothing is violated; when {chosen.replay} was written, {', '.join(replay.violates)} was")
+        return 0
+    _tell(replay.world, scenario, outcome, chosen.story)
+    return 1
+
+
+def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
+    """Make the scenario smaller for as long as one of the invariants is violated, and tell what is left."""
+    violated = outcome.verdict.violations[0].partition(":")[0]
+    found = {"outcome": outcome}
+
+    def violates(scenario: Any) -> bool:
+        outcome = played(kind, scenario, plant)
+        if violated in outcome.violated:
+            found["outcome"] = outcome
+        return violated in outcome.violated
+
+    smallest = shrink(kind.draw(outcome.seed), kind.smaller, violates, chosen.tries, _shrinking(chosen.tries))
+    _erase()
+    path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
+    write_replay(path, kind, smallest.scenario, found["outcome"].violated, plant)
+    _tell(kind, smallest.scenario, found["outcome"], chosen.story)
+    rest = "" if smallest.exhausted else "; it may be made smaller still with more --tries"
+    print(f"made smaller in {smallest.tries} tries{rest}")
+    agents = " --agents" if kind.name == "agents" else ""
+    planted = f" --plant {shlex.quote(plant)}" if plant else ""
+    print(f"the seed again: {_COMMAND}{agents} --start {outcome.seed} --seeds 1{planted}")
+    print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
+
+
+def _tell(kind: Kind, scenario: Any, outcome: Outcome, lines: int) -> None:
+    violations = outcome.verdict.violations
+    print(f"seed {outcome.seed} violates {', '.join(sorted(outcome.violated))}:")
+    print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_TOLD]))
+    if len(violations) > _VIOLATIONS_TOLD:
+        print(f"  ... and {len(violations) - _VIOLATIONS_TOLD} more")
+    print("in this world:")
+    print("\n".join(f"  {line}" for line in kind.words(scenario)))
+    print("what happened to it:")
+    print("\n".join(minimal_story(violations[:1], outcome.told, lines)))
+
+
+def _progress(tally: Tally) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{tally.seeds} seeds, {tally.violations} violations", end="", file=sys.stderr, flush=True)
+
+
+def _shrinking(most: int) -> Callable[[int], None]:
+    def tell(tries: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\rmaking it smaller, try {tries} of {most} ", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _erase() -> None:
+    if sys.stderr.isatty():
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number

@@ -1,0 +1,76 @@
+"""What many played seeds add up to. Knows counts; knows nothing of what a seed does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tools.simulate.faults.outcome import Outcome
+
+KILLS = ("kill", "limits", "drain")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All that a kind of world can check, inject and meet."""
+
+    invariants: tuple[str, ...]
+    faults: frozenset[str]
+    features: frozenset[str]
+
+
+@dataclass(slots=True)
+class Tally:
+    """The sums over seeds, the first outcome that violates something, and what each violating seed said first."""
+
+    catalogue: Catalogue
+    seeds: int = 0
+    violations: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    interrupted: bool = False
+    checks: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    violating: Outcome | None = None
+    found: dict[int, str] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Another seed."""
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.virtual_s += outcome.virtual_s
+        self.violations += len(outcome.verdict.violations)
+        self.checks += outcome.verdict.checks
+        self.met += outcome.verdict.met
+        self.injected += outcome.injected
+        if not outcome.ok:
+            self.violating = self.violating or outcome
+            self.found[outcome.seed] = outcome.verdict.violations[0]
+
+    @property
+    def kills(self) -> int:
+        """How often the coordinator was killed."""
+        return sum(count for kind, count in self.injected.items() if kind in KILLS or kind.startswith("killed at "))
+
+    def line(self) -> str:
+        """One line for a summary."""
+        return (
+            f"{self.seeds} seeds, {self.virtual_s / 3600:.1f} virtual hours in {self.steps} steps: {self.kills} kills survived, "
+            f"{sum(self.injected.values())} faults injected, {sum(self.checks.values())} invariant checks, "
+            f"{self.violations} violations" + (" (interrupted)" if self.interrupted else "")
+        )
+
+    def table(self) -> list[str]:
+        """What was checked, met and injected how often, a line each; what was never met stands there with 0."""
+        checks = {name: self.checks[name] for name in self.catalogue.invariants}
+        injected = {**dict.fromkeys(sorted(self.catalogue.faults), 0), **self.injected}
+        met = {**dict.fromkeys(sorted(self.catalogue.features), 0), **self.met}
+        parts = (("checks of", checks), ("fault", injected), ("met:", met))
+        return [f"  {what} {name}: {count}" for what, counts in parts for name, count in counts.items()]
+
+    def never_met(self) -> list[str]:
+        """The invariants, faults and features that none of these seeds had to do with."""
+        missing = {f"check of {name}" for name in self.catalogue.invariants if not self.checks[name]}
+        missing |= {f"fault {name}" for name in self.catalogue.faults if not self.injected[name]}
+        return sorted(missing | {name for name in self.catalogue.features if not self.met[name]})
