@@ -130,11 +130,6 @@ class FleetDevice:
         """Close the agent."""
         self._ended.set()
 
-    @property
-    def online(self) -> bool:
-        """Whether the agent reaches the coordinator, as far as it knows."""
-        return self.agent.link.client.online
-
     def unsettled(self) -> list[str]:
         """Keys of calls whose end the agent does not know yet."""
         return self.agent.access.doubts.waiting()

@@ -276,8 +276,11 @@ class FleetWorld:
             device.machine.settle()
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
         used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
-        online = sum(device.online for device in group.devices) / len(group.devices)
+        online = sum(self._reaches(device, at) for device in group.devices) / len(group.devices)
         return Sample(at, mean(device.figures.dual for device in group.devices), self._target_rate(group), online, used)
+
+    def _reaches(self, device: FleetDevice, at: float) -> bool:
+        return self.site.endpoint is not None and device.link.up_again(at) <= at
 
     def _target_rate(self, group: _Group) -> float:
         """τ in force: of the dial, or the coordinator's for the steps that the devices have come to."""
