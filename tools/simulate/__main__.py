@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep`. Knows the command line only."""
+"""`python -m tools.simulate run | explore | compare | sweep | validate`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tools.simulate.faults.explore import Tally, explore
 from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
 from tools.simulate.sweeps.command import add_sweep
+from tools.simulate.validation.command import add_validate
 
 _INTERRUPTED = 130
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_sweep(commands)
     _add_explore(commands)
+    add_validate(commands)
     return parser
 
 

@@ -12,7 +12,8 @@ class DeviceSpeed:
 
     `decode_tokens_per_s`: (rows, tokens/s of all rows together), rows ascending from 1. `training_tokens_per_s`: forward and backward
     passes of LoRA. Powers in watts; `throttle_share` is what is left of all speeds after `throttle_after_s` seconds of unbroken work
-    (None: never). `battery_wh` None: on mains. `overhead_s`: what an answer takes on the device beside the model.
+    (None: never). `battery_wh` None: on mains. `overhead_s`: what an answer takes on the device beside the model until its first letter;
+    `token_overhead_s`: what each token of an answer takes beyond its decoding, until it is shown.
     """
 
     name: str
@@ -26,6 +27,7 @@ class DeviceSpeed:
     throttle_share: float = 1.0
     battery_wh: float | None = None
     overhead_s: float = 0.002
+    token_overhead_s: float = 0.0
 
     def decode_rate(self, rows: int) -> float:
         """Tokens/s of all rows together; between two measured numbers of rows on a straight line, beyond the last one as that."""

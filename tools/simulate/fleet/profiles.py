@@ -63,6 +63,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
     prefill, training = row.prefill_tokens_per_s, row.training_tokens_per_s
     if prefill is None or training is None or not row.decode:
         raise UsageError(f"{path}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
+    overhead_s = DeviceSpeed.overhead_s if row.answer_overhead_s is None else row.answer_overhead_s
     return DeviceSpeed(
         name=device.name or path.stem,
         model=row.model,
@@ -74,6 +75,8 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         throttle_after_s=device.throttle_after_s,
         throttle_share=1.0 if device.throttle_share is None else device.throttle_share,
         battery_wh=device.battery_wh,
+        overhead_s=overhead_s,
+        token_overhead_s=row.token_overhead_s or 0.0,
     )
 
 
