@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+ANSWER_OVERHEAD_S = 0.002
+"""Of an answer until its first letter, where nobody has measured it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
@@ -26,7 +29,7 @@ class DeviceSpeed:
     throttle_after_s: float | None = None
     throttle_share: float = 1.0
     battery_wh: float | None = None
-    overhead_s: float = 0.002
+    overhead_s: float = ANSWER_OVERHEAD_S
     token_overhead_s: float = 0.0
 
     def decode_rate(self, rows: int) -> float:

@@ -16,7 +16,7 @@ from edge.config.loader import resolve
 from edge.config.numbers import check_sources
 from edge.config.schema import DeviceConfig, NotNegative, Positive, Rate, Section, SourceConfig, SpeedConfig
 from edge.core.errors import UsageError
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
 LINKS = DEVICES / "links"
@@ -63,7 +63,6 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
     prefill, training = row.prefill_tokens_per_s, row.training_tokens_per_s
     if prefill is None or training is None or not row.decode:
         raise UsageError(f"{path}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
-    overhead_s = DeviceSpeed.overhead_s if row.answer_overhead_s is None else row.answer_overhead_s
     return DeviceSpeed(
         name=device.name or path.stem,
         model=row.model,
@@ -75,7 +74,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         throttle_after_s=device.throttle_after_s,
         throttle_share=1.0 if device.throttle_share is None else device.throttle_share,
         battery_wh=device.battery_wh,
-        overhead_s=overhead_s,
+        overhead_s=ANSWER_OVERHEAD_S if row.answer_overhead_s is None else row.answer_overhead_s,
         token_overhead_s=row.token_overhead_s or 0.0,
     )
 

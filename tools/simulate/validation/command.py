@@ -38,7 +38,7 @@ from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, re
 from tools.simulate.validation.seen import Run, Taken
 from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
 
-_PROMPTS = 64
+_PROMPTS = 96
 """Practice prompts on which the bare model is sampled."""
 _MOST_MINUTES, _MOST_QUESTIONS = 240.0, 20_000
 _SOCKET = {"name": "socket on the same machine", "rtt_ms": 0, "up_mbit_per_s": 1e6, "down_mbit_per_s": 1e6}

@@ -12,6 +12,8 @@ from edge.core.install import install_extra
 from tools.simulate.validation.seen import Answered, Run, Taken
 
 _COLOURS = {"local": "#1f6fb4", "cloud": "#d9730d", "local-fallback": "#8a4fb0"}
+_LEAST_SPAN = 0.05
+"""λ is drawn at least so far up and down, so that small differences look small."""
 _KINDS = (("real", "-", 2.2), ("simulated", (0, (4, 2)), 1.6))
 
 
@@ -45,10 +47,20 @@ def _draw_times(axis: Any, real: Run, simulated: Run, what: str, title: str) -> 
             if own:
                 _draw_distribution(axis, own, what, label=f"{source}, {kind}", color=colour, linestyle=style, linewidth=width)
     axis.set(xscale="log", xlabel="milliseconds", ylabel="share of answers", ylim=(0.0, 1.02))
+    _plain_ticks(axis)
     for share in (0.5, 0.95):
         axis.axhline(share, color="#999999", linewidth=0.7, linestyle=":")
     axis.set_title(title)
     axis.legend(loc="lower right", fontsize=9)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """1, 2, 5, 10 ... and no powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_distribution(axis: Any, answers: Sequence[Answered], what: str, **look: Any) -> None:
@@ -61,7 +73,9 @@ def _draw_duals(axis: Any, real: Run, simulated: Run) -> None:
     for (kind, style, width), run in zip(_KINDS, (real, simulated), strict=True):
         duals = [run.dual_init, *(step.dual for step in run.steps)]
         axis.plot(range(len(duals)), duals, color="#2a8c4a", linestyle=style, linewidth=width, label=kind)
-    axis.set(xlabel="learning steps", ylabel="λ")
+    low, high = axis.get_ylim()
+    middle = real.dual_init
+    axis.set(xlabel="learning steps", ylabel="λ", ylim=(min(low, middle - _LEAST_SPAN), max(high, middle + _LEAST_SPAN)))
     axis.set_title("The price of asking")
     axis.legend()
 

@@ -42,8 +42,8 @@ LABEL = "validation"
 _CALIBRATION = "calibration"
 _WARM_UPS = 2
 _AT_ONCE = 8
-_SURELY = 30.0
-"""A bias (nats) with which every response that reaches a decision asks."""
+_BEYOND = 0.2
+"""Nats by which a response is pushed beyond its decision to ask; as a dial does it, so that it asks at this decision and at none before."""
 Tell = Callable[[str], None]
 
 
@@ -135,8 +135,10 @@ async def _facts(backend: InferenceBackend, item: TaskItem, settings: AnswerSett
     messages = local_messages((Message("user", compact_question(item)),), form)
     sampling = Sampling(temperature=0.0, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
     local = await backend.sample_group(messages, replace(sampling, suppress_help=True), [0], Priority.SERVING)
-    asking = await backend.sample_group(messages, replace(sampling, help_bias=_SURELY), [0], Priority.SERVING)
-    kept, asked = local.responses[0], asking.responses[0]
+    kept = local.responses[0]
+    bias = _BEYOND - min(0.0, kept.help_log_odds or 0.0)
+    asking = await backend.sample_group(messages, replace(sampling, help_bias=bias), [0], Priority.SERVING)
+    asked = asking.responses[0]
     return Facts(len(local.prompt_ids), len(kept.token_ids), len(asked.token_ids), kept.help_log_odds)
 
 
@@ -206,11 +208,13 @@ class RealRun:
         self._local: list[Timed] = []
         self._cloud: list[Timed] = []
         self._paused_s = 0.0
+        self._pauses = stream(plan.seed, "pauses")
 
     async def measured(self, sink: MemorySink, dual_init: float) -> Measured:
         """Stretch by stretch, then the learning steps. Raises EdgeError where the cloud does not answer the calibration."""
         plan = self._plan
         self._agent.budgets.set_dial(plan.dial, LABEL)
+        self._agent.budgets.set_dial(0.0, _CALIBRATION)
         await self._warm_up()
         answers, records = await self._stream()
         if plan.steps:
@@ -263,8 +267,10 @@ class RealRun:
             yield local + [(item, _MODES[1]) for item in plan.cloud_calibration[place :: STRETCHES + 1]]
 
     async def _calibrate(self, portion: Sequence[tuple[TaskItem, Mode]]) -> None:
-        began = self._clock.monotonic()
+        """One question at a time, each after a pause as people make it: a machine that has slept answers more slowly at first."""
+        began, pause_s = self._clock.monotonic(), self._plan.arrivals_s[-1] / len(self._plan.items)
         for item, mode in portion:
+            await asyncio.sleep(self._pauses.expovariate(1.0 / pause_s))
             record = await self._ask(item, _CALIBRATION, mode)
             if record.source == "cloud":
                 self._cloud.append(_timed(record, self._count(record.cloud_text)))
@@ -277,7 +283,8 @@ class RealRun:
         return await self._agent.answerer.answer(AnswerRequest(messages, mode=mode, task=task))
 
 
-_MODES: tuple[Mode, Mode] = ("local-only", "cloud-only")
+_MODES: tuple[Mode, Mode] = ("auto", "cloud-only")
+"""Of the calibration, whose dial of 0 keeps the first one local on the way that the stream's answers go."""
 
 
 def _timed(record: AnswerRecord, tokens: int) -> Timed:
