@@ -131,7 +131,7 @@ def _cloud(pace: CloudPace) -> dict[str, Any]:
 
 
 def _lasting(seconds: float) -> dict[str, float]:
-    return {"lasts_h": seconds / HOUR_S, "report_every_s": seconds}
+    return {"lasts_h": seconds / HOUR_S, "report_every_s": seconds / 8}
 
 
 class _ReplayedBackend(SimulatedBackend):
