@@ -301,7 +301,7 @@ def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
 
 def _budget(row: BudgetRow) -> admin_pb2.BudgetRecord:
     return admin_pb2.BudgetRecord(
-        key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.limits)
+        key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
     )
 
 

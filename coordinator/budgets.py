@@ -126,13 +126,13 @@ def snapshot(
 
 
 def _tightest(used: Sequence[int], limits: Sequence[int | None]) -> tuple[int, int | None]:
-    """Used and limit of the budget with the least left; what is spent cannot be taken back, so a lower limit counts as that."""
+    """Used and limit of the budget with the least left; the limit may lie below what is used where it was lowered since."""
     found: tuple[int, int | None] = used[min(1, len(used) - 1)], None
     least = math.inf
     for spent, limit in zip(used, limits, strict=True):
         if limit is not None and max(0, limit - spent) < least:
             least = max(0, limit - spent)
-            found = spent, max(limit, spent)
+            found = spent, limit
     return found
 
 

@@ -734,10 +734,10 @@ def _limit_text(limits: Any, none: str = "no limit", was_set: Sequence[str] = ()
 
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
-    units = ("calls", "tokens", "uusd")
+    units, told = ("calls", "tokens", "uusd"), (("committed", row.committed), ("reserved", row.reserved), ("limits", row.asked))
     return {
         "key": row.key,
-        **{unit: {name: getattr(getattr(row, name), unit) for name in ("committed", "reserved", "limits")} for unit in units},
+        **{unit: {name: getattr(amount, unit) for name, amount in told} for unit in units},
     }
 
 
@@ -770,7 +770,7 @@ def _budget_lines(rows: Sequence[BudgetRow]) -> list[str]:
         return ["nothing was spent yet"]
     return [
         f"used by {row.key}: "
-        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.limits, unit)) for label, unit in _UNITS)
+        + ", ".join(_meter(label, getattr(row.used, unit), getattr(row.asked, unit)) for label, unit in _UNITS)
         for row in shown
     ]
 

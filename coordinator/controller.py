@@ -19,6 +19,7 @@ from edge.core.errors import InvalidRequest, NotFound
 from edge.rpc.client import StepClosed, StepOpened, TaskTerms
 
 MAX_STEP = MOST_UNITS
+_REFUSED_STEPS_KEPT = 16
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
@@ -29,7 +30,7 @@ class StepController:
         self._store = store
         self._tasks = dict(tasks)
         self._clock = clock
-        self._refused_step: dict[tuple[str, str], int] = {}
+        self._refused_steps: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def replace_tasks(self, tasks: Mapping[str, TaskConfig]) -> None:
         """Hold later steps and calls to these terms; open steps keep theirs, and a task keeps its λ when its scope changes."""
@@ -46,8 +47,11 @@ class StepController:
         return self.terms_of(task).dual_init if price is None else price.dual
 
     def note_refusal(self, device: str, task: str, step: int) -> None:
-        """A budget refused a call of this step: asking for help without a call is then no discrepancy."""
-        self._refused_step[device, task] = step
+        """A budget refused a call of this step: asking for help without a call is then no discrepancy. Calls outside training, whose step
+        is -1, say nothing of one; a report may come late, when the next step was refused, too."""
+        if step >= 0:
+            others = [known for known in self._refused_steps.get((device, task), ()) if known != step]
+            self._refused_steps[device, task] = (*others, step)[-_REFUSED_STEPS_KEPT:]
 
     def terms_of(self, task: str) -> TaskConfig:
         """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
@@ -96,7 +100,7 @@ class StepController:
             raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
         if uncalled_units > help_units:
             raise InvalidRequest(f"{uncalled_units} of {help_units} requests for help cannot have gone without a call")
-        refused = self._refused_step.get((device, task)) == step
+        refused = step in self._refused_steps.get((device, task), ())
         request = CloseStepRequest(
             device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units
         )

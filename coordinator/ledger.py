@@ -411,10 +411,11 @@ class Ledger:
         scope = key.split("@")[0].split("[")[0]
         metadata = {"budget": key, "scope": scope, "unit": ",".join(units)}
         if row and units:
-            used, most = getattr(row.used, units[0]), getattr(row.limits, units[0])
+            used, most, needed = (getattr(amount, units[0]) for amount in (row.used, row.asked, hold))
             kept = getattr(others, units[0])
             metadata["told"] = f"{scope} {'micro-USD' if units[0] == 'uusd' else units[0]} {used} of {most}"
             metadata["told"] += f", {kept} kept for other devices" if kept else ""
+            metadata |= {"used": str(used), "limit": str(most), "needed": str(needed), "kept": str(kept)}
         needs = "; ".join(_need_text(unit, hold, row, others) for unit in units) if row else ""
         return BudgetExhausted(f"budget {key} has no room for this call{needs and f': it needs {needs}'}", metadata=metadata)
 

@@ -299,7 +299,7 @@ def scope_of(key: str) -> str:
 
 
 def _gauges(row: BudgetRow, terms: BudgetTerms, device: str, task: str) -> list[BudgetGauge]:
-    scope, limits = scope_of(row.key), terms.limits.at_least(row.used)
+    scope, limits = scope_of(row.key), terms.limits
     owner = (device if scope.startswith("device") else "", task if scope.endswith("task") else "")
     return [BudgetGauge(scope, *owner, unit, getattr(row.used, unit), getattr(limits, unit)) for unit in UNITS]
 

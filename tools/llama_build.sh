@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Sees to it that the installed llama.cpp computes on this processor; its argument is the environment's Python.
 #
-# It is compiled for the processor at hand, or comes from pip's cache, compiled for another one. A virtual machine may also announce AMX and
-# then fault at its first instruction. So a prompt of the bundled model is decoded in a process of its own, and where that dies llama.cpp is
-# built again: without AMX, and if that dies too, for any x86-64 processor with AVX2. The first build leaves AMX out already where a small
-# program of it dies, see edge/core/llama_build.py, which has the arguments of every build.
+# It is compiled for the processor at hand, or comes from pip's cache, compiled for another one. What a compiler makes of AMX may also fault
+# at its first instruction. So a prompt of the bundled model is decoded in a process of its own, and where that dies llama.cpp is
+# built again: without AMX, and if that dies too, for any x86-64 processor with AVX2. The first build leaves AMX out already where the
+# compiler is known for it, see edge/core/llama_build.py, which has the arguments of every build.
 set -euo pipefail
 python=$1
 version=$(sed -n 's/^llama[_-]cpp[_-]python==//p' constraints.txt)

@@ -16,6 +16,7 @@ from edge.agent.quota import Quotas
 from edge.agent.record import AnswerDelta, AnswerRecord
 from edge.agent.streams import closing
 from edge.agent.switch import CloudSwitch
+from edge.agent.used_up import for_who_demanded_the_cloud, what_is_used_up
 from edge.core.clock import Clock
 from edge.core.errors import (
     BudgetExhausted,
@@ -95,6 +96,7 @@ class CloudAsker:
             messages=with_hint(asked, draft.local_text, settings.hint_chars, settings.hint_cut),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
+            temperature=draft.request.temperature or 0.0,  # above 0 nobody wants a stored answer again
             openai_json=draft.request.beyond.openai_json,
         )
 
@@ -113,8 +115,8 @@ class CloudAsker:
         except BudgetExhausted as error:
             draft.call_state = "refused"
             access.doubts.forget(draft.call_key)
-            access.quotas.refused(draft.task, str(error))
-            raise
+            access.quotas.refused(draft.task, what_is_used_up(error))
+            raise for_who_demanded_the_cloud(error, own_coordinator=self._settings.own_coordinator) from error
         except _NOT_CHARGED:
             draft.call_state = CallProgress.FAILED.value
             access.doubts.forget(draft.call_key)
@@ -143,7 +145,7 @@ def conversation_for_the_cloud(messages: Sequence[Message], prompt_form: str) ->
 def why_not(error: CoordinatorError) -> str:
     """Why there is an answer of this device instead, in one line."""
     if isinstance(error, BudgetExhausted):
-        return f"the budget is used up ({error}); answered on this device"
+        return f"the budget is used up ({what_is_used_up(error)}); answered on this device"
     if isinstance(error, InvalidRequest):
         return f"the coordinator cannot take it ({error}); answered on this device"
     if isinstance(error, Withheld):

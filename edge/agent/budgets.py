@@ -62,6 +62,15 @@ class TaskBudgets:
         """
         self._dials.set(rate, task)
 
+    def forget(self, task: str) -> None:
+        """Strike out the dial of a label and what is known of its budget; what it spent stays spent. Raises NotFound."""
+        self._dials.forget(task)
+
+    def is_known(self, task: str) -> bool:
+        """Whether somebody stands behind a label: serving uses it, it is learned, or its dial was set."""
+        named = task in (self.serving_task, *self._curriculum.tasks) or self._quotas.is_learned(task)
+        return named or (task in self._dials.tasks and self._dials.of(task).own)
+
     def pause_cloud(self, paused: bool) -> None:
         """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
         now = self._clock.now()

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from edge.agent.streams import closing
+from edge.agent.used_up import what_is_used_up
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, RateLimited, Withheld
 from edge.rpc.client import CallReply, CloudCall, CloudCompletion, CoordinatorClient
 
@@ -142,7 +143,6 @@ class SharedBatch:
 
 
 def refusal_text(error: BudgetExhausted) -> str:
-    """A refusal for people, e.g. `budget used up: device calls 12 of 12; answering and learning go on without the cloud`."""
-    budget = error.metadata.get("told") or error.metadata.get("budget") or str(error)
+    """A refusal for people, e.g. `budget used up: 12 of 12 calls; answering and learning go on without the cloud`."""
     what = "the rest of the step goes" if error.metadata.get("scope") == "step" else "answering and learning go"
-    return f"budget used up: {budget}; {what} on without the cloud"
+    return f"budget used up: {what_is_used_up(error)}; {what} on without the cloud"

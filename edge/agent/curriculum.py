@@ -72,13 +72,18 @@ class Curriculum:
     def adopt(self) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
 
-        A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change.
+        A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
+        first step of a phase there is nothing to begin anew.
         """
         position = self._state.position()
         plan = [[phase.source, task] for phase, task in zip(self._phases, self._tasks, strict=True)]
         known = json.loads(self._state.meta(_PLAN) or "null")
         self._state.set_meta(_PLAN, json.dumps(plan))
-        if known is None or known[: position.phase + 1] == plan[: position.phase + 1]:
+        if (
+            known is None
+            or (position.phase, position.phase_step) == (0, 0)
+            or known[: position.phase + 1] == plan[: position.phase + 1]
+        ):
             return False
         self._state.set_position(replace(position, phase=0, phase_step=0))
         return True

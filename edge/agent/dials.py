@@ -15,7 +15,7 @@ from edge.agent.dial import WINDOW, HelpDial, check_rate
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import StateReader
 from edge.core.clock import Clock
-from edge.core.errors import UsageError
+from edge.core.errors import NotFound, UsageError
 
 MOST_OWN_DIALS = 64
 """A dial that somebody sets for a task alone is kept until one is set for every task."""
@@ -86,6 +86,15 @@ class DialBook:
         for task in others[:-MOST_OTHER_DIALS]:
             del self._dials[task]
             self._forgotten.add(task)
+
+    def forget(self, task: str) -> None:
+        """Strike out a task's dial; a task that comes back begins with the rate of every task. Raises NotFound for one without."""
+        if task not in self._dials:
+            raise NotFound(f"no task of the label {task} has a dial", hint="edge-agent budget show lists the tasks")
+        with self._state.database as database:
+            database.execute("DELETE FROM dials WHERE task = ?", (task,))
+            database.execute("DELETE FROM meta WHERE key = ?", (f"budget:{task}",))
+        del self._dials[task]
 
     @property
     def default_rate(self) -> float | None:

@@ -21,7 +21,7 @@ Pieces = AsyncGenerator[AnswerDelta, None]
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     """How people are answered. `switched_off`: why the cloud may not be asked as long as this process runs ("" when it may). `hint_chars`:
-    how much of the local response goes along when it is."""
+    how much of the local response goes along when it is. `own_coordinator`: the embedded one, held to this configuration."""
 
     mode: Mode
     task: str
@@ -36,6 +36,7 @@ class AnswerSettings:
     switched_off: str = ""
     hint_chars: int = 0
     hint_cut: Cut = private_cut
+    own_coordinator: bool = False
 
 
 @dataclass(slots=True)

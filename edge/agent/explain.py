@@ -42,7 +42,8 @@ def decision(record: Mapping[str, Any]) -> str:
 def _outcome(record: Mapping[str, Any]) -> str:
     source = record.get("source")
     if source == "cloud":
-        return "it asked, and the cloud answered"
+        stored = ", with an answer from the coordinator's store that was not charged" if record.get("cached") else ""
+        return f"it asked, and the cloud answered{stored}"
     if source == "local-fallback":
         return str(record.get("reason"))
     return "it did not ask" if record.get("reason") == "answered on this device" else str(record.get("reason"))

@@ -3,9 +3,9 @@ commands or HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from edge.agent.agent import Agent
@@ -15,21 +15,24 @@ from edge.agent.link import KnownBudget
 from edge.agent.quota import Circumstances, Quota, quota_of, stored_budget
 from edge.agent.state_reader import StateReader
 from edge.agent.switch import PAUSED, is_paused
+from edge.agent.usage import OfTask, used_by_task
 from edge.core.errors import CoordinatorError
 
+_NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
-    """One task's quota and its dial."""
+    """One task's quota, its dial, and what the task alone has used by this device's records."""
 
     quota: Quota
     dial: DialReading
+    used: OfTask = _NOTHING
 
     def to_json(self) -> dict[str, Any]:
-        """The quota's fields with the dial as `dial`."""
-        return {**self.quota.to_json(), "dial": self.dial.to_json()}
+        """The quota's fields with the dial as `dial` and the task's own use as `used`."""
+        return {**self.quota.to_json(), "dial": self.dial.to_json(), "used": asdict(self.used)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,21 @@ class Overview:
     unsettled_calls: int
     tasks: tuple[TaskBudget, ...]
 
+    @property
+    def device(self) -> dict[str, Any] | None:
+        """The units that the tasks share with their limits, as they were told last; None where they share none.
+
+        The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then tells the same.
+        """
+        known = sorted((one.quota for one in self.tasks if one.quota.as_of is not None), key=lambda quota: quota.as_of or 0.0)
+        shared = [unit for unit in UNITS if known and _is_shared(unit, known)]
+        fields = [name for unit in shared for name in (unit, *UNITS[unit])]
+        return {name: getattr(known[-1], name) for name in (*fields, "as_of")} if shared else None
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
+            "device": self.device,
             "origin": self.origin,
             "serving_task": self.serving_task,
             "target_rate": self.target_rate,
@@ -62,6 +77,22 @@ class Overview:
         }
 
 
+UNITS = {
+    "calls": ("calls_limit", "calls_left"),
+    "tokens": ("tokens_limit", "tokens_left"),
+    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd"),
+}
+"""What is counted, with the fields of its limit and of what is left."""
+
+
+def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
+    """Without any limit it is the device's total, whenever each task was told; else all must tell the same."""
+    limit = UNITS[unit][0]
+    if all(getattr(quota, limit) is None for quota in known):
+        return True
+    return len({(getattr(quota, unit), getattr(quota, limit)) for quota in known}) == 1
+
+
 async def overview(agent: Agent) -> Overview:
     """Of a running agent; asks the coordinator for what it has not told by itself."""
     status, budgets, link = agent.status(), agent.budgets, agent.link
@@ -69,6 +100,7 @@ async def overview(agent: Agent) -> Overview:
         if not link.follows(task):
             with suppress(CoordinatorError):  # what cannot be had stays as it was known
                 await link.budget(task)
+    used = used_by_task(agent.parts.state.rows)
     return Overview(
         origin="agent",
         serving_task=budgets.serving_task,
@@ -77,7 +109,7 @@ async def overview(agent: Agent) -> Overview:
         switched_off=budgets.switch.reason,
         outbox=status.outbox,
         unsettled_calls=status.unsettled_calls,
-        tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task)) for task in budgets.tasks),
+        tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
     )
 
 
@@ -104,7 +136,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
-    tasks = stored_tasks(state, settings)
+    tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
     return Overview(
         origin="coordinator" if told else "stored",
         serving_task=settings.serving_task,
@@ -113,7 +145,10 @@ def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[
         switched_off=off,
         outbox=len(state.outbox()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
-        tasks=tuple(_stored(state, task, dials.get(task) or HelpDial(default, task), now, told) for task in tasks),
+        tasks=tuple(
+            replace(_stored(state, task, dials.get(task) or HelpDial(default, task), now, told), used=used.get(task, _NOTHING))
+            for task in tasks
+        ),
     )
 
 

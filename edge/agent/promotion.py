@@ -24,7 +24,7 @@ from edge.agent.state_rows import Exam as ExamResult
 from edge.core.errors import AdapterError
 from edge.core.types import AdapterRef, AnswerKind, TaskItem
 from edge.dagrpo.advantages import mean
-from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of
+from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8
@@ -72,12 +72,12 @@ class Judgement:
     @property
     def before(self) -> float | None:
         """Share of all anchors right with the adapter in use."""
-        return _overall([(score.before, score.items) for score in self.anchors])
+        return together(self.anchors).before if self.anchors else None
 
     @property
     def after(self) -> float | None:
         """Share of all anchors right with the candidate."""
-        return _overall([(score.after, score.items) for score in self.anchors])
+        return together(self.anchors).after if self.anchors else None
 
 
 class PromotionGate:
@@ -191,14 +191,10 @@ def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: 
 
 
 def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
-    return AnchorScore(
-        source, len(own), mean([float(before[one.key]) for one in own]), mean([float(after[one.key]) for one in own])
-    )
-
-
-def _overall(scores: Sequence[tuple[float, int]]) -> float | None:
-    items = sum(count for _, count in scores)
-    return sum(share * count for share, count in scores) / items if items else None
+    then, now = [before[one.key] for one in own], [after[one.key] for one in own]
+    lost = sum(was and not now_right for was, now_right in zip(then, now, strict=True))
+    gained = sum(now_right and not was for was, now_right in zip(then, now, strict=True))
+    return AnchorScore(source, len(own), sum(then), lost, gained)
 
 
 def _item(fields: Mapping[str, Any]) -> TaskItem:

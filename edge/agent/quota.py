@@ -128,6 +128,10 @@ class Quotas:
         """The coordinator answered a call."""
         self._refused.pop(task, None)
 
+    def is_learned(self, task: str) -> bool:
+        """Whether learning has terms for a task."""
+        return self._state.terms(task) is not None
+
     def save(self, task: str) -> None:
         """Keep what is known for commands that look while no agent runs, in the transaction under way."""
         if (known := self._link(task)) is not None:
@@ -195,16 +199,11 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialReading | 
 
 
 def _used(used: int, limit: int | None, what: str) -> str:
-    """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
-    if limit is not None and used >= limit:
-        return f"{used} {what}, none left"
     return f"{used} {what}, no limit" if limit is None else f"{used} of {limit} {what}"
 
 
 def _spent(budget: BudgetSnapshot) -> str:
     spent, limit = dollars(budget.spend_uusd), budget.spend_limit_uusd
-    if limit is not None and budget.spend_uusd >= limit:
-        return f"{spent} spent, none left"
     return f"{spent} spent" if limit is None else f"{spent} of {dollars(limit)}"
 
 

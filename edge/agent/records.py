@@ -3,6 +3,7 @@ nothing of engines or of the coordinator."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edge.agent.daybook import MadeSteps, daybook
@@ -12,7 +13,7 @@ from edge.agent.record import AnswerRecord
 from edge.agent.sent import SentReader
 from edge.agent.state import StateFolder
 from edge.agent.usage import UsedToday, used_today
-from edge.agent.whatif import PastAnswer, past_answers
+from edge.agent.whatif import WhatIf, what_if_recorded
 from edge.core.clock import Clock
 
 
@@ -54,6 +55,6 @@ class Records:
         """What left the device, and what waits."""
         return SentReader(self._state.database)
 
-    def past_answers(self, task: str, last: int) -> list[PastAnswer]:
-        """The last answers to a task, to be replayed at another rate."""
-        return past_answers(self._state, task, last)
+    def what_if(self, rates: Sequence[float], task: str, last: int) -> WhatIf:
+        """The last answers to a task ("": to any) at other rates. Raises TooFewAnswers."""
+        return what_if_recorded(self._state, rates, task, last)

@@ -19,9 +19,13 @@ from typing import Any
 from edge.agent.events import EvalProgress, FamilyScores, HeldOutScored, RunFinished, StepFinished, StepProgress
 from edge.agent.figures import what_is_missing, write_figures
 from edge.agent.retention import forgetting_of
+from edge.agent.run_settings import other_settings
 from edge.agent.spans import PhaseSpan, phase_spans
-from edge.core.errors import StateError
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.events import Event, JsonLinesSink
+from edge.core.names import shown
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import mean
 
@@ -37,7 +41,7 @@ class RunFolder:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
+            _write_whole(folder / "config.yaml", config_yaml)
             self._held_out = _read_held_out(folder / "evals.jsonl")
             self._stream = (folder / "events.jsonl").open("a", encoding="utf-8")
         except OSError as error:
@@ -78,6 +82,51 @@ class RunFolder:
     def close(self) -> None:
         """Close the event file. Safe to call twice."""
         self._stream.close()
+
+
+def require_same_run(folder: Path, config: AgentConfig) -> None:
+    """Refuse to go on in the folder of a run that was begun under settings that make its record another one. Changes nothing.
+
+    Raises UsageError that names the settings; also where they cannot be read any more.
+    """
+    if not _has_begun(folder):
+        return
+    name = shown(str(folder))
+    try:
+        then = resolve(AgentConfig, files=[folder / "config.yaml"]).config
+    except ConfigError as error:
+        raise UsageError(
+            f"{name} holds a run whose settings cannot be read ({error})", hint="give another folder with --out"
+        ) from error
+    if told := other_settings(then, config) or _another_state(folder, then, config):
+        raise UsageError(f"{name} holds a run with other settings ({told})", hint="give another folder with --out")
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether something was measured there: settings that failed to start, or were stopped before the first step, bind nobody."""
+    events, results = folder / "events.jsonl", folder / "evals.jsonl"
+    if results.is_file() and results.stat().st_size:
+        return True
+    if not events.is_file():
+        return False
+    with events.open(encoding="utf-8", errors="replace") as lines:
+        return any(f'"{StepFinished.kind}"' in line for line in lines)
+
+
+def _another_state(folder: Path, then: AgentConfig, now: AgentConfig) -> str:
+    """A run goes on from its state folder, which may lie in the run folder and be moved with it."""
+    if then.state_folder is None or now.state_folder is None:
+        return ""
+    before, after = Path(then.state_folder).expanduser().resolve(), Path(now.state_folder).expanduser().resolve()
+    moved_along = after == (folder / "state").resolve() and after.exists()
+    return "" if before == after or moved_along else f"state_folder {then.state_folder} -> {now.state_folder}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The new text or the old one, whenever the machine stops."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: Sequence[HeldOutScored] = ()) -> dict[str, Any]:

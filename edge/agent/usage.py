@@ -7,7 +7,7 @@ cache does not, and neither does one whose end is not known yet. Days are local 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +65,28 @@ def used_since(database: sqlite3.Connection, since: float) -> Used:
 
 def _sums(database: sqlite3.Connection, query: str, since: float) -> tuple[int, ...]:
     return tuple(int(value or 0) for value in database.execute(query, (since,)).fetchone())
+
+
+@dataclass(frozen=True, slots=True)
+class OfTask:
+    """Billed cloud calls, tokens and spend (micro-USD) of one task ever, for answers and for learning."""
+
+    calls: int = 0
+    tokens: int = 0
+    spend_uusd: int = 0
+
+
+_BY_TASK = f"""
+SELECT task, sum(calls), sum(tokens), sum(spend_uusd) FROM (
+    SELECT json_extract(record, '$.task') AS task, {_BILLED} AS calls,
+        CASE WHEN {_BILLED} THEN json_extract(record, '$.cloud_tokens') ELSE 0 END AS tokens,
+        json_extract(record, '$.charged_uusd') AS spend_uusd
+    FROM requests
+    UNION ALL SELECT task, settled AND (tokens > 0 OR spend_uusd > 0), tokens, spend_uusd FROM learning_spend
+) GROUP BY task
+"""  # noqa: S608 - of constants
+
+
+def used_by_task(rows: Callable[[str], Sequence[tuple[Any, ...]]]) -> dict[str, OfTask]:
+    """What each task has used, by its label; tasks that used nothing may be missing. `rows` gives what a query finds."""
+    return {str(task): OfTask(*(int(value or 0) for value in sums)) for task, *sums in rows(_BY_TASK)}

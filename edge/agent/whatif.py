@@ -89,15 +89,30 @@ def past_answers(state: StateReader, task: str = "", last: int = 1000) -> list[P
     return [_past(record, verdicts.get(record["id"])) for record in records if record.get("local_text")]
 
 
-def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "") -> WhatIf:
-    """Replay at other rates. Raises TooFewAnswers when there are too few answers to say anything."""
+def demanded_answers(state: StateReader, task: str = "", last: int = 1000) -> list[PastAnswer]:
+    """Those among the last answers that the cloud gave because it was demanded. They decide nothing, but show what it costs, how long it
+    takes and how good people find it."""
+    verdicts: dict[str, Verdict] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
+    records = (record for record in state.requests(last) if not task or record.get("task") == task)
+    cloud = (record for record in records if record["source"] == "cloud" and not record.get("local_text"))
+    return [_past(record, verdicts.get(record["id"])) for record in cloud]
+
+
+def what_if_recorded(state: StateReader, rates: Iterable[float], task: str = "", last: int = 1000) -> WhatIf:
+    """`what_if` over the last answers of a state folder."""
+    return what_if(past_answers(state, task, last), rates, task, demanded_answers(state, task, last))
+
+
+def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "", demanded: Sequence[PastAnswer] = ()) -> WhatIf:
+    """Replay at other rates; `demanded` answers of the cloud are evidence of what it costs. Raises TooFewAnswers when there are too few
+    answers to say anything."""
     if len(answers) < LEAST_ANSWERS:
         raise TooFewAnswers(
             f"{len(answers)} recorded answers are too few to tell what another rate would mean; {LEAST_ANSWERS} are needed",
             hint="use the agent a while, or measure it with edge-agent eval --cloud-all --plot FILE.png",
         )
     without = sum(answer.log_odds is None for answer in answers)
-    return WhatIf(task, len(answers), without, present(answers), tuple(replayed(answers, rate) for rate in rates))
+    return WhatIf(task, len(answers), without, present(answers), tuple(replayed(answers, rate, demanded) for rate in rates))
 
 
 def present(answers: Sequence[PastAnswer]) -> Outlook:
@@ -120,22 +135,25 @@ def present(answers: Sequence[PastAnswer]) -> Outlook:
         judged_cloud=sum(answer.from_cloud for answer in judged),
         latency_p50_s=percentile([answer.total_s for answer in answers], 0.5),
         latency_p90_s=percentile([answer.total_s for answer in answers], 0.9),
-        notes=() if enough else (_too_few(len(judged), "answers"),),
+        notes=() if enough else (_too_few_in_all(judged),),
     )
 
 
-def replayed(answers: Sequence[PastAnswer], rate: float) -> Outlook:
+def replayed(answers: Sequence[PastAnswer], rate: float, demanded: Sequence[PastAnswer] = ()) -> Outlook:
     """The same answers at another rate."""
     decided = sorted((a for a in answers if a.log_odds is not None), key=lambda a: -_known(a.log_odds))
     calls = min(round(rate * len(answers)), len(decided))
     sent, kept = decided[:calls], decided[calls:] + [answer for answer in answers if answer.log_odds is None]
-    spend, interval = _spend(answers, calls)
-    good, good_interval, judged, notes = _good(answers, kept, calls)
-    times = _times(answers, sent, kept)
+    cloud = [answer for answer in (*answers, *demanded) if answer.from_cloud]
+    spend, interval = _spend(cloud, calls)
+    good, good_interval, judged, notes = _good(answers, cloud, kept, calls)
+    times = _times(cloud, sent, kept)
     if calls < round(rate * len(answers)):
         notes = (*notes, f"only {counted(len(decided), 'answer')} came to a place where they could ask")
     if spend is None:
         notes = (*notes, "no answer shows yet what a cloud answer costs")
+    if calls and all(answer.cloud_s is None for answer in cloud):
+        notes = (*notes, "no answer shows yet how long the cloud takes: the times are this device's part alone")
     return Outlook(
         target_rate=rate,
         rate=calls / len(answers),
@@ -177,9 +195,9 @@ def _past(record: Mapping[str, Any], verdict: Verdict | None) -> PastAnswer:
     )
 
 
-def _spend(answers: Sequence[PastAnswer], calls: int) -> tuple[float | None, Interval | None]:
+def _spend(cloud: Sequence[PastAnswer], calls: int) -> tuple[float | None, Interval | None]:
     """Mean charge of a cloud answer times the calls."""
-    charges = [float(answer.charged_uusd) for answer in answers if answer.from_cloud]
+    charges = [float(answer.charged_uusd) for answer in cloud]
     if calls == 0:
         return 0.0, (0.0, 0.0)
     if not charges:
@@ -192,16 +210,16 @@ def _spend(answers: Sequence[PastAnswer], calls: int) -> tuple[float | None, Int
 
 
 def _good(
-    answers: Sequence[PastAnswer], kept: Sequence[PastAnswer], calls: int
+    answers: Sequence[PastAnswer], from_cloud: Sequence[PastAnswer], kept: Sequence[PastAnswer], calls: int
 ) -> tuple[float | None, Interval | None, tuple[int, int], tuple[str, ...]]:
     """What is kept is as good as what was judged among it, what is sent as good as what was judged of the cloud."""
     local = [answer.judged == "good" for answer in kept if answer.judged and not answer.from_cloud]
-    cloud = [answer.judged == "good" for answer in answers if answer.judged and answer.from_cloud]
+    cloud = [answer.judged == "good" for answer in from_cloud if answer.judged]
     judged, notes = (len(local), len(cloud)), []
     if kept and len(local) < LEAST_VERDICTS:
-        notes.append(_too_few(len(local), "local answers"))
+        notes.append(_too_few_local(sum(bool(answer.judged) and not answer.from_cloud for answer in answers)))
     if calls and len(cloud) < LEAST_VERDICTS:
-        notes.append(_too_few(len(cloud), "cloud answers"))
+        notes.append(_too_few(len(cloud), "cloud answer"))
     if notes:
         return None, None, judged, tuple(notes)
     parts = [(len(kept), local), (calls, cloud)]
@@ -212,12 +230,26 @@ def _good(
 
 
 def _too_few(judged: int, what: str) -> str:
-    return f"how good answers would be is not known: {judged} {what} were judged, {LEAST_VERDICTS} are needed"
+    were = f"{judged} {what} was" if judged == 1 else f"{judged} {what}s were"
+    return f"how good answers would be is not known: {were} judged, {LEAST_VERDICTS} are needed"
 
 
-def _times(answers: Sequence[PastAnswer], sent: Sequence[PastAnswer], kept: Sequence[PastAnswer]) -> list[float]:
+def _too_few_local(judged: int) -> str:
+    """The count is that of all local ones, which is the same at every rate, unless it would do."""
+    if judged < LEAST_VERDICTS:
+        return _too_few(judged, "local answer")
+    return f"how good answers would be is not known: fewer than {LEAST_VERDICTS} of the local answers that stay were judged"
+
+
+def _too_few_in_all(judged: Sequence[PastAnswer]) -> str:
+    cloud = sum(answer.from_cloud for answer in judged)
+    told = f"{len(judged) - cloud} local and {cloud} of the cloud were judged"
+    return f"how good answers were is not known: {told}, {LEAST_VERDICTS} together are needed"
+
+
+def _times(cloud: Sequence[PastAnswer], sent: Sequence[PastAnswer], kept: Sequence[PastAnswer]) -> list[float]:
     """Seconds of each answer; those that would change sides get the measured times of the other side in turn."""
-    clouds = [answer.cloud_s for answer in answers if answer.from_cloud and answer.cloud_s is not None]
+    clouds = [answer.cloud_s for answer in cloud if answer.cloud_s is not None]
     waits = [
         answer.cloud_s if answer.from_cloud and answer.cloud_s is not None else (clouds[n % len(clouds)] if clouds else 0.0)
         for n, answer in enumerate(sent)

@@ -58,6 +58,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         model_alias=coordinator.model_alias,
         switched_off=switched_off(config),
         hint_chars=coordinator.hint_chars,
+        own_coordinator=coordinator.address is None,
     )
     scale = AdvantageScale(learning.advantage_scale)
     return AgentSettings(

@@ -427,7 +427,7 @@ def whatif(
     sets: Sets = None,
     json: Json = False,
 ) -> int:
-    """Replay recorded answers at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
+    """Replay recorded answers (20 at least) at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
     from edge.cli import whatif as command
 
     if share is not None and rate is not None:

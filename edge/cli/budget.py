@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 """What is counted, and the field of its limit."""
+_STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
 _ORIGINS = {
     "agent": "",
     "coordinator": "told by the coordinator; no agent was asked",
@@ -50,9 +51,21 @@ def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) 
     return 0
 
 
+def forget(settings: Settings, task: str, *, as_json: bool) -> int:
+    """Strike out a label. Raises NotFound for one without a dial, StateError beside an agent that cannot be spoken to."""
+    budgets = asyncio.run(_changed(settings.config(), "/api/budget/forget", {"task": task}))
+    if as_json:
+        print_json(budgets)
+    elif any(known["task"] == task for known in budgets["tasks"]):
+        print(f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task")
+    else:
+        print(f"task {task} is forgotten; what it spent stays spent")
+    return 0
+
+
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
     """What is said of a label that may be a slip of the hand."""
-    return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'})"
+    return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'}); edge-agent budget forget strikes one out"
 
 
 def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
@@ -128,8 +141,10 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
     with StateFolder(present_folder(state_folder(config))) as state:
         if "paused" in change:
             set_paused(state, change["paused"], clock.now())
-        else:
+        elif "target_rate" in change:
             DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
+        else:
+            DialBook(state, config.budget.dial, clock).forget(change["task"])
 
 
 def _settings(config: AgentConfig) -> StoredSettings:
@@ -149,10 +164,15 @@ def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
-    tasks = budgets["tasks"]
-    shared = [unit for unit in _UNITS if _is_shared(unit, tasks)]
-    lines = ["device   this device in all", *_unit_lines(shared, tasks[0]), ""] if shared else []
-    lines += [line for task in tasks for line in [*_task_lines(task, [unit for unit in _UNITS if unit not in shared]), ""]]
+    tasks, device = budgets["tasks"], budgets["device"] or {}
+    shared = [unit for unit in _UNITS if unit in device]
+    state = _shared_state(tasks) if shared else ""
+    lines = (
+        ["device   this device in all", *_unit_lines(shared, device), *([f"state    {state}"] if state else []), ""]
+        if shared
+        else []
+    )
+    lines += [line for task in tasks for line in [*_task_lines(task, shared, with_state=not state), ""]]
     if not budgets["tasks"]:
         lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets['target_rate'])}"]
     if budgets["switched_off"]:
@@ -165,9 +185,15 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _is_shared(unit: str, tasks: Sequence[Mapping[str, Any]]) -> bool:
-    """The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then shows the same."""
-    return len({(task[unit], task[_UNITS[unit]]) for task in tasks}) == 1
+def _shared_state(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """The state that all tasks are in, or "" where they differ."""
+    words = {_state_words(task) for task in tasks}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _state_words(task: Mapping[str, Any]) -> str:
+    """Beside the figures they need no repetition; what keeps the cloud away has a reason."""
+    return _STATES.get(task["state"]) or f"{task['state'].replace('_', ' ')}: {task['line']}"
 
 
 def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
@@ -178,13 +204,15 @@ def _amount(used: int | None, limit: int | None, unit: str) -> str:
     return _used(used, limit, dollars if unit == "spend_uusd" else str)
 
 
-def _task_lines(task: Mapping[str, Any], own: Sequence[str]) -> list[str]:
+def _task_lines(task: Mapping[str, Any], shared: Sequence[str], *, with_state: bool) -> list[str]:
+    used = task["used"]
     return [
         f"task     {task['task']}",
-        *_unit_lines(own, task),
+        *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
+        f"used     {used['calls']} calls, {used['tokens']} tokens, {dollars(used['spend_uusd'])} by this task alone",
         f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
         f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
-        f"state    {task['state'].replace('_', ' ')}: {task['line']}",
+        *([f"state    {_state_words(task)}"] if with_state else []),
     ]
 
 
@@ -211,11 +239,8 @@ def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
 
 
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
-    """A limit that was lowered below what is spent is told by the coordinator as what is spent, so none is named once all is used up."""
     if used is None:
         return "not known yet"
-    if limit is not None and used >= limit:
-        return f"{words(used)}, nothing left"
     return f"{words(used)} of {'no limit' if limit is None else words(limit)}"
 
 

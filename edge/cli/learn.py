@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.agent.gallery import SHOWN_STEPS, Gallery
 from edge.agent.retention import RetentionWatch
-from edge.agent.runfolder import RunFolder
+from edge.agent.runfolder import RunFolder, require_same_run
 from edge.bootstrap import build_agent, check_inputs, own_profile
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
@@ -52,6 +52,7 @@ def learn(settings: Settings, options: LearnOptions) -> int:
     check_inputs(settings.config())
     folder = options.out or _default_folder(settings.config())
     resolved = replace(settings, state=settings.state or folder / "state").resolve(own_profile)
+    require_same_run(folder, resolved.config)
     lines = list(starting_lines(resolved, learns=True))
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
         try:

@@ -19,6 +19,7 @@ _SOURCES = {
     "local-fallback": "answered locally without the help it asked for",
 }
 
+_STORED = "from the coordinator's store, not charged"
 _WORTH_SAYING = {
     "low": "little of the budget is left",
     "used_up": "the budget is used up",
@@ -64,6 +65,8 @@ def source_line(note: AnswerNote) -> str:
         parts.append(f"λ {note.dual:.3f}")
     if note.spend_uusd:
         parts.append(dollars(note.spend_uusd))
+    if note.cached:
+        parts.append(_STORED)
     if about_quota := _about_quota(note):
         parts.append(about_quota)
     elif note.calls_left is not None:
@@ -92,7 +95,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "calls left": _number(record.get("calls_left"), "no limit known"),
         "ledger": _ledger(record.get("ledger")),
         "quota then": (record.get("quota") or {}).get("line"),
-        "charged": dollars(int(record.get("charged_uusd") or 0)),
+        "charged": dollars(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
         "model": record.get("model"),
         "cloud model": record.get("cloud_model"),
         "adapter": record.get("adapter_version"),

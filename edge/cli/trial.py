@@ -1,6 +1,6 @@
 """Whether the installed llama.cpp computes on this processor, tried in a process of its own. Knows how it ends, and what to build instead.
 
-llama.cpp is compiled for the processor at hand, or was, for another one; and a virtual machine may announce AMX and then fault at its first
+llama.cpp is compiled for the processor at hand, or was, for another one; and what a compiler makes of AMX may fault at its first
 instruction. Nothing can catch that in the process that it happens in.
 """
 

@@ -54,7 +54,7 @@ def _rates(options: WhatIfOptions) -> list[float]:
 
 async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
     from edge.agent.state_reader import reading
-    from edge.agent.whatif import past_answers, what_if
+    from edge.agent.whatif import what_if, what_if_recorded
     from edge.bootstrap import state_folder
 
     folder = state_folder(config)
@@ -62,8 +62,8 @@ async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: 
         if remote is not None:
             return await remote.post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
     with reading(folder) as state:
-        answers = [] if state is None else past_answers(state, task, last)
-        return what_if(answers, rates, task).to_json()
+        found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
+        return found.to_json()
 
 
 def whatif_lines(result: Mapping[str, Any]) -> list[str]:

@@ -224,7 +224,9 @@ class GateConfig(Section):
     )
     every: int = Field(10, ge=1, description="Steps between two judgements; a phase's last step is judged, too.")
     anchors: int = Field(16, ge=1, description="Stored items of each task that are answered.")
-    max_drop: Rate = Field(0.2, description="Most that a task's share of right answers may fall.")
+    max_drop: Rate = Field(
+        0.2, description="Most that a task's share of right answers may fall; a larger fall counts where it is beyond chance."
+    )
     rate_band: Rate = Field(
         0.15, description="How far the share that asks may lie from τ; further only where it is no further away than before."
     )

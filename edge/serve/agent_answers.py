@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge.agent.agent import Agent
@@ -24,7 +24,10 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(request_of(question))
         async with aclosing(deltas):
             async for delta in deltas:
-                yield AnswerPiece(delta.text, note_of(delta.record) if delta.record else None, delta.tokens)
+                yield AnswerPiece(delta.text, self._note(delta.record) if delta.record else None, delta.tokens)
+
+    def _note(self, record: AnswerRecord) -> AnswerNote:
+        return replace(note_of(record), task_known=self._agent.budgets.is_known(record.task))
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""
@@ -71,6 +74,7 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         tool_calls=_tool_calls(record.openai_json),
         asked=record.asked,
         quota=record.quota,
+        cached=record.cached,
     )
 
 

@@ -14,7 +14,6 @@ from edge.agent.overview import overview
 from edge.agent.payloads import entry_json
 from edge.agent.sent import Choice
 from edge.agent.usage import Used
-from edge.agent.whatif import what_if
 from edge.core.errors import CoordinatorError
 
 _MOST_STEPS = 2000
@@ -106,6 +105,11 @@ class RunningAgent:
         self._agent.budgets.set_dial(target_rate, task)
         return await self.budget()
 
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Strike out a label's dial. Raises NotFound."""
+        self._agent.budgets.forget(task)
+        return await self.budget()
+
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
         self._agent.budgets.pause_cloud(paused)
@@ -113,7 +117,7 @@ class RunningAgent:
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
-        return what_if(self._agent.records.past_answers(task, last), rates, task).to_json()
+        return self._agent.records.what_if(rates, task, last).to_json()
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:

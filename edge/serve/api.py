@@ -25,6 +25,7 @@ def control_routes(control: AgentControl) -> list[Route]:
         Route("/api/learning", api.learning, methods=["POST"]),
         Route("/api/report", api.report),
         Route("/api/budget", api.budget, methods=["GET", "POST"]),
+        Route("/api/budget/forget", api.forget_task, methods=["POST"]),
         Route("/api/budget/pause", api.pause, methods=["POST"]),
         Route("/api/whatif", api.whatif, methods=["POST"]),
     ]
@@ -82,6 +83,10 @@ class _Api:
         if request.method != "POST":
             return JSONResponse(await self._control.budget())
         return JSONResponse(await self._control.set_dial(*fields.dial_of(await request.body())))
+
+    async def forget_task(self, request: Request) -> Response:
+        """Strike out a label's dial: {"task": label}; the budgets afterwards."""
+        return JSONResponse(await self._control.forget_task(fields.task_of(await request.body())))
 
     async def pause(self, request: Request) -> Response:
         """Pause or resume the cloud: {"paused": true}; the budgets afterwards."""

@@ -53,6 +53,13 @@ def dial_of(body: bytes) -> tuple[str | None, float | None]:
     return label_of(given) or None, None if given["target_rate"] is None else share_of(given["target_rate"])
 
 
+def task_of(body: bytes) -> str:
+    """{"task": label}."""
+    if not (task := label_of(parse_json(body))):
+        raise _invalid("task", 'is missing, as in {"task": "math"}')
+    return task
+
+
 def rates_of(body: bytes) -> tuple[list[float], str, int]:
     """{"target_rate": share, or a list of them; "task": label; "last": how many answers}."""
     given = parse_json(body)

@@ -97,6 +97,10 @@ class AgentControl(Protocol):
         """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
         ...
 
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Strike out a label's dial. Gives the budgets. Raises NotFound."""
+        ...
+
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again. Gives the budgets."""
         ...
@@ -212,6 +216,14 @@ class ScriptedControl:
         changed = [_with_rate(known, target_rate, task) for known in self.budgets["tasks"]]
         default = self.budgets["target_rate"] if task else target_rate
         self.budgets = {**self.budgets, "target_rate": default, "tasks": changed}
+        return self.budgets
+
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Takes it out of the prepared budgets. Raises NotFound."""
+        kept = [known for known in self.budgets["tasks"] if known["task"] != task]
+        if len(kept) == len(self.budgets["tasks"]):
+            raise NotFound(f"no task of the label {task} has a dial")
+        self.budgets = {**self.budgets, "tasks": kept}
         return self.budgets
 
     async def pause(self, paused: bool) -> Mapping[str, Any]:

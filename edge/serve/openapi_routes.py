@@ -72,6 +72,7 @@ CONTROL = (
     ),
     Operation("GET", "/api/budget", "The budgets of all tasks, and how often each may ask.", "Budgets"),
     Operation("POST", "/api/budget", "Turn the dial of a task, or of every one.", "Budgets", "Dial"),
+    Operation("POST", "/api/budget/forget", "Strike out the dial of a label.", "Budgets", "Label", failures=(404,)),
     Operation("POST", "/api/budget/pause", "Ask no cloud until resumed, or again.", "Budgets", record({"paused": FLAG})),
     Operation(
         "POST", "/api/whatif", "What other rates would have meant for recorded answers.", "WhatIf", "WhatIfRequest", failures=(409,)

@@ -267,7 +267,15 @@ SHAPES: Mapping[str, Shape] = {
     "Sent": record(
         {"sent": {"type": "array", "items": ref("Departure")}, "next_before": or_null(COUNT), "waiting": {"type": "array"}}
     ),
-    "Budgets": record({"origin": TEXT, "paused": {"type": "boolean"}, "tasks": {"type": "array", "items": _TASK_BUDGET}}),
+    "Budgets": record(
+        {
+            "origin": TEXT,
+            "device": {"type": ["object", "null"]},
+            "paused": {"type": "boolean"},
+            "tasks": {"type": "array", "items": _TASK_BUDGET},
+        }
+    ),
+    "Label": record({"task": _LABEL}),
     "Dial": record({"target_rate": or_null(_SHARE)}, {"task": or_null(_LABEL)}),
     "WhatIf": record({"answers": COUNT, "present": _OUTLOOK, "outlooks": {"type": "array", "items": _OUTLOOK}}),
     "WhatIfRequest": record({"target_rate": _RATES}, {"task": or_null(_LABEL), "last": whole(1, 100_000)}),

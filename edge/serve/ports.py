@@ -43,6 +43,8 @@ class AnswerNote:
     Token counts are this machine's; `cloud_tokens` are billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
     OpenAI's form. `asked`: the model asked for help. `quota` is what may still be asked, see edge/agent/quota.py.
+    `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
+    label of which that is not true may be a slip of the hand.
     """
 
     id: str
@@ -67,6 +69,8 @@ class AnswerNote:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     asked: bool = False
     quota: Mapping[str, Any] | None = None
+    cached: bool = False
+    task_known: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the wire says elsewhere."""

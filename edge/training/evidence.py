@@ -6,6 +6,7 @@ with fewer than eight of each version nothing is concluded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import comb
 
 LEVEL = 0.05
@@ -16,6 +17,17 @@ def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
     """Sign test over the items that changed: is losing so many and gaining so few unlikely where both are as probable?"""
     changed = lost + gained
     return changed > 0 and sum(comb(changed, k) for k in range(lost, changed + 1)) / 2**changed <= level
+
+
+def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
+    """The level for each of several sign tests so that all together err with probability `level` at most (Tarone 1990).
+
+    `changed`: how many items changed in each. A test with so few that it could not speak at the level costs the others nothing.
+    """
+    for tests in range(1, len(changed) + 1):
+        if sum(2.0**-count <= level / tests for count in changed) <= tests:
+            return level / tests
+    return level
 
 
 def liked_less(bad: int, total: int, bad_before: int, total_before: int, level: float = LEVEL) -> bool:

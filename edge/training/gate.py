@@ -1,13 +1,16 @@
 """The rules by which a candidate adapter may serve. Knows shares and bounds; knows nothing of models, files or how shares were measured.
 
-Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, and the share of
-responses that ask must lie near τ, or at least not further away than before.
+Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all
+tasks together, and the share of responses that ask must lie near τ, or at least not further away than before. A fall counts where it is
+larger than allowed and beyond chance as well (edge.training.evidence), so that no single item, and no small file of them, decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from edge.training.evidence import lost_more, strict_level
 
 _ROUNDING = 1e-9
 
@@ -32,12 +35,24 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class AnchorScore:
-    """Share of one source's anchors that are right: with the adapter in use, and with the candidate."""
+    """What became of one source's anchors: how many were right with the adapter in use, how many of these the candidate lost, and how
+    many it gained that were wrong."""
 
     source: str
     items: int
-    before: float
-    after: float
+    right: int
+    lost: int
+    gained: int
+
+    @property
+    def before(self) -> float:
+        """Share right with the adapter in use; 0 of none."""
+        return self.right / self.items if self.items else 0.0
+
+    @property
+    def after(self) -> float:
+        """Share right with the candidate; 0 of none."""
+        return (self.right - self.lost + self.gained) / self.items if self.items else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +66,29 @@ class RateScore:
 
 def refusal_of(anchors: Sequence[AnchorScore], rate: RateScore, rules: GateRules) -> str:
     """Why the candidate may not serve, in one line; "" when it may."""
-    fallen = [score for score in anchors if score.before - score.after > rules.max_drop + _ROUNDING]
     reasons = [
         f"{score.source}: {_percent(score.after)} of {score.items} anchors right, {_percent(score.before)} with the adapter in use"
-        for score in fallen
+        for score in _fallen(anchors, rules.max_drop)
     ]
     if _strays(rate, rules.rate_band):
         reasons.append(f"asks {_percent(rate.now)}, too far from the target of {_percent(rate.target)}")
     return "; ".join(reasons)
+
+
+def together(anchors: Sequence[AnchorScore]) -> AnchorScore:
+    """All sources as one."""
+    items, right = sum(score.items for score in anchors), sum(score.right for score in anchors)
+    lost, gained = sum(score.lost for score in anchors), sum(score.gained for score in anchors)
+    return AnchorScore("all tasks together", items, right, lost, gained)
+
+
+def _fallen(anchors: Sequence[AnchorScore], max_drop: float) -> list[AnchorScore]:
+    """The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks."""
+    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
+    level = strict_level([score.lost + score.gained for score in tested])
+    too_far = [score for score in tested if score.before - score.after > max_drop + _ROUNDING]
+    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
+    return [score for score in fallen if score in anchors] or fallen
 
 
 def _strays(rate: RateScore, band: float) -> bool:

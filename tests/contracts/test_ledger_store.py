@@ -207,9 +207,24 @@ async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore
     assert str(refused.value) == f"budget fleet has no room for this call: it needs {needs}, none is left"
     metadata = dict(refused.value.metadata)
     assert metadata.pop("told").startswith("fleet ")
-    assert metadata == {"budget": "fleet", "scope": "fleet", "unit": unit}
+    numbers = {"used": getattr(HOLD, unit) * 2, "limit": getattr(HOLD, unit) * 2, "needed": getattr(HOLD, unit), "kept": 0}
+    assert metadata == {
+        "budget": "fleet",
+        "scope": "fleet",
+        "unit": unit,
+        **{name: str(count) for name, count in numbers.items()},
+    }
     with pytest.raises(NotFound):
         await store.get_call("d1", "k3")
+
+
+async def test_a_refusal_names_the_limit_that_is_asked_for_now_also_below_what_is_used(store: LedgerStore) -> None:
+    for key in ("k1", "k2"):
+        await store.reserve(reserve_request(key, budgets=[BudgetTerms(FLEET, Limits(calls=2))]))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.reserve(reserve_request("k3", budgets=[BudgetTerms(FLEET, Limits(calls=1))]))
+    metadata = refused.value.metadata
+    assert (metadata["told"], metadata["used"], metadata["limit"]) == ("fleet calls 2 of 1", "2", "1")
 
 
 async def test_a_refusal_tells_what_is_needed_and_what_is_left_of_each_unit(store: LedgerStore) -> None:

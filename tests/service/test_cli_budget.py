@@ -13,7 +13,7 @@ import pytest
 from edge.agent.dials import MOST_OWN_DIALS
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
-from edge.cli.budget import budget_lines, rate_of
+from edge.cli.budget import rate_of
 from edge.cli.running import announced
 from edge.cli.shell import run_command
 from edge.core.clock import ManualClock
@@ -71,8 +71,9 @@ def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: 
     assert run_command(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
     device = ["device   this device in all", "calls    12 of 20", "tokens   0 of no limit", "spend    $0.00084 of no limit"]
-    assert out[:6] == [*device, "", "task     math"]
-    assert out[6] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    assert out[:7] == [*device, "state    ok", "", "task     math"]
+    assert out[7].startswith("used     12 calls, ") and out[7].endswith(", $0.00084 by this task alone")
+    assert out[8] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
     assert out[-1].startswith("(as last known in the state folder")
     assert not (used / "coordinator").exists()
 
@@ -217,24 +218,6 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
             assert (await reply.json())["quota"]["task"] == "math"
 
 
-def _task(name: str, calls: int, calls_limit: int | None) -> dict[str, object]:
-    units = {"tokens": 90, "tokens_limit": None, "spend_uusd": 1500, "spend_limit_uusd": None}
-    dial = {"questions": 0, "set_at": None}
-    return {"task": name, "calls": calls, "calls_limit": calls_limit, **units, "target_rate": None, "dial": dial, "dual": 0.5,
-            "state": "ok", "line": "12 calls"}  # fmt: skip
-
-
-def test_what_the_whole_device_has_used_is_shown_once_and_a_tasks_own_limit_with_the_task() -> None:
-    rest = {"switched_off": "", "outbox": 0, "unsettled_calls": 0, "origin": "agent"}
-    shared = budget_lines({"tasks": [_task("math", 12, 20), _task("code", 12, 20)], **rest})
-    assert shared.count("calls    12 of 20") == shared.count("device   this device in all") == 1
-    own = budget_lines({"tasks": [_task("math", 12, 20), _task("code", 3, 5)], **rest})
-    assert own[own.index("task     math") + 1] == "calls    12 of 20"
-    assert own[own.index("task     code") + 1] == "calls    3 of 5"
-    assert "calls    239, nothing left" in budget_lines({"tasks": [_task("math", 239, 239)], **rest})
-    assert own[1:3] == ["tokens   90 of no limit", "spend    $0.0015 of no limit"]
-
-
 @pytest.mark.parametrize(
     "words", [["pause"], ["resume"], ["budget", "set", "10%"], ["budget", "pause"], ["budget", "resume"]], ids=" ".join
 )
@@ -262,3 +245,40 @@ def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest
     assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
     assert run_command(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
     assert "known" not in capsys.readouterr().err
+
+
+def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(used)]
+    assert run_command(["budget", "set", "10%", "--task", "typo", *place]) == 0
+    assert run_command(["budget", "forget", "typo", *place]) == 0
+    assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
+    assert run_command(["budget", "show", "--json", *place]) == 0
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["math"]
+    assert run_command(["budget", "forget", "typo", *place]) == 1
+    assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
+    assert run_command(["budget", "forget", "no label", *place]) == 2
+
+
+async def test_a_running_agent_forgets_a_label_and_marks_answers_of_labels_nobody_stands_behind(running: str) -> None:
+    async with aiohttp.ClientSession() as session:
+
+        async def known(label: str) -> bool:
+            body = {
+                "model": "edge-local",
+                "messages": [{"role": "user", "content": "What is 2 + 1?"}],
+                "metadata": {"task": label},
+            }
+            async with session.post(f"{running}/v1/chat/completions", json=body) as reply:
+                return bool((await reply.json())["edge"]["task_known"])
+
+        assert [await known("math"), await known("typo"), await known("typo")] == [True, False, False]
+        await session.post(f"{running}/api/budget", json={"task": "typo", "target_rate": 0.3})
+        assert await known("typo")
+        for status in (200, 404):
+            async with session.post(f"{running}/api/budget/forget", json={"task": "typo"}) as reply:
+                assert reply.status == status
+        async with session.get(f"{running}/api/budget") as reply:
+            assert "typo" not in [task["task"] for task in (await reply.json())["tasks"]]
+        assert not await known("typo")
+        async with session.post(f"{running}/api/budget/forget", json={}) as reply:
+            assert (reply.status, (await reply.json())["error"]["param"]) == (400, "task")

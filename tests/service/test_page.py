@@ -461,6 +461,7 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage:
     shown = await text_of(page, "#quota")
     for part in ("enough is left", "31 of 100 used, 69 left", "8,450 of 40,000 used", "$0.004216 of $0.01 used", "λ 0.481"):
         assert part in shown, part
+    assert (shown.count("This device in all"), shown.count("31 of 100 used"), shown.count("Used by this task")) == (1, 1, 3)
     facts = await text_of(page, ".dial-facts")
     assert "Asked lately 18.4%" in facts and "40 of 212 asked" in facts and "Shift -0.41 log-odds" in facts
     assert "Could not ask 10%" in await text_of(page, ".dial:nth-child(2)")

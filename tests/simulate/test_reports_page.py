@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.simulate.sample_results import sample_cloud, sample_group, sample_result
+from tests.simulate.sample_results import histogram, sample_cloud, sample_group, sample_result
 from tools.simulate.reports.assertions import evaluate
-from tools.simulate.reports.charts import Book, Shown
+from tools.simulate.reports.charts import POOL, Book, Shown, pooled
 from tools.simulate.reports.page import hours, write_comparison, write_report
 from tools.simulate.reports.result import CloudResult, LatencyHistogram, Series, SimulationResult
 from tools.simulate.reports.tables import differences, group_columns, overview
@@ -95,8 +95,8 @@ def test_the_same_result_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_a_result_is_read_back_as_it_was_and_gives_the_same_bytes_whatever_the_order_of_its_counts() -> None:
     one, other = sample_result(), sample_result()
     for group in other.groups:
-        for source, histogram in group.latency_total.items():
-            group.latency_total[source] = LatencyHistogram(dict(reversed(histogram.counts.items())), histogram.sum_s)
+        for source, found in group.latency_total.items():
+            group.latency_total[source] = LatencyHistogram(dict(reversed(found.counts.items())), found.sum_s)
     assert one.to_json() == other.to_json()
     assert SimulationResult.from_json(one.to_json()) == one
 
@@ -134,6 +134,21 @@ def test_a_single_known_point_between_gaps_is_seen() -> None:
         charts[f"How often {who} the cloud"].count("<use") for who in ("learning asks", "people's questions go to")
     )
     assert lonely_ticks > whole_ticks
+
+
+def test_intervals_with_few_answers_are_drawn_together_and_lose_no_answer() -> None:
+    at, shares = pooled([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [None, 0.0, 1.0, 0.5, None, 1.0], [0, 10, 5, 5, 0, 3])
+    assert (at, shares) == ([1.0, 6.0], [None, (5 + 2.5 + 3) / 23])
+    assert pooled([1.0, 2.0], [0.5, 1.0], [3, 1]) == ([2.0], [2.5 / 4])
+    dense = [0.1, None, 0.3]
+    assert pooled([1.0, 2.0, 3.0], dense, [POOL, 0, POOL]) == ([1.0, 2.0, 3.0], dense)
+
+
+def test_times_that_are_all_alike_leave_room_for_the_names_of_their_axis() -> None:
+    alike = {"local": histogram([0.75] * 60 + [0.85])}
+    group = msgspec.structs.replace(sample_group(1, "laptops"), latency_total=alike)
+    chart = Book([Shown(sample_result(groups=[group]))]).charts()[0]
+    assert 2 <= len(re.findall(r">[\d.]+ m?s</text>", chart.svg)) <= 5
 
 
 def test_days_take_the_place_of_hours_in_a_long_run() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edge.agent.answer import (
 )
 from edge.agent.asking import conversation_for_the_cloud
 from edge.agent.events import AnswerFinished
+from edge.agent.explain import decision
 from edge.agent.hints import LEAD
 from edge.agent.hold_back import HelpHoldBack, may_become_request
 from edge.agent.record import AnswerRequest
@@ -22,6 +24,7 @@ from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, 
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.rpc.client import CloudDelta
+from edge.serve.agent_answers import note_of
 from tests.unit.agent_world import HELP, World, local_answer, number_in
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
@@ -284,3 +287,18 @@ async def test_a_call_that_the_cloud_would_not_take_is_kept_with_that_reason(wor
             await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
         [(begun,)] = agent.parts.state.rows("SELECT record FROM calls_in_doubt")
     assert "the cloud gave no answer: the cloud LLM did not take the call (too_long)" in begun
+
+
+async def test_a_question_that_is_sampled_is_sampled_by_the_cloud_too(world: World) -> None:
+    async with world.agent() as agent:
+        await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
+        await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=0.7))
+    assert [call.temperature for call in world.client.calls] == [0.0, 0.7]
+
+
+async def test_a_stored_answer_of_the_coordinator_says_so_in_note_and_decision(world: World) -> None:
+    paid, _ = await answered(world)
+    stored = replace(paid, cached=True)
+    assert (note_of(paid).cached, note_of(stored).cached) == (False, True)
+    assert "store" not in decision(paid.to_json())
+    assert decision(stored.to_json()).endswith("with an answer from the coordinator's store that was not charged")

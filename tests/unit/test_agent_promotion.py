@@ -26,7 +26,7 @@ from edge.training.learner import LearnerReport
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
-RULES = GateRules(every=2, anchors_per_task=4, max_drop=0.5, rate_band=1.0, rate_window=2, max_refusals=2, keep=2)
+RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_band=1.0, rate_window=2, max_refusals=2, keep=2)
 QUESTION = [Message("user", "What is 3 + 1?")]
 
 
@@ -81,11 +81,17 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
         ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
     ]  # fmt: skip
     assert (steps[3].gate_before, steps[3].gate_after) == (1.0, 0.0)
-    assert steps[3].gate_reason == "sums: 0 % of 4 anchors right, 100 % with the adapter in use"
+    assert steps[3].gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
     assert (line.head, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
     assert notice.text.startswith("the adapter of step 4 does not serve (sums: 0 %")
     assert notice.text.endswith("adapter 2 stays, training goes on")
+
+
+async def test_a_task_of_one_anchor_does_not_keep_every_candidate_from_serving(tmp_path: Path) -> None:
+    steps, line = await learned(gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, anchors_per_task=1)))
+    assert [step.gate for step in steps if step.gate] == ["promoted"] * 3
+    assert ((steps[1].gate_before, steps[1].gate_after), line.serving) == ((1.0, 0.0), 6)
 
 
 async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serves(tmp_path: Path) -> None:
@@ -126,8 +132,8 @@ async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_pa
     world.phases = (PhaseConfig(source="sums", steps=2), PhaseConfig(source="other", steps=2))
     await learned(world)
     assert [[(score.source, score.items) for score in event.anchors] for event in world.events(GateJudged)] == [
-        [("sums", 4)],
-        [("sums", 4), ("other", 4)],
+        [("sums", 5)],
+        [("sums", 5), ("other", 5)],
     ]
     assert not any(call.prompt_id.startswith("eval") for call in world.client.calls)
 
@@ -144,7 +150,7 @@ async def test_the_adapter_in_use_is_examined_once(tmp_path: Path) -> None:
 
     world.script = counted
     await learned(world)
-    assert asked == [0] * 4 + [2] * 4 + [4] * 4 + [6] * 4
+    assert asked == [0] * 5 + [2] * 5 + [4] * 5 + [6] * 5
 
 
 async def test_the_gate_changes_nothing_in_what_is_learned_while_it_refuses_nothing(tmp_path: Path) -> None:

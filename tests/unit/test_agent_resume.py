@@ -425,3 +425,14 @@ def test_checkpoints_are_ordered_by_their_number_also_beyond_six_digits(tmp_path
         (tmp_path / f"step-{step:06d}").mkdir()
     checkpoints.prune()
     assert [checkpoint.step for checkpoint in checkpoints.all()] == [1_000_000, 1_000_001]
+
+
+async def test_other_phases_before_the_first_step_are_no_change_and_after_it_they_are(tmp_path: Path) -> None:
+    told = []
+    for source, steps in (("sums", 0), ("other", 1), ("sums", 0)):
+        world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=3),))
+        async with world.agent() as agent:
+            if steps:
+                await agent.learn(max_steps=steps)
+        told.append([notice.text for notice in world.events(Notice) if "phases have changed" in notice.text])
+    assert [len(texts) for texts in told] == [0, 0, 1]

@@ -12,7 +12,7 @@ from edge.agent.explain import decision, explained
 from edge.agent.record import AnswerRequest
 from edge.agent.state import StateFolder
 from edge.agent.state_reader import reading
-from edge.agent.whatif import PastAnswer, past_answers, percentile, replayed, what_if
+from edge.agent.whatif import PastAnswer, demanded_answers, past_answers, percentile, replayed, what_if, what_if_recorded
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
 from edge.rpc.scripted_client import ScriptedTerms
@@ -64,6 +64,33 @@ def test_how_good_is_told_only_where_enough_of_both_kinds_were_judged() -> None:
     assert (mixed.judged_local, mixed.judged_cloud) == (20, 20)
 
 
+def test_the_counts_of_judged_answers_agree_in_every_row_and_one_is_one() -> None:
+    answers = [past(9.0, judged="bad"), *(past(-float(number)) for number in range(29))]
+    result = what_if(answers, [0.0, 0.1, 1.0])
+    assert result.present.notes == (
+        "how good answers were is not known: 1 local and 0 of the cloud were judged, 10 together are needed",
+    )
+    notes = {note for outlook in result.outlooks for note in outlook.notes if "how good" in note}
+    assert notes == {
+        "how good answers would be is not known: 1 local answer was judged, 10 are needed",
+        "how good answers would be is not known: 0 cloud answers were judged, 10 are needed",
+    }
+    many = [past(float(number), judged="good") for number in range(20)] + [past(-1.0)] * 20
+    assert any("fewer than 10 of the local answers that stay" in note for note in replayed(many, 0.5).notes)
+
+
+def test_answers_that_the_cloud_gave_on_demand_show_what_it_costs_and_how_long_it_takes() -> None:
+    answers = [past(float(number)) for number in range(20)]
+    demanded = [past(None, cloud=True, judged="good", charged=70)] * 10
+    unknown, known = replayed(answers, 0.5), replayed(answers, 0.5, demanded)
+    assert (unknown.spend_uusd, unknown.latency_p90_s) == (None, 0.5)
+    assert any("how long the cloud takes" in note for note in unknown.notes)
+    assert (known.spend_uusd, known.latency_p90_s, known.judged_cloud) == (700.0, 2.5, 10)
+    assert not any("cost" in note or "how long" in note or "cloud answer" in note for note in known.notes)
+    assert what_if(answers, [0.5], demanded=demanded).present.calls == 0
+    assert not any("how long" in note for note in replayed(answers, 0.0).notes)
+
+
 def test_too_few_answers_are_refused_with_what_to_do() -> None:
     with pytest.raises(TooFewAnswers, match="19 recorded answers are too few") as caught:
         what_if([past(0.0)] * 19, [0.1])
@@ -112,6 +139,10 @@ async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> 
         assert state is not None
         assert len(past_answers(state)) == 24
         answers = past_answers(state, "math")
+        [demanded] = demanded_answers(state, "math")
+        assert (demanded.charged_uusd, demanded.from_cloud, demanded.cloud_s is None) == (70, True, False)
+        assert demanded_answers(state, "code") == []
+        assert what_if_recorded(state, [0.5], "math").answers == 22
     result = what_if(answers, [0.5, 0.1], "math")
     assert (result.answers, result.present.calls, result.present.spend_uusd, result.present.rate) == (22, 11, 770.0, 0.5)
     assert [(outlook.calls, outlook.spend_uusd) for outlook in result.outlooks] == [(11, 770.0), (2, 140.0)]

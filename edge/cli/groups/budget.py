@@ -42,6 +42,21 @@ def budget_set(
     return command.set_dial(Settings(config, sets, None, coordinator, state), rate, task_label(task), as_json=json)
 
 
+@app.command("forget")
+def budget_forget(
+    task: Annotated[str, typer.Argument(help="The label whose dial is struck out.", metavar="LABEL")],
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Strike out the dial of a label, such as a mistyped one; what it spent stays spent."""
+    from edge.cli import budget as command
+
+    return command.forget(Settings(config, sets, None, coordinator, state), task_label(task) or task, as_json=json)
+
+
 @app.command("pause")
 def budget_pause(
     coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False

@@ -60,7 +60,7 @@ export class AnswerCard {
       element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
-        note.spend_uusd ? dollars(note.spend_uusd) : "", `adapter ${note.adapter_version}`,
+        note.spend_uusd ? dollars(note.spend_uusd) : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
       ].filter(Boolean).join(" · ")),
     ];
   }

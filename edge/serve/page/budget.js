@@ -17,6 +17,7 @@ export class Budget {
     this.steps = steps;
     this.dials = [];
     this.quotas = [];
+    this.device = null;
     this.part = new Part($("dials"), () => get("/api/budget"), (budget) => this.show(budget));
     this.rate = new Chart("Asking while learning, and its price");
     this.spend = new Chart("Spend over time");
@@ -42,11 +43,13 @@ export class Budget {
   onStatus({ quota, unsettled_calls: unsettled = 0 }) {
     if (!quota) return;
     const known = this.quotas.some(({ task }) => task === quota.task);
-    this.showQuotas(known ? this.quotas.map((one) => one.task === quota.task ? quota : one) : [quota, ...this.quotas], unsettled);
+    const quotas = known ? this.quotas.map((one) => one.task === quota.task ? { ...quota, used: one.used } : one) : [quota, ...this.quotas];
+    const newer = this.device && quota.as_of > this.device.as_of;
+    this.showQuotas(newer ? Object.fromEntries(Object.keys(this.device).map((name) => [name, quota[name]])) : this.device, quotas, unsettled);
   }
 
   show(budget) {
-    this.showQuotas(budget.tasks.map(({ dial, ...quota }) => quota), budget.unsettled_calls);
+    this.showQuotas(budget.device ?? null, budget.tasks.map(({ dial, ...quota }) => quota), budget.unsettled_calls);
     this.paintSwitch(budget);
     const readings = budget.tasks.map(({ dial }) => dial);
     if (readings.length > 1) readings.push({ task: null, target_rate: budget.target_rate });
@@ -61,9 +64,10 @@ export class Budget {
     return this.dials.map(({ card }) => card);
   }
 
-  showQuotas(quotas, unsettled) {
+  showQuotas(device, quotas, unsettled) {
+    this.device = device;
     this.quotas = quotas;
-    showQuotas($("quota"), quotas, unsettled);
+    showQuotas($("quota"), device, quotas, unsettled);
   }
 
   // Hidden until the agent has said whether it is on, and where the cloud is off for good.

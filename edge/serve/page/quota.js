@@ -14,25 +14,34 @@ const STATES = {
 // What the bars say already needs no line.
 const PLAIN = ["ok", "low"];
 
-// Fills `node` with the quotas of all tasks; `unsettled`: cloud calls whose end is not known yet.
-export function showQuotas(node, quotas, unsettled) {
-  refill(node, [quotas, unsettled], () => [
-    ...quotas.map((quota) => quotaBlock(quota, quotas.length > 1)),
+// Fills `node` with what the tasks share (`device`, null: nothing) and the quotas of all tasks; `unsettled`: cloud calls whose end is not
+// known yet.
+export function showQuotas(node, device, quotas, unsettled) {
+  const several = quotas.length > 1, shared = several ? device : null;
+  refill(node, [shared, quotas, unsettled], () => [
+    shared ? element("section", { class: "quota" }, element("h4", {}, "This device in all"), meters(shared, (used) => used in shared)) : "",
+    ...quotas.map((quota) => quotaBlock(quota, several, shared ?? {})),
     unsettled ? element("p", { class: "note" }, `${counted(unsettled, "call")} to the cloud ended without a word. They are looked up, and charged once at most.`) : "",
   ]);
 }
 
-function quotaBlock(quota, named) {
+function quotaBlock(quota, named, shared) {
   const [words, kind] = STATES[quota.state] ?? [quota.state, "other"];
   const line = PLAIN.includes(quota.state) ? "" : element("span", { dir: "auto" }, reasonWords(quota.line));
   const known = quota.as_of !== null;
   return element("section", { class: "quota" }, named ? element("h4", { dir: "auto" }, quota.task) : null,
     element("p", {}, element("span", { class: `badge gate-${kind}` }, words), " ", line),
-    known ? element("div", { class: "meters" }, ...TOTALS.map(([name, used, limit, show]) => meter(name, quota[used], quota[limit], show))) : null,
+    known ? meters(quota, (used) => !(used in shared)) : null,
     facts([
-      ["Task", named ? "" : quota.task], ["Price of asking, λ", decimal(quota.dual, 3)],
+      ["Task", named ? "" : quota.task], ["Used by this task", quota.used ? ownUse(quota.used) : ""], ["Price of asking, λ", decimal(quota.dual, 3)],
       ["As of", known ? moment(quota.as_of) : "the coordinator has not been heard yet"],
     ]));
+}
+
+const ownUse = ({ calls, tokens, spend_uusd: spend }) => `${counted(calls, "call")}, ${counted(tokens, "token")}, ${dollars(spend)}`;
+
+function meters(totals, wanted) {
+  return element("div", { class: "meters" }, ...TOTALS.filter(([, used]) => wanted(used)).map(([name, used, limit, show]) => meter(name, totals[used], totals[limit], show)));
 }
 
 // How much of a limit is used, in words and as a bar.

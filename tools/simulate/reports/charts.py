@@ -12,7 +12,7 @@ from math import nan
 from typing import Any
 
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of, time_axis, unit_of_time
-from tools.simulate.reports.quantities import Unit, written
+from tools.simulate.reports.quantities import Unit, weighted, written
 from tools.simulate.reports.result import (
     GROWTH,
     LEAST_S,
@@ -35,6 +35,12 @@ _SOURCE_WORDS = {
         "Time to the whole answer where the cloud was wanted and could not be had, so that the device answered alone.",
     ),
 }
+POOL = 20
+"""Answers that a point of a curve stands for, at least."""
+FEW = 16
+"""Points of a curve that are shown as points, too, when there are fewer."""
+_LEAST_SPAN = 5.0
+"""Longest by shortest time of an axis, at least: less has no room for the names of its times."""
 _Curve = tuple[Sequence[float], Sequence[float | None]]
 
 
@@ -92,6 +98,14 @@ class Book:
         for run in self._runs:
             for group in run.result.groups:
                 yield run, group, self._strokes[group.name]
+
+    def _pooled(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
+        """Shares of answers by group; intervals with few answers are taken together, since their shares would only flicker."""
+        lines = []
+        for run, group, stroke in self._groups():
+            at_s, shares = pooled(group.series.at_s, values(group), group.series.answers)
+            lines.append(Line(group.name, run, stroke, at_s, shares))
+        return [line for line in lines if any(value is not None for value in line.y)]
 
     def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
         """A line over time for each group that has any of it."""
@@ -158,7 +172,7 @@ class Book:
             finish(axis)
 
     def _asking(self) -> Chart | None:
-        caption = "Share of people's questions that went to the cloud."
+        caption = f"Share of people's questions that went to the cloud; a point is of at least {POOL} answers."
         return self._rate("rate", "How often people's questions go to the cloud", caption, training=False)
 
     def _training(self) -> Chart | None:
@@ -166,10 +180,21 @@ class Book:
         return self._rate("training-rate", "How often learning asks the cloud", caption, training=True)
 
     def _rate(self, name: str, title: str, caption: str, *, training: bool) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.training_assist_rate if training else group.series.assist_rate)
+        if training:
+            lines = self._by_group(lambda group: group.series.training_assist_rate)
+        else:
+            lines = self._pooled(lambda group: group.series.assist_rate)
         known = {line.name for line in lines}
         targets = [
-            Line("", run, Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), width=1.0)
+            Line(
+                "",
+                run,
+                Stroke(stroke.colour, 2),
+                group.series.at_s,
+                group.target_rates(training=training),
+                "steps-pre",
+                width=1.0,
+            )
             for run, group, stroke in self._groups()
             if group.name in known and run is self._runs[0]
         ]
@@ -191,13 +216,13 @@ class Book:
         return self._over_time("dual", "Price of asking λ", caption, lines, Unit.NUMBER, "λ")
 
     def _accuracy(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.joint_accuracy)
-        caption = "Share of right answers, whoever gave them."
+        lines = self._pooled(lambda group: group.series.joint_accuracy)
+        caption = f"Share of right answers, whoever gave them; a point is of at least {POOL} answers."
         return self._over_time("accuracy", "Right answers, all", caption, lines, Unit.SHARE, "accuracy")
 
     def _local_accuracy(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.local_accuracy)
-        caption = "Share of right answers among those the device gave alone."
+        lines = self._pooled(lambda group: group.series.local_accuracy)
+        caption = "Share of right answers among those that the device gave alone."
         return self._over_time("local-accuracy", "Right answers, local alone", caption, lines, Unit.SHARE, "accuracy")
 
     def _spend(self) -> Chart | None:
@@ -279,7 +304,7 @@ class Book:
             for run, group, stroke in self._groups()
             if group.calls_by_device
         ]
-        if not rows:
+        if not rows or all(run.result.devices == 1 for run in self._runs):
             return None
         indexes = [run.named(f"Jain's index {written(run.result.cloud.jain_index, Unit.NUMBER)}") for run in self._runs]
         caption = (
@@ -299,7 +324,7 @@ def _chart(
             x, y = [each / unit_s for each in line.x], [nan if value is None else value for value in line.y]
             style = line.stroke.dashed(line.run.dash).style | {
                 "linewidth": line.width,
-                "marker": "." if _is_sparse(line.y) else None,
+                "marker": "." if len(line.y) < FEW or _is_sparse(line.y) else None,
             }
             axis.plot(x, y, drawstyle=line.drawstyle, **style)
         finish(axis)
@@ -312,6 +337,29 @@ def _legend(lines: Sequence[Line]) -> tuple[tuple[Stroke, str], ...]:
     names = {line.name: line.stroke for line in lines if line.name}
     runs = {line.run.label: Stroke("soft", line.run.dash) for line in lines if line.run.label}
     return tuple((stroke, name) for name, stroke in (*names.items(), *runs.items()))
+
+
+def pooled(
+    at_s: Sequence[float], shares: Sequence[float | None], answers: Sequence[int]
+) -> tuple[list[float], list[float | None]]:
+    """Consecutive intervals together until they have POOL answers; what is left over at the end goes with the last of them.
+
+    An interval without any answer is a gap beside such as have enough of their own, and nothing beside such as were taken together.
+    """
+    pools: list[list[tuple[float, float | None, float]]] = [[]]
+    for at, share, count in zip(at_s, shares, answers, strict=True):
+        if share is not None and count:
+            pools[-1].append((at, share, count))
+            if sum(weight for _, _, weight in pools[-1]) >= POOL:
+                pools.append([])
+        elif not pools[-1] and (len(pools) == 1 or len(pools[-2]) == 1):
+            pools[-1:] = [[(at, None, 0.0)], []]
+    rest = pools.pop()
+    if pools and len(pools[-1]) > 1:
+        pools[-1] += rest
+    elif rest:
+        pools.append(rest)
+    return [pool[-1][0] for pool in pools], [weighted([(share, weight) for _, share, weight in pool]) for pool in pools]
 
 
 def _is_sparse(values: Sequence[float | None]) -> bool:
@@ -345,7 +393,9 @@ def _waiting_axes(axis: Any, histograms: Sequence[LatencyHistogram]) -> None:
     low = min(histogram.quantile(0.001) or LEAST_S for histogram in histograms)
     high = max(histogram.quantile(0.999) or LEAST_S for histogram in histograms)
     axis.set_xscale("log")
-    axis.set_xlim(low / 1.1, high * 1.1)
+    wider = max(1.1, (_LEAST_SPAN * low / high) ** 0.5)
+    low, high = low / wider, high * wider
+    axis.set_xlim(low, high)
     several = 1.0 if high / low < 200 else 0.0
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if several else (1.0,)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, Unit.SECONDS)))

@@ -1,0 +1,43 @@
+"""A step whose calls a budget refused asks for help without a call, which is no discrepancy, whatever else was refused meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.config import TaskConfig
+from coordinator.controller import StepController
+from coordinator.stores.memory import MemoryLedgerStore
+from edge.core.clock import ManualClock
+
+
+@pytest.fixture
+async def controller() -> AsyncIterator[StepController]:
+    store = MemoryLedgerStore()
+    yield StepController(store, {"*": TaskConfig()}, ManualClock())
+    await store.aclose()
+
+
+async def reported(controller: StepController, step: int) -> tuple[str, ...]:
+    await controller.open_step("d", "group1", step, 8, 8, None)
+    return (await controller.close_step("d", "group1", step, 64, 10)).discrepancies
+
+
+async def test_a_persons_question_that_is_refused_during_a_step_does_not_make_its_report_odd(controller: StepController) -> None:
+    controller.note_refusal("d", "group1", 0)
+    controller.note_refusal("d", "group1", -1)
+    assert await reported(controller, 0) == ()
+
+
+async def test_a_report_that_comes_after_the_next_steps_refusals_is_not_odd(controller: StepController) -> None:
+    for step in (0, 1, 1):
+        controller.note_refusal("d", "group1", step)
+    assert [await reported(controller, step) for step in (0, 1)] == [(), ()]
+
+
+async def test_a_step_of_which_nothing_was_refused_is_odd_without_a_call(controller: StepController) -> None:
+    controller.note_refusal("d", "group1", -1)
+    controller.note_refusal("d", "other", 0)
+    [told] = await reported(controller, 0)
+    assert told.startswith("10 help units reported, but no cloud call was made")

@@ -1,0 +1,101 @@
+"""A run folder holds one run: under which settings it goes on, and that others leave it as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.agent.run_settings import other_settings
+from edge.agent.runfolder import require_same_run
+from edge.cli import main
+from edge.cli.settings import Settings
+from edge.config.schema import AgentConfig
+from edge.core.errors import UsageError
+
+ARITH = "phases=[{source: 'practice:arith', steps: 2, target_rate: 0.3}]"
+BOTH = "phases=[{source: 'practice:arith', steps: 2}, {source: 'practice:facts', steps: 2}]"
+
+
+def config(*sets: str, phases: str = ARITH) -> AgentConfig:
+    return Settings(sets=[phases, *sets]).config()
+
+
+def begun(folder: Path, *sets: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(Settings(sets=[ARITH, *sets]).resolve().to_yaml(), encoding="utf-8")
+    (folder / "events.jsonl").write_text('{"kind": "run_started"}\n{"kind": "step_finished", "step": 1}\n', encoding="utf-8")
+    return folder
+
+
+def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = (begun(tmp_path / "runs" / "arith-0", "gate.enabled=false") / "config.yaml").read_text()
+    assert main(["learn", "--tasks", "practice:arith", "--steps", "2", "--target-rate", "0.7"]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert "runs/arith-0 holds a run with other settings (target_rate 0.3 -> 0.7)" in said.err
+    assert "--out" in said.err
+    assert (tmp_path / "runs/arith-0/config.yaml").read_text() == before
+    assert not (tmp_path / "runs/arith-0/state").exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ((), ""),
+        (("engine.threads=1", "learning.torch_threads=1", "budget.calls_limit=60", "learning.when.quiet_s=9"), ""),
+        (("coordinator.embedded.api_key=env:KEY", "privacy.terms=[me]", "serve.port=0"), ""),
+        (("learning.group_size=4",), "learning.group_size 8 -> 4"),
+        (("coordinator.embedded.model=other", "mode=local-only"), "mode auto -> local-only, coordinator.embedded.model "),
+        (("learning.group_size=4", "adapter.rank=4", "adapter.alpha=2", "gate.anchors=3", "gate.every=2"), " and 2 more"),
+        (("phases.0.source=practice:facts",), "source practice:arith -> practice:facts"),
+        (("phases.0.steps=9",), ""),
+        (("phases.0.steps=1",), "steps 2 -> 1"),
+    ],
+)
+def test_what_was_measured_may_not_change_and_what_lets_one_go_on_may(sets: tuple[str, ...], told: str) -> None:
+    found = other_settings(config(), config(*sets))
+    assert told in found
+    assert bool(told) == bool(found)
+
+
+def test_a_run_may_grow_at_its_end_only() -> None:
+    assert other_settings(config(), config(phases=BOTH)) == ""
+    assert other_settings(config(phases=BOTH), config(phases=BOTH)) == ""
+    assert other_settings(config(phases=BOTH), config("phases.1.steps=3", phases=BOTH)) == ""
+    assert other_settings(config(phases=BOTH), config("phases.0.steps=3", phases=BOTH)) == "phases.0.steps 2 -> 3"
+    assert "phases.1.source practice:facts -> none" in other_settings(config(phases=BOTH), config())
+
+
+def test_settings_under_which_nothing_was_measured_bind_nobody(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    require_same_run(tmp_path / "none", config("learning.group_size=4"))
+    (folder / "events.jsonl").write_text('{"kind": "run_started"}\n', encoding="utf-8")
+    require_same_run(folder, config("learning.group_size=4"))
+    (folder / "evals.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="other settings"):
+        require_same_run(folder, config("learning.group_size=4"))
+
+
+def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    (folder / "config.yaml").write_text("learning: {no_such_key: 1}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"holds a run whose settings cannot be read \(.*no_such_key") as caught:
+        require_same_run(folder, config())
+    assert "--out" in caught.value.hint
+
+
+def test_a_run_goes_on_from_its_own_state_folder_only_also_where_both_were_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begun(folder, f"state_folder={folder}/state")
+    require_same_run(folder, config(f"state_folder={folder}/../run/state"))
+    with pytest.raises(UsageError, match=r"state_folder .*run/state -> .*elsewhere"):
+        require_same_run(folder, config(f"state_folder={tmp_path}/elsewhere"))
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match="state_folder"):
+        require_same_run(moved, config(f"state_folder={moved}/state"))
+    (moved / "state").mkdir()
+    require_same_run(moved, config(f"state_folder={moved}/state"))

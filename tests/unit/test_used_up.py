@@ -1,0 +1,92 @@
+"""A used-up budget in the words of people: what is used, of which limit, and what can be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.accounts import Amount, BudgetRow, BudgetTerms, Limits
+from coordinator.budgets import snapshot
+from coordinator.config import TaskConfig
+from edge.agent.asking import why_not
+from edge.agent.cloud import refusal_text
+from edge.agent.record import AnswerRequest
+from edge.agent.used_up import for_who_demanded_the_cloud, what_is_used_up
+from edge.core.errors import BudgetExhausted
+from edge.core.types import Message
+from tests.unit.agent_world import HELP, World, local_answer
+
+JARGON = "budget device[device:local] has no room for this call: it needs 1 call, none is left"
+NUMBERS = {
+    "budget": "device[device:local]",
+    "scope": "device",
+    "unit": "calls",
+    "used": "62",
+    "limit": "60",
+    "needed": "1",
+    "kept": "0",
+}
+
+
+def refusal(**numbers: str) -> BudgetExhausted:
+    return BudgetExhausted(JARGON, metadata={**NUMBERS, "told": "device calls 62 of 60", **numbers})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ({}, "62 of 60 calls"),
+        ({"scope": "fleet_task"}, "62 of 60 calls of this task on all devices"),
+        ({"used": "10", "kept": "50"}, "10 of 60 calls, 50 kept for other devices"),
+        (
+            {"unit": "uusd,calls", "used": "1500", "limit": "2000", "needed": "900"},
+            "$0.0015 of $0.002; this call may need $0.0009",
+        ),
+        ({"unit": "tokens", "used": "299", "limit": "300", "needed": "40"}, "299 of 300 tokens; this call may need 40"),
+        ({"used": "many"}, "device calls 62 of 60"),
+        ({"limit": "9" * 5000}, "device calls 62 of 60"),
+    ],
+)
+def test_what_is_used_up_is_told_in_numbers(numbers: dict[str, str], told: str) -> None:
+    assert what_is_used_up(refusal(**numbers)) == told
+    assert refusal_text(refusal(**numbers)).startswith(f"budget used up: {told}; ")
+    assert why_not(refusal(**numbers)) == f"the budget is used up ({told}); answered on this device"
+
+
+@pytest.mark.parametrize(
+    ("unit", "own", "todo"),
+    [
+        ("calls", True, "raise budget.calls_limit, or ask without --cloud"),
+        ("uusd", True, "raise budget.spend_limit_uusd, or ask without --cloud"),
+        ("calls", False, "ask who runs the coordinator for more, or ask without --cloud"),
+    ],
+)
+def test_who_demanded_the_cloud_is_told_what_can_be_done(unit: str, own: bool, todo: str) -> None:
+    told = for_who_demanded_the_cloud(refusal(unit=unit), own_coordinator=own)
+    assert (told.hint, told.metadata["budget"]) == (todo, "device[device:local]")
+    assert str(told).startswith("the budget is used up (")
+    assert why_not(told) == why_not(refusal(unit=unit))
+
+
+@pytest.mark.parametrize("mode", ["auto", "cloud-only"])
+async def test_no_ledgers_key_reaches_who_asks(tmp_path: Path, mode: Any) -> None:
+    world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(3) if sampling.suppress_help else HELP)
+    async with world.agent() as agent:
+        world.client.fail_next("stream_complete", refusal())
+        request = AnswerRequest([Message("user", "What is 3 + 1?")], mode=mode)
+        if mode == "cloud-only":
+            with pytest.raises(BudgetExhausted, match=r"^the budget is used up \(62 of 60 calls\)$") as refused:
+                await agent.answerer.answer(request)
+            said = f"{refused.value}; {refused.value.hint}"
+        else:
+            said = (await agent.answerer.answer(request)).reason
+        assert "62 of 60 calls" in said
+        assert "device[" not in said + agent.access.quotas.now("math").line
+
+
+def test_a_limit_that_was_lowered_below_what_is_used_is_told_as_it_is_asked_for() -> None:
+    rows = [BudgetRow("device[device:d]", Limits(calls=60), Limits(calls=62), Amount(62, 9, 9), Amount())]
+    told = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
+    assert (told.calls, told.calls_limit) == (62, 60)
