@@ -1,13 +1,14 @@
 """Following the budget of one task while the agent runs. Knows WatchBudget and when to try again; decides nothing and tells nobody.
 
 It fails open: while no stream stands there is no snapshot, and who wants one asks the coordinator. Whether the coordinator is away is for
-the calls that need it to find out, so that this changes nothing about an agent that works offline.
+the calls that need it to find out, so that this changes nothing about an agent that works offline; that it is back, a budget tells.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from edge.agent.streams import closing
 from edge.core.errors import CoordinatorError, NotImplementedThere
@@ -20,9 +21,10 @@ LONGEST_PAUSE_S = 60.0
 class BudgetWatch:
     """Keeps the newest budget of `task`, the one that is followed. Belongs to one event loop."""
 
-    def __init__(self, client: CoordinatorClient, rng: random.Random) -> None:
-        """`rng` jitters the pauses between tries."""
+    def __init__(self, client: CoordinatorClient, rng: random.Random, heard: Callable[[], None] = lambda: None) -> None:
+        """`rng` jitters the pauses between tries. `heard` is told of each budget: the coordinator is there."""
         self._client = client
+        self._heard = heard
         self._rng = rng
         self.task = ""
         self._newest: BudgetSnapshot | None = None
@@ -55,6 +57,7 @@ class BudgetWatch:
                 async with closing(self._client.watch_budget(task)) as budgets:
                     async for budget in budgets:
                         failures, self._newest = 0, budget
+                        self._heard()
             except NotImplementedThere:
                 return
             except CoordinatorError:

@@ -136,16 +136,17 @@ class WatchedClient:
             if error.reason in LOST_REASONS:
                 self.lost(why_away(error))
             elif error.reason != "DEADLINE_EXCEEDED":
-                self._reached()
+                self.reached()
             raise
         except Withheld:  # nobody was asked, so nothing is known of the coordinator
             raise
         except CoordinatorError:
-            self._reached()
+            self.reached()
             raise
-        self._reached()
+        self.reached()
 
-    def _reached(self) -> None:
+    def reached(self) -> None:
+        """Note that the coordinator is there."""
         if not self.online:
             self.online, self.offline_reason = True, ""
             self._sink.emit(Online(at=self._clock.now()))

@@ -51,7 +51,7 @@ class CoordinatorLink:
     ) -> None:
         """`process`: the coordinator that is started here, None where there is an address to go to. `jitter`: of pauses between tries."""
         self.client = WatchedClient(client, sink, clock)
-        self.watch = BudgetWatch(client, jitter)
+        self.watch = BudgetWatch(client, jitter, self.client.reached)
         self.begun = False
         self._process = process
         self._curriculum = curriculum

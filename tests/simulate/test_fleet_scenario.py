@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fleet_worlds import group, scenario
 
 from edge.core.errors import ConfigError
+from tests.simulate.fleet_worlds import group, scenario
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import HOURS, Scenario, load_scenario
 from tools.simulate.fleet.table import schema_table

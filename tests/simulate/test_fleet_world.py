@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_worlds import group, played, scenario
 
 from edge.core.errors import UsageError
+from tests.simulate.fleet_worlds import group, played, scenario
 from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
 from tools.simulate.fleet.world import FleetWorld
@@ -183,3 +183,12 @@ def test_latencies_of_all_sources_add_up_to_the_answers(tmp_path: Path) -> None:
     result, _ = played(tmp_path, group(devices=2, mind=EAGER))
     laptops = result.groups[0]
     assert all_sources(laptops.latency_total).count == answers(laptops) == sum(laptops.series.answers)
+
+
+def test_who_was_switched_on_offline_has_the_clouds_answer_to_the_first_question_of_the_morning(tmp_path: Path) -> None:
+    """A coordinator that the budget's stream has reached again is not asked with the short patience for one that is away."""
+    morning = [0.0] * 7 + [1.0] * 17
+    early = group("phones", devices=3, device="phone", link="offline-nights", by_hour=morning, mind={"ask": 20.0})
+    result, _ = played(tmp_path, early, starts_at_h=4, cloud={"first_token_s": 4.0})
+    assert result.groups[0].answers.keys() == {"cloud"}
+    assert result.cloud.errors == {}

@@ -8,7 +8,9 @@ lasts longer than PATIENCE_S, breaks its connection after that time, as gRPC's k
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +35,11 @@ class Outage:
     ends: float
 
 
+NEVER = Outage(math.inf, math.inf)
+_FAR_AHEAD = 200
+"""Outages that are looked through for one that lasts."""
+
+
 class Link:
     """One device's link. `LinkFaults` of the fleet's network."""
 
@@ -44,7 +51,8 @@ class Link:
         self._chance = _by_chance(model, rng)
         self._offline = _by_hours(model, starts_at_h)
         self._forced = Outage(0.0, 0.0)
-        self._coming = [next(self._chance), next(self._offline)]
+        self._ahead = deque([next(self._chance)])
+        self._hours = next(self._offline)
         self._free = [0.0, 0.0]
 
     def force_down(self, now: float, seconds: float) -> None:
@@ -54,23 +62,33 @@ class Link:
     def heal(self) -> None:
         """No outage any more."""
         self._forced = Outage(0.0, 0.0)
-        self._coming = [Outage(float("inf"), float("inf"))] * 2
+        self._ahead, self._hours = deque([NEVER]), NEVER
 
     def up_again(self, now: float) -> float:
         """When something passes again; `now` itself while the link is up."""
-        self._coming[0] = _at(self._coming[0], self._chance, now)
-        self._coming[1] = _at(self._coming[1], self._offline, now)
+        while self._ahead[0].ends <= now:
+            self._ahead.popleft()
+            self._look_ahead()
+        while self._hours.ends <= now:
+            self._hours = next(self._offline)
         at = now
-        while ends := [outage.ends for outage in (*self._coming, self._forced) if outage.began <= at < outage.ends]:
+        while ends := [outage.ends for outage in (self._ahead[0], self._hours, self._forced) if outage.began <= at < outage.ends]:
             at = max(ends)
         return at
 
     def next_outage(self, now: float) -> Outage:
-        """The next one that is not over and longer than a connection's patience."""
+        """The next one that is not over and longer than a connection's patience; or, where none comes for long, one of many to come."""
         self.up_again(now)
-        while self._coming[0].ends - self._coming[0].began <= PATIENCE_S:
-            self._coming[0] = next(self._chance)
-        return min(self._coming, key=lambda outage: outage.began)
+        long = (outage for outage in self._ahead if outage.ends - outage.began > PATIENCE_S)
+        found = next(long, None)
+        while found is None and len(self._ahead) < _FAR_AHEAD:
+            self._ahead.append(next(self._chance))
+            found = self._ahead[-1] if self._ahead[-1].ends - self._ahead[-1].began > PATIENCE_S else None
+        return min(found or self._ahead[-1], self._hours, key=lambda outage: outage.began)
+
+    def _look_ahead(self) -> None:
+        if not self._ahead:
+            self._ahead.append(next(self._chance))
 
     def delay_s(self, now: float, size: int, up: bool) -> float:
         """How long a message of so many bytes takes; those of one direction share the bandwidth."""
@@ -167,7 +185,7 @@ class FleetChannel(SimulatedChannel):
     def _watch_outages(self) -> None:
         now = self._network.loop.time()
         outage = self._link.next_outage(now)
-        if not self._watching and outage.began < float("inf"):
+        if not self._watching and outage.began < math.inf:
             self._watching = True
             self._network.later(max(0.0, outage.began - now) + PATIENCE_S, self._outage_lasts)
 
@@ -181,13 +199,6 @@ class FleetChannel(SimulatedChannel):
             self._watch_outages()
 
 
-def _at(outage: Outage, following: Iterator[Outage], now: float) -> Outage:
-    """The outage of now, or the next one."""
-    while outage.ends <= now:
-        outage = next(following)
-    return outage
-
-
 def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
     at = 0.0
     while model.mean_up_s is not None and model.mean_down_s > 0.0:
@@ -195,7 +206,7 @@ def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
         at = began + rng.expovariate(1.0 / model.mean_down_s)
         yield Outage(began, at)
     while True:
-        yield Outage(float("inf"), float("inf"))
+        yield NEVER
 
 
 def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
@@ -207,9 +218,4 @@ def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
             yield Outage(began, began + lasts_s)
             midnight += DAY_S
     while True:
-        yield Outage(float("inf"), float("inf"))
-
-
-def is_up(link: Link, now: float) -> bool:
-    """Whether something passes now."""
-    return link.up_again(now) <= now
+        yield NEVER

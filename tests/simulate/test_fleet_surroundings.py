@@ -1,0 +1,251 @@
+"""What is around the simulated devices: links, the cloud, people's hours and the timetable of learning."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.providers.provider import ProviderError, ProviderRequest
+from edge.core.types import Message
+from tests.simulate.fleet_worlds import group, scenario
+from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
+from tools.simulate.fleet.hardware import LinkModel
+from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.mind import Nature, Question
+from tools.simulate.fleet.people import arrivals, draw_difficulty
+from tools.simulate.fleet.scenario import CloudPart, DifficultyPart, LearningPart, TokensPart
+from tools.simulate.fleet.timetable import Timetable
+from tools.simulate.virtual.loop import SeededLoop
+
+STEADY = LinkModel("steady", 0.1, 0.0, 1000.0, 2000.0)
+HOUR, DAY = 3600.0, 86400.0
+
+
+def link(model: LinkModel = STEADY, starts_at_h: float = 0.0) -> Link:
+    return Link(model, random.Random(1), starts_at_h)
+
+
+def in_virtual_time(work: Callable[[SeededLoop], Awaitable[Any]]) -> Any:
+    loop = SeededLoop(0)
+
+    async def main() -> Any:
+        return await work(loop)
+
+    found = loop.run_until_complete(main(), limit_s=1e7)
+    loop.close()
+    return found
+
+
+# links -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_takes_half_a_round_trip_and_its_bytes() -> None:
+    assert link().delay_s(0.0, 880, up=True) == pytest.approx(0.05 + 1.0)
+    assert link().delay_s(0.0, 880, up=False) == pytest.approx(0.05 + 0.5)
+
+
+def test_messages_of_one_direction_wait_for_each_other() -> None:
+    one = link()
+    one.delay_s(0.0, 880, up=True)
+    assert one.delay_s(0.5, 880, up=True) == pytest.approx(0.05 + 1.5)
+    assert one.delay_s(0.5, 880, up=False) == pytest.approx(0.05 + 0.5)
+
+
+def test_lost_messages_are_sent_again() -> None:
+    lossy = link(replace(STEADY, loss=0.5, retransmit_s=7.0))
+    delays = [lossy.delay_s(100.0 * place, 0, up=True) for place in range(400)]
+    again = [round((delay - 0.05 - 0.12) / 7.0, 6) for delay in delays]
+    assert all(times == int(times) for times in again)
+    assert sum(again) / 400 == pytest.approx(1.0, abs=0.25)
+
+
+def test_offline_hours_are_those_of_the_local_clock_every_day() -> None:
+    nightly = link(replace(STEADY, offline_hours=(22.0, 6.0)), starts_at_h=20.0)
+    assert nightly.up_again(HOUR) == HOUR
+    assert nightly.up_again(3 * HOUR) == 10 * HOUR
+    assert nightly.up_again(DAY + 3 * HOUR) == DAY + 10 * HOUR
+    assert link(replace(STEADY, offline_hours=(22.0, 6.0))).up_again(0.0) == 6 * HOUR
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6))
+def test_a_link_that_breaks_by_chance_is_up_for_its_share_of_the_time(seed: int) -> None:
+    breaking = Link(replace(STEADY, mean_up_s=90.0, mean_down_s=10.0), random.Random(seed), 0.0)
+    up = sum(breaking.up_again(at) == at for at in range(0, 200_000, 10)) / 20_000
+    assert up == pytest.approx(0.9, abs=0.03)
+
+
+def test_looking_for_an_outage_that_lasts_leaves_the_short_ones_before_it() -> None:
+    model = replace(STEADY, mean_up_s=90.0, mean_down_s=20.0)
+    looking, plain = link(model), link(model)
+    for at in range(0, 20_000, 10):
+        outage = looking.next_outage(at)
+        assert outage.ends > at
+        assert outage.ends - outage.began > PATIENCE_S
+        assert looking.up_again(at) == plain.up_again(at)
+
+
+def test_a_healed_link_has_no_outages_any_more() -> None:
+    one = link(replace(STEADY, offline_hours=(0.0, 23.0), mean_up_s=1.0, mean_down_s=100.0))
+    one.force_down(0.0, 1e6)
+    assert one.up_again(10.0) > 10.0
+    one.heal()
+    assert one.up_again(10.0) == 10.0
+
+
+def test_a_message_in_a_short_outage_comes_after_it_and_in_a_long_one_breaks_its_connection() -> None:
+    async def carried(loop: SeededLoop) -> list[tuple[str, float]]:
+        network, seen = FleetNetwork(loop, random.Random(0)), list[tuple[str, float]]()
+        for seconds in (10.0, 1000.0):
+            one, began = link(), loop.time()
+            one.force_down(began, seconds)
+            network.carry(one, lambda: seen.append(("delivered", loop.time())), lambda: seen.append(("lost", loop.time())))
+            await asyncio.sleep(2000.0)
+        return seen
+
+    (first, at), (second, later) = in_virtual_time(carried)
+    assert (first, second) == ("delivered", "lost")
+    assert at == pytest.approx(10.0, abs=0.5)
+    assert later == pytest.approx(2000.0 + PATIENCE_S)
+
+
+def test_who_waits_for_a_connection_is_woken_when_the_link_comes_back() -> None:
+    async def connected(loop: SeededLoop) -> float:
+        one, network = link(), FleetNetwork(loop, random.Random(0))
+        channel = FleetChannel(network, lambda: object(), one)  # type: ignore[arg-type, return-value]
+        one.force_down(0.0, 77.0)
+        assert channel.get_state() is grpc.ChannelConnectivity.CONNECTING
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
+        return loop.time()
+
+    assert in_virtual_time(connected) == pytest.approx(77.0)
+
+
+# the cloud ---------------------------------------------------------------------------------------------------------------------
+
+QUESTION = Question.of(5, 0.5, 1)
+
+
+def request(deadline_s: float = 60.0, key: str = "k", most: int = 1000) -> ProviderRequest:
+    return ProviderRequest((Message("user", QUESTION.text),), "m", most, 0.0, deadline_s, key)
+
+
+def cloud(**values: Any) -> SimulatedCloud:
+    asked = Asked(TokensPart(cloud=80, cloud_spread=0.0), Nature(cloud_skill=30.0))
+    part = CloudPart.model_validate({"first_token_s": 1.0, "spread": 0.0, "tokens_per_s": 80} | values)
+    return SimulatedCloud(part, lambda number: asked, lambda: 0, 1)
+
+
+def test_the_cloud_answers_in_its_time_and_says_what_it_used() -> None:
+    one = cloud()
+
+    async def ask(loop: SeededLoop) -> Any:
+        result = await one.complete(request())
+        return result, loop.time()
+
+    result, took = in_virtual_time(ask)
+    assert took == pytest.approx(1.0 + 79 / 80)
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (120, 80)
+    assert result.usage.input_tokens <= one.input_token_bound(request())
+    assert f"boxed{{{QUESTION.number}}}" in result.text
+    assert one.executed == {"k": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "down", "deadline_s", "kind", "executed"),
+    [
+        ({}, True, 60.0, "http_503", False),
+        ({"error_rate": 1.0}, False, 60.0, "http_500", False),
+        ({}, False, 1.5, "deadline", None),
+    ],
+)
+def test_what_fails_says_whether_it_was_executed(
+    values: dict[str, Any], down: bool, deadline_s: float, kind: str, executed: bool | None
+) -> None:
+    one = cloud(**values)
+    one.down = down
+
+    async def ask(loop: SeededLoop) -> tuple[ProviderError, float]:
+        with pytest.raises(ProviderError) as failed:
+            await one.complete(request(deadline_s))
+        return failed.value, loop.time()
+
+    error, took = in_virtual_time(ask)
+    assert (error.kind, error.executed) == (kind, executed)
+    assert took <= 1.5 + 1e-9
+    assert one.under_way == 0
+    assert not one.executed
+
+
+def test_a_completion_is_never_longer_than_was_asked_for() -> None:
+    async def ask(loop: SeededLoop) -> int:
+        result = await cloud().complete(request(most=10))
+        return 0 if result.usage is None else result.usage.output_tokens
+
+    assert in_virtual_time(ask) == 10
+    assert most_tokens(TokensPart(cloud=100, cloud_spread=0.0)) == 100
+
+
+# people and hours --------------------------------------------------------------------------------------------------------------
+
+
+def test_questions_come_as_often_as_the_hours_say() -> None:
+    part = scenario(group(questions_per_day=24_000, by_hour="office")).groups[0]
+    hours = [0] * 24
+    for at in arrivals(part, 6.0, random.Random(3)):
+        if at >= DAY:
+            break
+        hours[int(6.0 + at / HOUR) % 24] += 1
+    assert sum(hours) == pytest.approx(24_000, rel=0.03)
+    assert hours[2] == 0
+    assert hours[10] == pytest.approx(24_000 * part.hour_weights[10] / 24, rel=0.1)
+
+
+def test_nobody_who_asks_nothing_is_waited_for() -> None:
+    assert list(arrivals(scenario(group(questions_per_day=0)).groups[0], 0.0, random.Random(1))) == []
+
+
+@given(st.floats(0, 1), st.floats(0, 2), st.floats(-1, 1), st.integers(0, 10**6))
+def test_difficulties_stay_between_nothing_and_all(mean: float, spread: float, drift: float, seed: int) -> None:
+    part = DifficultyPart(mean=mean, spread=spread, drift_per_day=drift)
+    assert 0.0 <= draw_difficulty(part, 3 * DAY, random.Random(seed)) <= 1.0
+
+
+def turns(part: LearningPart, starts_at_h: float, days: int, shift: float = 0.0) -> list[float]:
+    """Hours of the scenario at which a step begins, each done in no time."""
+    now, found = [0.0], list[float]()
+    table = Timetable(part, starts_at_h, shift, lambda: now[0], lambda: False)
+    while now[0] < days * DAY:
+        if not table.waiting_for(0.0, 0.0):
+            found.append(now[0] / HOUR)
+        else:
+            now[0] += table.check_s
+    return found
+
+
+def test_learning_takes_its_turns_within_its_hours_and_no_turn_twice() -> None:
+    part = LearningPart(steps_per_day=9, from_hour=22, until_hour=7)
+    assert turns(part, 0.0, 1) == pytest.approx([0, 1, 2, 3, 4, 5, 6, 22, 23])
+    assert turns(part, 21.0, 1) == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert turns(part, 21.0, 1, shift=0.5) == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5])
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 300), st.integers(0, 23), st.integers(0, 23), st.floats(0, 24), st.floats(0, 0.999))
+def test_a_day_has_so_many_turns_whatever_the_hours(steps: int, first: int, last: int, starts_at_h: float, shift: float) -> None:
+    part = LearningPart(steps_per_day=steps, from_hour=first, until_hour=last)
+    assert abs(len(turns(part, starts_at_h, 2, shift)) - 2 * steps) <= 1
+
+
+def test_an_empty_battery_takes_no_turn() -> None:
+    table = Timetable(LearningPart(from_hour=0, until_hour=0), 0.0, 0.0, lambda: 0.0, lambda: True)
+    assert table.waiting_for(0.0, 0.0) == "the battery is empty"
+    assert table.check_s > 0.0
