@@ -38,8 +38,8 @@ from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, re
 from tools.simulate.validation.seen import Run, Taken
 from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
 
-_PROMPTS = 96
-"""Practice prompts on which the bare model is sampled."""
+_MOST_PROMPTS = 256
+"""Practice prompts on which the bare model is sampled, at the most."""
 _MOST_MINUTES, _MOST_QUESTIONS = 240.0, 20_000
 _SOCKET = {"name": "socket on the same machine", "rtt_ms": 0, "up_mbit_per_s": 1e6, "down_mbit_per_s": 1e6}
 """The calibrated calls have its time in them."""
@@ -109,7 +109,7 @@ def config_for(state: Path, sets: Sequence[str] = ()) -> AgentConfig:
 def _measure_all(config: AgentConfig, plan: Plan, say: Tell) -> tuple[DeviceConfig, Known, Measured]:
     """The device before and after the run, of both the faster: what else a machine does makes a measurement slower, never faster."""
     before = measure(config, lambda stage: say(f"measuring {stage}"))
-    known = asyncio.run(known_of(config, plan, _PROMPTS, say))
+    known = asyncio.run(known_of(config, plan, _MOST_PROMPTS, say))
     measured = asyncio.run(measured_run(config, plan, say))
     after = asyncio.run(engine_rates(config, model_file(config.model.path), lambda stage: say(f"again: {stage}"), SystemClock()))
     return faster(before, after), known, measured

@@ -105,16 +105,17 @@ def make_plan(questions: int, minutes: float, dial: float | None, steps: int, se
 # -- facts ------------------------------------------------------------------------------------------------------------------------------
 
 
-async def known_of(config: AgentConfig, plan: Plan, prompts: int, tell: Tell) -> Known:
-    """Lengths and log-odds of the stream's questions, and what the bare model does with practice prompts at temperature 1."""
+async def known_of(config: AgentConfig, plan: Plan, most_prompts: int, tell: Tell) -> Known:
+    """Lengths and log-odds of the stream's questions, and what the bare model does at temperature 1 with the prompts to be learned from."""
     worker = EngineWorker()
     try:
         backend = await open_backend(config, model_file(config.model.path), worker)
         try:
             tell(f"facts of {len(plan.items)} questions")
             facts = await facts_of(backend, plan.items, agent_settings(config, LABEL).answers)
+            prompts = min(most_prompts, plan.steps * config.learning.prompts_per_step)
             tell(f"the bare model on {prompts} practice prompts")
-            sampled = await sampled_of(config, backend, build_verifier(config), prompts, plan.seed) if plan.steps else []
+            sampled = await sampled_of(config, backend, build_verifier(config), prompts) if prompts else []
             return Known(tuple(facts), tuple(sampled))
         finally:
             await backend.aclose()
@@ -142,14 +143,11 @@ async def _facts(backend: InferenceBackend, item: TaskItem, settings: AnswerSett
     return Facts(len(local.prompt_ids), len(kept.token_ids), len(asked.token_ids), kept.help_log_odds)
 
 
-async def sampled_of(
-    config: AgentConfig, backend: InferenceBackend, verifier: Verifier, prompts: int, seed: int
-) -> list[Sampled]:
-    """Practice prompts of the first phase, other ones than are learned from, with as many responses as a group has."""
+async def sampled_of(config: AgentConfig, backend: InferenceBackend, verifier: Verifier, prompts: int) -> list[Sampled]:
+    """The first prompts of the first phase, each with as many responses as a group has, other ones than learning will see."""
     learning, form = config.learning, agent_settings(config, LABEL).rollout.prompt_form
     form = backend.model.prompt_form if form == "auto" else form
-    source = open_source(config.phases[0].source)
-    items = islice(source.train(derive_seed(seed, "calibrated prompts") % 2**31), prompts)
+    items = islice(open_source(config.phases[0].source).train(learning.seed), prompts)
     sampled: list[Sampled] = []
     for some in _portions(list(items), _AT_ONCE // 2):
         sampled += await asyncio.gather(*(_sampled(backend, verifier, item, form, learning.group_size) for item in some))
@@ -158,7 +156,9 @@ async def sampled_of(
 
 async def _sampled(backend: InferenceBackend, verifier: Verifier, item: TaskItem, form: str, size: int) -> Sampled:
     sampling = Sampling(max_steps=item.max_steps)
-    group = await backend.sample_group(prompt_messages(item, form), sampling, [derive_seed(0, item.id, n) for n in range(size)])
+    group = await backend.sample_group(
+        prompt_messages(item, form), sampling, [derive_seed(0, "bare", item.id, n) for n in range(size)]
+    )
     outcomes = [await _outcome(verifier, item, response) for response in group.responses]
     odds = [response.help_log_odds for response in group.responses if response.help_log_odds is not None]
     return Sampled(

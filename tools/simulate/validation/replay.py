@@ -231,7 +231,7 @@ def answered(number: int, arrived_s: float, began_s: float, record: AnswerRecord
 
 
 class _LearningDevice(FleetDevice):
-    """A device that learns from prompts as difficult as those that were sampled."""
+    """A device that learns from the prompts that were sampled."""
 
     def __init__(self, mind: FittedMind, *about: Any) -> None:
         self._fitted = mind
@@ -245,18 +245,17 @@ class _LearningDevice(FleetDevice):
             self.taken.append(Taken(event.assist_rate, event.dual_after, event.seconds))
 
     def _practice(self) -> TaskSource:
-        return _KnownPrompts(self._fitted.prompts, self.group.task, self._seed)
+        return _KnownPrompts(self._fitted.prompts, self.group.task)
 
 
 class _KnownPrompts:
-    """A TaskSource: prompts of a calibration, drawn again and again."""
+    """A TaskSource: the prompts of a calibration in their order, again from the first one where there are no more."""
 
     name = "calibrated"
 
-    def __init__(self, prompts: Sequence[tuple[float, float]], task: str, seed: int) -> None:
+    def __init__(self, prompts: Sequence[tuple[float, float]], task: str) -> None:
         self._prompts = prompts
         self._task = task
-        self._seed = seed
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """Endless."""
@@ -267,9 +266,8 @@ class _KnownPrompts:
         return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
 
     def _item(self, place: int, split: str) -> TaskItem:
-        number = PRACTICE_FROM + place
-        difficulty, ask_noise = stream(self._seed, "prompt", number).choice(self._prompts)
-        question = Question(number, difficulty, ask_noise, 0.0)
+        difficulty, ask_noise = self._prompts[place % len(self._prompts)]
+        question = Question(PRACTICE_FROM + place, difficulty, ask_noise, 0.0)
         return TaskItem(
             id=f"practice-{place}",
             task=self._task,
