@@ -125,3 +125,11 @@ def test_learning_steps_move_the_price_by_the_controllers_own_rule(files: tuple[
 def test_a_model_that_asks_more_has_more_of_its_responses_ask_in_training(files: tuple[Path, Path], tmp_path: Path) -> None:
     shy, eager = (taken(files, tmp_path / name, asks)[0].assist_rate for name, asks in (("shy", 0.05), ("eager", 0.8)))
     assert shy < 0.25 < 0.6 < eager
+
+
+def test_learning_meets_the_sampled_prompts_in_their_order_and_again(files: tuple[Path, Path], tmp_path: Path) -> None:
+    shy, eager = (Sampled("arith", 1, 0, 4, 4, 0, asks, 60, 50.0) for asks in (0.01, 0.99))
+    steps = replayed_steps(
+        Lessons(4, 1, 8, TERMS, 1), fit_mind([shy, eager]), CloudPace(0.2, 100.0, EVEN), *files, tmp_path / "world"
+    )
+    assert [step.assist_rate > 0.5 for step in steps] == [False, True, False, True]
