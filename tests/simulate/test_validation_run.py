@@ -9,7 +9,7 @@ import pytest
 
 from edge.config.schema import PhaseConfig
 from edge.core.clock import SystemClock
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import UsageError
 from edge.core.rng import stream
 from edge.core.types import Message, Sampling
 from edge.dagrpo.prompts import compact_question
@@ -17,7 +17,7 @@ from edge.inference.scripted import ScriptedBackend
 from edge.rpc.client import CloudCall
 from tests.unit.agent_world import HELP, World, local_answer
 from tools.simulate.__main__ import main
-from tools.simulate.validation.real import Measured, Plan, RealRun, facts_of, make_plan, state_of, with_cloud_tokens
+from tools.simulate.validation.real import Measured, Plan, RealRun, facts_of, make_plan, with_cloud_tokens
 from tools.simulate.validation.seen import Facts
 
 MINUTES = 0.002
@@ -93,13 +93,6 @@ async def test_facts_are_both_lengths_of_each_question(tmp_path: Path) -> None:
 def test_where_the_cloud_was_not_asked_its_usual_length_stands() -> None:
     facts = with_cloud_tokens([Facts(1, 2, 3, None), Facts(1, 2, 3, None)], [7, None], 40)
     assert [each.cloud_tokens for each in facts] == [7, 40]
-
-
-def test_a_folder_that_was_used_is_not_used_again(tmp_path: Path) -> None:
-    assert state_of(tmp_path) == tmp_path / "state"
-    (tmp_path / "state").mkdir()
-    with pytest.raises(EdgeError, match="there already"):
-        state_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from edge.core.processor import usable_cores
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.validation.drawing import draw, require_drawing
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
-from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, state_of, with_cloud_tokens
+from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Run, Taken
 from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
@@ -68,9 +68,10 @@ def validate(chosen: argparse.Namespace) -> int:
     _check(chosen)
     plan = make_plan(chosen.questions, chosen.minutes, chosen.dial, chosen.steps, chosen.seed)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    config = config_for(state_of(chosen.out), chosen.sets)
     load = [_load()]
-    device, known, measured = _measure_all(config, plan, _say)
+    with tempfile.TemporaryDirectory(prefix="validate-") as state:
+        config = config_for(Path(state), chosen.sets)
+        device, known, measured = _measure_all(config, plan, _say)
     load.append(_load())
     replayed = simulate(device, known, measured, plan, config, chosen.out, _say)
     rows = compare(measured.run, replayed.run)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 from edge.agent.agent import Agent
 from edge.agent.answer import local_messages
@@ -297,11 +296,3 @@ def with_cloud_tokens(facts: Sequence[Facts], cloud_tokens: Sequence[int | None]
     return tuple(
         replace(each, cloud_tokens=usual if tokens is None else tokens) for each, tokens in zip(facts, cloud_tokens, strict=True)
     )
-
-
-def state_of(folder: Path) -> Path:
-    """Where the real agent keeps its state: a new folder, so that neither budgets nor adapters of another run count."""
-    state = folder / "state"
-    if state.exists():
-        raise EdgeError(f"{state} is there already", hint="give another --out, or remove it")
-    return state
