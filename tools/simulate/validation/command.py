@@ -55,7 +55,7 @@ def add_validate(commands: Any) -> None:
     command.add_argument("--dial", type=float, default=0.3, help="budget dial τ of the stream (default 0.3)")
     command.add_argument("--seed", type=int, default=1, help="of questions, times and the simulation (default 1)")
     command.add_argument(
-        "--out", type=Path, default=Path("validation"), metavar="FOLDER", help="a folder for all that is written"
+        "--out", type=Path, default=Path("runs/validation"), metavar="FOLDER", help="for all that is written (runs/validation)"
     )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="a setting of the agent")
     command.add_argument("--strict", action="store_true", help="end with 1 where the goal is missed")
