@@ -45,7 +45,7 @@ def cloud_answer(call: CloudCall) -> str:
 def test_a_plan_asks_each_question_once_and_calibrates_on_others() -> None:
     plan = make_plan(60, 2.0, 0.3, 5, 1)
     every = [compact_question(item) for item in (*plan.items, *plan.local_calibration, *plan.cloud_calibration)]
-    assert len(set(every)) == len(every) == 60 + 24 + 16
+    assert len(set(every)) == len(every) == 60 + 24 + 24
     assert all(item.split == "test" for item in plan.items)
     assert list(plan.arrivals_s) == sorted(plan.arrivals_s)
     assert plan == make_plan(60, 2.0, 0.3, 5, 1) != make_plan(60, 2.0, 0.3, 5, 2)

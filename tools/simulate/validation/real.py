@@ -36,7 +36,7 @@ from tools.simulate.fleet.mind import sigmoid
 from tools.simulate.validation.replay import answered
 from tools.simulate.validation.seen import Answered, Facts, Run, Sampled, Taken, Timed
 
-STRETCHES = 4
+STRETCHES = 8
 LABEL = "validation"
 _CALIBRATION = "calibration"
 _WARM_UPS = 2
@@ -80,7 +80,7 @@ class Measured:
 
 def make_plan(questions: int, minutes: float, dial: float | None, steps: int, seed: int) -> Plan:
     """Held-out questions, each once, arriving as a Poisson process over about so many minutes."""
-    locally, at_cloud = max(24, questions // 3), max(16, questions // 6)
+    locally, at_cloud = max(24, questions // 3), max(24, questions // 4)
     wanted = questions + locally + at_cloud
     items = list({compact_question(item): item for item in mixed_items(2 * wanted, seed)}.values())
     if len(items) < wanted:
