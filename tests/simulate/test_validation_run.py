@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import DecodeRate, DeviceConfig, PhaseConfig, SpeedConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.rng import stream
@@ -17,8 +19,11 @@ from edge.inference.scripted import ScriptedBackend
 from edge.rpc.client import CloudCall
 from tests.unit.agent_world import HELP, World, local_answer
 from tools.simulate.__main__ import main
-from tools.simulate.validation.real import Measured, Plan, RealRun, facts_of, make_plan, with_cloud_tokens
-from tools.simulate.validation.seen import Facts
+from tools.simulate.fleet.profiles import load_device
+from tools.simulate.validation.command import config_for, simulate
+from tools.simulate.validation.real import Known, Measured, Plan, RealRun, facts_of, make_plan, with_cloud_tokens
+from tools.simulate.validation.seen import Facts, Sampled
+from tools.simulate.validation.verdict import compare
 
 MINUTES = 0.002
 
@@ -93,6 +98,44 @@ async def test_facts_are_both_lengths_of_each_question(tmp_path: Path) -> None:
 def test_where_the_cloud_was_not_asked_its_usual_length_stands() -> None:
     facts = with_cloud_tokens([Facts(1, 2, 3, None), Facts(1, 2, 3, None)], [7, None], 40)
     assert [each.cloud_tokens for each in facts] == [7, 40]
+
+
+async def scripted(folder: Path, plan: Plan) -> tuple[Known, Measured]:
+    """What a scripted model's run was, and what is known of its questions; whether it asks is in its script alone."""
+    found = await measured(folder, plan)
+    facts = await facts_of(ScriptedBackend(script), plan.items, World(folder).answer_settings())
+    asks = [replace(each, log_odds=2.0 if seen.asked else -2.0) for each, seen in zip(facts, found.run.answers, strict=True)]
+    return Known(tuple(asks), (Sampled("sums", 1, 1, 3, 4, 0, 0.2, 12, 15.0),)), found
+
+
+async def test_what_was_run_is_simulated_with_the_same_decisions_and_the_profile_that_was_written(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 2, 1)
+    known, found = await scripted(tmp_path / "real", plan)
+    device, config = faster_than_any(), config_for(tmp_path / "state")
+    replayed = await asyncio.to_thread(simulate, device, known, found, plan, config, tmp_path, lambda line: None, "busy")
+    assert [each.source for each in replayed.run.answers] == [each.source for each in found.run.answers]
+    assert [each.local_tokens for each in replayed.run.answers] == [each.local_tokens for each in found.run.answers]
+    assert len(replayed.run.steps) == 2
+    assert load_device(str(tmp_path / "profile.yaml")).overhead_s == pytest.approx(replayed.local.overhead_s, rel=1e-3)
+    assert "# busy" in (tmp_path / "profile.yaml").read_text(encoding="utf-8")
+    assert {row.name.split(",")[0] for row in compare(found.run, replayed.run)} >= {"realised rate", "λ after the last step"}
+
+
+async def test_the_simulated_times_do_not_change_with_those_of_the_run(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 0, 1)
+    known, found = await scripted(tmp_path / "real", plan)
+    late = tuple(replace(each, first_s=9.0, total_s=99.0) for each in found.run.answers)
+    device = faster_than_any()
+    once, again = [
+        await asyncio.to_thread(simulate, device, known, each, plan, config_for(tmp_path / "state"), tmp_path, lambda line: None)
+        for each in (found, replace(found, run=replace(found.run, answers=late)))
+    ]
+    assert once.run == again.run
+
+
+def faster_than_any() -> DeviceConfig:
+    decode = (DecodeRate(rows=1, tokens_per_s=1e5),)
+    return DeviceConfig(speeds=(SpeedConfig(model="m", prefill_tokens_per_s=1e5, decode=decode, training_tokens_per_s=1e5),))
 
 
 @pytest.mark.parametrize(
