@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -30,6 +31,17 @@ def test_the_overheads_that_a_device_has_are_found_again_at_any_lengths() -> Non
     assert pace.overhead_s == pytest.approx(0.004)
     assert pace.token_overhead_s == pytest.approx(0.0005)
     assert {(round(each.first, 9), round(each.rest, 9)) for each in pace.paces} == {(1.0, 1.0)}
+
+
+def test_what_tokens_take_more_for_those_before_them_is_told_apart_from_what_each_takes() -> None:
+    growing = [
+        replace(each, total_s=each.total_s + 1e-5 * (each.tokens - 1) ** 2)
+        for each in (local(50, n, 0.0, 5e-4) for n in range(10, 90, 5))
+    ]
+    pace = local_pace(SPEED, growing)
+    assert pace.token_growth_s == pytest.approx(2e-5)
+    assert pace.token_overhead_s == pytest.approx(5e-4)
+    assert max(each.rest for each in pace.paces) == pytest.approx(1.0)
 
 
 def test_a_slow_answer_among_many_moves_no_overhead_and_stays_among_the_paces() -> None:

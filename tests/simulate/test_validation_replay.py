@@ -38,7 +38,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def replay(*facts: Facts, every_s: float = 10.0) -> Replay:
     arrivals = tuple(every_s * (1 + number) for number in range(len(facts)))
-    return Replay(arrivals, facts, LocalPace(0.004, 0.001, EVEN), CloudPace(0.2, 100.0, EVEN), 1)
+    return Replay(arrivals, facts, LocalPace(0.004, 0.001, 0.0, EVEN), CloudPace(0.2, 100.0, EVEN), 1)
 
 
 def played(
@@ -65,6 +65,12 @@ def test_an_answer_takes_the_time_of_its_own_tokens_at_the_speed_of_the_profile(
     assert short.total_s == pytest.approx(local_s(SHY, 40))
     assert long.total_s == pytest.approx(local_s(SHY, 90))
     assert [short.first_s, long.first_s] == [pytest.approx(local_s(SHY, 1))] * 2
+
+
+def test_long_answers_take_longer_for_each_token_where_the_profile_says_so(files: tuple[Path, Path], tmp_path: Path) -> None:
+    files[0].write_text(PROFILE.replace("0.001}", "0.001, token_growth_s: 0.0002}"), encoding="utf-8")
+    (seen,) = played(replay(SHY), files, tmp_path)
+    assert seen.total_s == pytest.approx(local_s(SHY, 40) + 0.0001 * 39**2)
 
 
 def test_a_question_that_asks_takes_its_reasoning_and_then_the_cloud_at_its_calibrated_pace(
@@ -100,7 +106,7 @@ def test_who_comes_while_another_answer_is_made_waits_for_it(files: tuple[Path, 
 
 def test_the_same_seed_gives_the_same_answers_and_paces_spread_them(files: tuple[Path, Path], tmp_path: Path) -> None:
     even = replay(*[SHY] * 12)
-    uneven = replace(even, local=LocalPace(0.004, 0.001, (Pace(1.0, 1.0), Pace(2.0, 3.0))))
+    uneven = replace(even, local=LocalPace(0.004, 0.001, 0.0, (Pace(1.0, 1.0), Pace(2.0, 3.0))))
     once, again = (played(uneven, files, tmp_path, name=name) for name in ("once", "again"))
     assert once == again
     assert {round(each.first_s / local_s(SHY, 1), 6) for each in once} == {1.0, 2.0}

@@ -96,7 +96,7 @@ class SimulatedBackend(ScriptedBackend):
         with self._machine.serving():
             await self._machine.serve((read_s + token_s) * pace.first)
             yield TextDelta(response.text[:cut])
-            await self._machine.serve((len(response.token_ids) - 1) * token_s * pace.rest)
+            await self._machine.serve(speed.shown_s(len(response.token_ids)) * pace.rest)
         yield TextDelta(response.text[cut:])
         yield TextDelta("", response, prompt_tokens)
 

@@ -76,6 +76,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         battery_wh=device.battery_wh,
         overhead_s=ANSWER_OVERHEAD_S if row.answer_overhead_s is None else row.answer_overhead_s,
         token_overhead_s=row.token_overhead_s or 0.0,
+        token_growth_s=row.token_growth_s or 0.0,
     )
 
 

@@ -173,7 +173,11 @@ def simulate(
 
 def _with_overheads(device: DeviceConfig, pace: LocalPace) -> DeviceConfig:
     (row,) = device.speeds
-    overheads = {"answer_overhead_s": _rounded(pace.overhead_s), "token_overhead_s": _rounded(pace.token_overhead_s)}
+    overheads = {
+        "answer_overhead_s": _rounded(pace.overhead_s),
+        "token_overhead_s": _rounded(pace.token_overhead_s),
+        "token_growth_s": _rounded(pace.token_growth_s),
+    }
     return device.model_copy(update={"speeds": (row.model_copy(update=overheads),)})
 
 
@@ -236,6 +240,7 @@ def _json(
         "fitted": {
             "answer_overhead_s": local.overhead_s,
             "token_overhead_s": local.token_overhead_s,
+            "token_growth_s": local.token_growth_s,
             "cloud_first_token_s": cloud.first_token_s,
             "cloud_tokens_per_s": cloud.tokens_per_s,
             "mind": replayed.mind,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -17,6 +17,7 @@ from tools.simulate.fleet.mind import Mind, Nature
 from tools.simulate.validation.seen import Sampled, Timed
 
 _LEAST_NOISE = 1e-3
+_FAR = 1.5
 
 
 class NothingToFit(EdgeError):
@@ -29,6 +30,7 @@ class LocalPace:
 
     overhead_s: float
     token_overhead_s: float
+    token_growth_s: float
     paces: tuple[Pace, ...]
 
 
@@ -60,12 +62,27 @@ def local_pace(speed: DeviceSpeed, calibration: Sequence[Timed]) -> LocalPace:
         raise NothingToFit("no local answer of the calibration has two tokens")
     token_s = 1.0 / speed.decode_rate(1)
     reads = [timed.prompt_tokens / speed.prefill_tokens_per_s + token_s for timed in known]
-    rests = [(timed.total_s - timed.first_s) / (timed.tokens - 1) for timed in known]
-    token_overhead_s = max(0.0, median(rests) - token_s)
+    each_s, growth_s = _growing([(timed.tokens - 1, timed.total_s - timed.first_s) for timed in known])
+    token_overhead_s = max(0.0, each_s - token_s)
     overhead_s = max(0.0, median(timed.first_s - read for timed, read in zip(known, reads, strict=True)) - token_overhead_s)
-    expected = [read + token_overhead_s + overhead_s for read in reads]
-    firsts = [timed.first_s / first for timed, first in zip(known, expected, strict=True)]
-    return LocalPace(overhead_s, token_overhead_s, _around_one(firsts, rests))
+    fitted = replace(speed, overhead_s=overhead_s, token_overhead_s=token_overhead_s, token_growth_s=growth_s)
+    firsts = [timed.first_s / (read + token_overhead_s + overhead_s) for timed, read in zip(known, reads, strict=True)]
+    rests = [(timed.total_s - timed.first_s) / fitted.shown_s(timed.tokens) for timed in known]
+    return LocalPace(overhead_s, token_overhead_s, growth_s, _around_one(firsts, rests))
+
+
+def _growing(known: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """(a, g) of seconds = a n + g n²/2 by least squares over (tokens, seconds), none below 0. What is far from the usual pace is left out,
+    so that a moment in which the machine did something else bends nothing; all of one length show no growth."""
+    usual = median(seconds / tokens for tokens, seconds in known)
+    kept = [(tokens, seconds) for tokens, seconds in known if seconds <= _FAR * usual * tokens]
+    squares = [sum(tokens**power for tokens, _ in kept) for power in (2, 3, 4)]
+    sides = [sum(seconds * tokens**power for tokens, seconds in kept) for power in (1, 2)]
+    determinant = squares[0] * squares[2] - squares[1] ** 2
+    if determinant <= 0:
+        return usual, 0.0
+    half = max(0.0, (squares[0] * sides[1] - squares[1] * sides[0]) / determinant)
+    return max(0.0, (sides[0] - half * squares[1]) / squares[0]), 2.0 * half
 
 
 def cloud_pace(calibration: Sequence[Timed]) -> CloudPace:
