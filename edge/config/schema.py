@@ -559,6 +559,15 @@ class SpeedConfig(Section):
     training_tokens_per_s: Positive | None = Field(
         None, description="Tokens/s of a LoRA update: forward, backward, all micro-batches."
     )
+    answer_overhead_s: NotNegative | None = Field(
+        None, description="Seconds until an answer's first letter beyond its prompt and that token."
+    )
+    token_overhead_s: NotNegative | None = Field(
+        None, description="Seconds that each token of an answer takes beyond its decoding, until it is shown."
+    )
+    token_growth_s: NotNegative | None = Field(
+        None, description="Seconds that each token takes more for every token of the answer before it."
+    )
 
     @field_validator("decode")
     @classmethod

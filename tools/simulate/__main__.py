@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep | validate-fleet`. Knows the command line only."""
+"""`python -m tools.simulate run | explore | compare | sweep | validate | validate-fleet`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tools.simulate.faults.command import add_explore
 from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
 from tools.simulate.sweeps.command import add_sweep
-from tools.simulate.vectorised.validate import add_validate
+from tools.simulate.validation.command import add_validate
+from tools.simulate.vectorised.validate import add_validate as add_validate_fleet
 
 _INTERRUPTED = 130
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_sweep(commands)
     add_explore(commands)
+    add_validate_fleet(commands)
     add_validate(commands)
     return parser
 

@@ -43,6 +43,14 @@ class Decision:
     swayed: Sway = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """By how much one answer takes longer than the speeds say: until its first letter, and from there on."""
+
+    first: float = 1.0
+    rest: float = 1.0
+
+
 class SimulatedBackend(ScriptedBackend):
     """Implements `InferenceBackend` with a mind."""
 
@@ -79,17 +87,18 @@ class SimulatedBackend(ScriptedBackend):
     ) -> AsyncIterator[TextDelta]:
         """The beginning with the first token, the rest with the last one. See `InferenceBackend`."""
         self._require_open()
-        response = self._respond_to(Question.read(messages[-1].content), sampling, seed, self._adapter_version, prefix)
-        speed = self._machine.speed
-        token_s = 1.0 / speed.decode_rate(1)
-        read_s = 0.0 if prefix else speed.overhead_s + self._tokens.prompt / speed.prefill_tokens_per_s
+        question = Question.read(messages[-1].content)
+        response = self._respond_to(question, sampling, seed, self._adapter_version, prefix)
+        speed, pace, prompt_tokens = self._machine.speed, self._pace_of(question), self._prompt_tokens(question)
+        token_s = 1.0 / speed.decode_rate(1) + speed.token_overhead_s
+        read_s = 0.0 if prefix else speed.overhead_s + prompt_tokens / speed.prefill_tokens_per_s
         cut = min(len(response.text), len("<think>\n"))
         with self._machine.serving():
-            await self._machine.serve(read_s + token_s)
+            await self._machine.serve((read_s + token_s) * pace.first)
             yield TextDelta(response.text[:cut])
-            await self._machine.serve((len(response.token_ids) - 1) * token_s)
+            await self._machine.serve(speed.shown_s(len(response.token_ids)) * pace.rest)
         yield TextDelta(response.text[cut:])
-        yield TextDelta("", response, self._tokens.prompt)
+        yield TextDelta("", response, prompt_tokens)
 
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use the θ that lies in the adapter's folder. Raises AdapterError where there is none."""
@@ -100,6 +109,12 @@ class SimulatedBackend(ScriptedBackend):
     def _script(self, messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
         question = Question.read(messages[-1].content)
         return _text(question, decide(self._mind, self._nature, question, sampling, self._draws(question, sampling, seed)))
+
+    def _prompt_tokens(self, question: Question) -> int:
+        return self._tokens.prompt
+
+    def _pace_of(self, question: Question) -> Pace:
+        return Pace()
 
     def _draws(self, question: Question, sampling: Sampling, seed: int) -> random.Random:
         """Chance: the question's own at temperature 0, the seed's beyond."""

@@ -28,6 +28,7 @@ from edge.core.types import Message
 from edge.dagrpo.advantages import AdvantageScale
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.grpc_client import ClientPolicy
+from edge.tasks.source import TaskSource
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import SimulatedClient
 from tools.simulate.fleet.backend import SimulatedBackend, right_answer
@@ -178,7 +179,7 @@ class FleetDevice:
         group, around = self.group, self._around
         phases = (PhaseConfig(source="practice", target_rate=around.target_rate, task=group.task),)
         prompts = group.learning.prompts_per_step if group.learning else 1
-        self.backend = SimulatedBackend(self.machine, group.mind.value(), group.nature.value(), group.tokens, self._seed)
+        self.backend = self._make_backend()
         return AgentParts(
             state=self.state,
             curriculum=Curriculum(phases, lambda _: self._practice(), self.state, seed=self._seed, prompts_per_step=prompts),
@@ -194,6 +195,10 @@ class FleetDevice:
             conditions=self._timetable(),
         )
 
+    def _make_backend(self) -> SimulatedBackend:
+        group = self.group
+        return SimulatedBackend(self.machine, group.mind.value(), group.nature.value(), group.tokens, self._seed)
+
     async def _open_backend(self) -> SimulatedBackend:
         return self.backend
 
@@ -201,7 +206,7 @@ class FleetDevice:
         group = self.group
         return SimulatedLearner(self.machine, group.mind.value(), group.nature.value(), group.rates.value())
 
-    def _practice(self) -> Practice:
+    def _practice(self) -> TaskSource:
         first, loop = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM, self._around.loop
         draws = lambda number: self._numbered("difficulty", number)  # noqa: E731
         return Practice(first, self.group.task, self.group.difficulty, self._seed, loop.time, draws)

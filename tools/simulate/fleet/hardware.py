@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+ANSWER_OVERHEAD_S = 0.002
+"""Of an answer until its first letter, where nobody has measured it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
@@ -12,7 +15,9 @@ class DeviceSpeed:
 
     `decode_tokens_per_s`: (rows, tokens/s of all rows together), rows ascending from 1. `training_tokens_per_s`: forward and backward
     passes of LoRA. Powers in watts; `throttle_share` is what is left of all speeds after `throttle_after_s` seconds of unbroken work
-    (None: never). `battery_wh` None: on mains. `overhead_s`: what an answer takes on the device beside the model.
+    (None: never). `battery_wh` None: on mains. `overhead_s`: what an answer takes on the device beside the model until its first letter;
+    `token_overhead_s`: what each token of an answer takes beyond its decoding, until it is shown, and `token_growth_s` for each token of
+    the answer before it.
     """
 
     name: str
@@ -25,7 +30,14 @@ class DeviceSpeed:
     throttle_after_s: float | None = None
     throttle_share: float = 1.0
     battery_wh: float | None = None
-    overhead_s: float = 0.002
+    overhead_s: float = ANSWER_OVERHEAD_S
+    token_overhead_s: float = 0.0
+    token_growth_s: float = 0.0
+
+    def shown_s(self, tokens: int) -> float:
+        """Seconds of so many tokens of one answer that is streamed, the first one left out."""
+        further = max(0, tokens - 1)
+        return further * (1.0 / self.decode_rate(1) + self.token_overhead_s + 0.5 * self.token_growth_s * further)
 
     def decode_rate(self, rows: int) -> float:
         """Tokens/s of all rows together; between two measured numbers of rows on a straight line, beyond the last one as that."""

@@ -16,7 +16,7 @@ from edge.config.loader import resolve
 from edge.config.numbers import check_sources
 from edge.config.schema import DeviceConfig, NotNegative, Positive, Rate, Section, SourceConfig, SpeedConfig
 from edge.core.errors import UsageError
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
 LINKS = DEVICES / "links"
@@ -74,6 +74,9 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         throttle_after_s=device.throttle_after_s,
         throttle_share=1.0 if device.throttle_share is None else device.throttle_share,
         battery_wh=device.battery_wh,
+        overhead_s=ANSWER_OVERHEAD_S if row.answer_overhead_s is None else row.answer_overhead_s,
+        token_overhead_s=row.token_overhead_s or 0.0,
+        token_growth_s=row.token_growth_s or 0.0,
     )
 
 

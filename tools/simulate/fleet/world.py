@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,19 +76,28 @@ class _CloudSeries:
 class FleetWorld:
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
-    def __init__(self, scenario: Scenario, name: str, folder: Path) -> None:
-        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints."""
+    def __init__(
+        self,
+        scenario: Scenario,
+        name: str,
+        folder: Path,
+        make_device: Callable[..., FleetDevice] = FleetDevice,
+        make_cloud: Callable[..., SimulatedCloud] = SimulatedCloud,
+    ) -> None:
+        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints. Other kinds of
+        devices and clouds are made as these are."""
         self.scenario = scenario
         self.name = name
         self.loop = SeededLoop(scenario.seed, inline_executor=True)
         offset_s = MONDAY_MIDNIGHT - EPOCH + scenario.starts_at_h * HOUR_S
         self.clock = VirtualClock(self.loop, offset_s)
         self.network = FleetNetwork(self.loop, stream(scenario.seed, "network"))
-        self.cloud = SimulatedCloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
+        self.cloud = make_cloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
         self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
         self.happened: list[tuple[float, str]] = []
         self.found: list[str] = []
         self._folder = folder
+        self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
@@ -156,7 +165,7 @@ class FleetWorld:
         link = Link(group.link, stream(self.scenario.seed, "link", name), self.scenario.starts_at_h)
         channel = FleetChannel(self.network, self._endpoint, link)
         host = Host(name, self.loop)
-        device = FleetDevice(index, name, group.part, machine, link, channel, group.tally, around)
+        device = self._make_device(index, name, group.part, machine, link, channel, group.tally, around)
         group.devices.append(device)
         return host.spawn(device.live(self._one_asked_all), "life")
 

@@ -56,7 +56,7 @@ class Disk:
 
     - "full": nothing is taken; "locked": neither, but it says so only after `busy_s`, and takes it when the lock is gone by then;
     - "eio": a sync fails and what it wrote is gone; "unsure": it fails, and what it wrote stays;
-    - "flaky": every other sync, at random, is one of these two; "stalled": a sync takes `stall_s`.
+    - "flaky": every other sync, at random, is one of these two; "stalled": a sync takes `stall_s`, else one of the times in `sync_s`.
 
     `unsure` has the numbers of the journal entries that stayed although writing them failed.
     """
@@ -66,6 +66,7 @@ class Disk:
         self.durable_at: list[float] = []
         self.condition = "ok"
         self.stall_s = 1.0
+        self.sync_s = (0.0005, 0.005)
         self.busy_s = 0.2
         self.failed_syncs = 0
         self.unsure: set[int] = set()
@@ -82,7 +83,7 @@ class Disk:
         self._require_not("full", "no space left on the disk")
         self._require_not("locked", "the database is locked")
         self._syncing = True
-        await asyncio.sleep(self.stall_s if self.condition == "stalled" else self._rng.uniform(0.0005, 0.005))
+        await asyncio.sleep(self.stall_s if self.condition == "stalled" else self._rng.uniform(*self.sync_s))
         self._syncing = False
         self._require_not("full", "no space left on the disk")
         ending = self.condition if self.condition != "flaky" else self._rng.choice(["ok", "ok", "eio", "unsure"])

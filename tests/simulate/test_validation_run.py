@@ -1,0 +1,149 @@
+"""The real run of a validation, with a scripted model and cloud in place of the bundled ones, and the whole command behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.config.schema import DecodeRate, DeviceConfig, PhaseConfig, SpeedConfig
+from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
+from edge.core.rng import stream
+from edge.core.types import Message, Sampling
+from edge.dagrpo.prompts import compact_question
+from edge.inference.scripted import ScriptedBackend
+from edge.rpc.client import CloudCall
+from tests.unit.agent_world import HELP, World, local_answer
+from tools.simulate.__main__ import main
+from tools.simulate.fleet.profiles import load_device
+from tools.simulate.validation.command import config_for, simulate
+from tools.simulate.validation.real import Known, Measured, Plan, RealRun, facts_of, make_plan, with_cloud_tokens
+from tools.simulate.validation.seen import Facts, Sampled
+from tools.simulate.validation.verdict import compare
+
+MINUTES = 0.002
+
+
+def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+    """Asks at every third question or so, and never where it must not."""
+    asks = stream(7, messages[-1].content).random() < 0.35
+    return HELP if asks and not sampling.suppress_help and sampling.help_bias > -10.0 else local_answer(7)
+
+
+async def measured(folder: Path, plan: Plan) -> Measured:
+    world = World(folder, script=script, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=9),))
+    world.clock = SystemClock()  # type: ignore[assignment]
+    world.client = type(world.client)(cloud_answer, terms=world.terms)
+    async with world.agent() as agent:
+        run = RealRun(agent, plan, lambda line: None, SystemClock())
+        return await run.measured(world.sink, 0.5)
+
+
+def cloud_answer(call: CloudCall) -> str:
+    return local_answer(len(call.messages[-1].content))
+
+
+def test_a_plan_asks_each_question_once_and_calibrates_on_others() -> None:
+    plan = make_plan(60, 2.0, 0.3, 5, 1)
+    every = [compact_question(item) for item in (*plan.items, *plan.local_calibration, *plan.cloud_calibration)]
+    assert len(set(every)) == len(every) == 60 + 24 + 24
+    assert all(item.split == "test" for item in plan.items)
+    assert list(plan.arrivals_s) == sorted(plan.arrivals_s)
+    assert plan == make_plan(60, 2.0, 0.3, 5, 1) != make_plan(60, 2.0, 0.3, 5, 2)
+
+
+def test_arrivals_come_at_the_rate_that_the_minutes_ask_for() -> None:
+    assert make_plan(400, 2.0, 0.3, 0, 1).arrivals_s[-1] == pytest.approx(120.0, rel=0.15)
+
+
+async def test_every_question_is_answered_in_order_and_never_before_it_arrives(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 0, 1)
+    found = await measured(tmp_path, plan)
+    answers = found.run.answers
+    assert [each.number for each in answers] == list(range(24))
+    assert all(each.began_s > each.arrived_s - 1e-6 and each.total_s >= each.first_s > 0.0 for each in answers)
+    assert {each.source for each in answers} == {"local", "cloud"}
+    assert [tokens is not None for tokens in found.cloud_tokens] == [each.asked for each in answers]
+
+
+async def test_the_calibration_is_none_of_the_run_and_all_of_the_plan(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 0, 1)
+    found = await measured(tmp_path, plan)
+    assert (len(found.local), len(found.cloud)) == (len(plan.local_calibration), len(plan.cloud_calibration))
+    assert all(timed.tokens > 1 for timed in (*found.local, *found.cloud))
+
+
+async def test_learning_steps_are_told_with_the_price_that_the_coordinator_gave(tmp_path: Path) -> None:
+    found = await measured(tmp_path, make_plan(8, MINUTES, None, 3, 1))
+    assert len(found.run.steps) == 3
+    before = found.run.dual_init
+    for step in found.run.steps:
+        assert step.dual == pytest.approx(before + 0.1 * (step.assist_rate - 0.3))
+        before = step.dual
+
+
+async def test_facts_are_both_lengths_of_each_question(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 0, 1)
+    settings = World(tmp_path).answer_settings()
+    facts = await facts_of(ScriptedBackend(script), plan.items, settings)
+    asking = [each for each in facts if each.asking_tokens != each.local_tokens]
+    assert 0 < len(asking) < len(facts)
+    assert all(each.prompt_tokens > 0 and each.log_odds == -2.0 for each in facts)
+
+
+def test_where_the_cloud_was_not_asked_its_usual_length_stands() -> None:
+    facts = with_cloud_tokens([Facts(1, 2, 3, None), Facts(1, 2, 3, None)], [7, None], 40)
+    assert [each.cloud_tokens for each in facts] == [7, 40]
+
+
+async def scripted(folder: Path, plan: Plan) -> tuple[Known, Measured]:
+    """What a scripted model's run was, and what is known of its questions; whether it asks is in its script alone."""
+    found = await measured(folder, plan)
+    facts = await facts_of(ScriptedBackend(script), plan.items, World(folder).answer_settings())
+    asks = [replace(each, log_odds=2.0 if seen.asked else -2.0) for each, seen in zip(facts, found.run.answers, strict=True)]
+    return Known(tuple(asks), (Sampled("sums", 1, 1, 3, 4, 0, 0.2, 12, 15.0),)), found
+
+
+async def test_what_was_run_is_simulated_with_the_same_decisions_and_the_profile_that_was_written(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 2, 1)
+    known, found = await scripted(tmp_path / "real", plan)
+    device, config = faster_than_any(), config_for(tmp_path / "state")
+    replayed = await asyncio.to_thread(simulate, device, known, found, plan, config, tmp_path, lambda line: None, "busy")
+    assert [each.source for each in replayed.run.answers] == [each.source for each in found.run.answers]
+    assert [each.local_tokens for each in replayed.run.answers] == [each.local_tokens for each in found.run.answers]
+    assert len(replayed.run.steps) == 2
+    assert load_device(str(tmp_path / "profile.yaml")).overhead_s == pytest.approx(replayed.local.overhead_s, rel=1e-3)
+    assert "# busy" in (tmp_path / "profile.yaml").read_text(encoding="utf-8")
+    assert {row.name.split(",")[0] for row in compare(found.run, replayed.run)} >= {"realised rate", "λ after the last step"}
+
+
+async def test_the_simulated_times_do_not_change_with_those_of_the_run(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 0, 1)
+    known, found = await scripted(tmp_path / "real", plan)
+    late = tuple(replace(each, first_s=9.0, total_s=99.0) for each in found.run.answers)
+    device = faster_than_any()
+    once, again = [
+        await asyncio.to_thread(simulate, device, known, each, plan, config_for(tmp_path / "state"), tmp_path, lambda line: None)
+        for each in (found, replace(found, run=replace(found.run, answers=late)))
+    ]
+    assert once.run == again.run
+
+
+def faster_than_any() -> DeviceConfig:
+    decode = (DecodeRate(rows=1, tokens_per_s=1e5),)
+    return DeviceConfig(speeds=(SpeedConfig(model="m", prefill_tokens_per_s=1e5, decode=decode, training_tokens_per_s=1e5),))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--minutes", "0"), ("--questions", "7"), ("--steps", "-1"), ("--dial", "1.5"), ("--seed", "-2")]
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_measured(
+    tmp_path: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", option, value, "--out", str(tmp_path / "out")]) == UsageError.exit_code
+    assert option in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
