@@ -73,7 +73,7 @@ def validate(chosen: argparse.Namespace) -> int:
     load = [_load()]
     doubt = _doubt(load[0])
     with tempfile.TemporaryDirectory(prefix="validate-") as state:
-        config = config_for(Path(state), chosen.sets)
+        config = config_for(Path(state), [f"learning.seed={chosen.seed}", *chosen.sets])
         device, known, measured = _measure_all(config, plan, _say)
     load.append(_load())
     replayed = simulate(device, known, measured, plan, config, chosen.out, _say, doubt)
