@@ -205,6 +205,7 @@ def test_any_text_is_either_understood_or_refused_in_one_line(text: str) -> None
         ("rate within 5 % of tau", "rate within 0.05 of τ"),
         ("p95 ≤ 800 ms", "p95 <= 0.8 s"),
         ("Energy of laptops < 1.2 kWh.", "energy of laptops < 1,200 Wh"),
+        ("energy < 2 MWh", "energy < 2000 kWh"),
         ("median < 2 s", "p50 < 2 s"),
         ("p95 within 50 % of 2 s", "p95 within 1 s of 2 s"),
         ("spend<$3", "spend < 3 USD"),

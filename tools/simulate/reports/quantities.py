@@ -219,6 +219,8 @@ def _dollars(value: float) -> str:
 
 
 def _watt_hours(value: float) -> str:
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g} MWh"
     return f"{value / 1000:,.4g} kWh" if abs(value) >= 1000 else f"{value:.3g} Wh"
 
 

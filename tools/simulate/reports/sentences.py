@@ -90,7 +90,7 @@ _FACTORS = {
     Unit.SHARE: {"": 1.0, "%": 0.01},
     Unit.DOLLARS: {"$": 1.0, "usd": 1.0},
     Unit.COUNT: {"": 1.0},
-    Unit.WATT_HOURS: {"wh": 1.0, "kwh": 1000.0},
+    Unit.WATT_HOURS: {"wh": 1.0, "kwh": 1000.0, "mwh": 1e6},
     Unit.NUMBER: {"": 1.0},
 }
 _SIGNS = str.maketrans({"≤": "<=", "≥": ">=", "\u2009": " ", "\xa0": " "})
