@@ -209,7 +209,7 @@ def _task_lines(task: Mapping[str, Any], shared: Sequence[str], *, with_state: b
     return [
         f"task     {task['task']}",
         *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
-        f"used     {used['calls']} calls, {used['tokens']} tokens, {dollars(used['spend_uusd'])} by this task alone",
+        f"used     {counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {dollars(used['spend_uusd'])} by this task alone",
         f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
         f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
         *([f"state    {_state_words(task)}"] if with_state else []),

@@ -46,6 +46,7 @@ _TASK: Mapping[str, Any] = {
     "as_of": 0.0,
 }
 SCRIPTED_BUDGETS: Mapping[str, Any] = {
+    "device": {**_LIMITS, "as_of": 0.0},
     "origin": "agent",
     "serving_task": "math",
     "target_rate": 0.3,
@@ -53,7 +54,7 @@ SCRIPTED_BUDGETS: Mapping[str, Any] = {
     "switched_off": "",
     "outbox": 0,
     "unsettled_calls": 0,
-    "tasks": [{**_TASK, "dial": _DIAL}],
+    "tasks": [{**_TASK, "dial": _DIAL, "used": {"calls": 7, "tokens": 90, "spend_uusd": 1500}}],
 }
 """What a scripted agent says of its budgets, in the shape of `Overview.to_json`."""
 
