@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Generator
 
 import pytest
 
 from tests.postgres_server import postgres_server
 from tests.simulate.summary import PROPERTY, take, tell
+
+
+def pytest_configure() -> None:
+    """Processes that tests interrupt must hear it, also where a test run in the background is told to hear nothing."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 __all__ = ["postgres_server"]
 

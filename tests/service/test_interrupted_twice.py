@@ -57,6 +57,7 @@ async def work():
         print("settling", flush=True)
     Path(sys.argv[1]).write_text("settled")
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 asyncio.run(work())
 """
