@@ -10,7 +10,8 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge.config.schema import AgentConfig, DeviceConfig
+from edge.config.schema import AgentConfig, DeviceConfig, LearningConfig
+from edge.dagrpo.hyperparameters import GVPO_UPDATES
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
     from edge.training.memory import BatchLimits, ModelShape, TrainingSetting
     from edge.training.probing import ProbePlan
-    from edge.training.settings import LearnerSettings, LoraSpec
+    from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
@@ -34,7 +35,19 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
         tokens_per_slice=learning.micro_batch_tokens,
         gradient_checkpointing=learning.gradient_checkpointing == "on",
         threads=learning.torch_threads,
+        rule=update_rule(learning),
     )
+
+
+def update_rule(learning: LearningConfig) -> UpdateRule:
+    """What the learner optimises for the configured method."""
+    from edge.training.settings import UpdateRule
+
+    if learning.method == "grpo":
+        return UpdateRule("clipped", learning.updates_per_rollout or 1, ratio_clip=learning.ratio_clip)
+    if learning.method == "gvpo":
+        return UpdateRule("gvpo", learning.updates_per_rollout or GVPO_UPDATES, gvpo_beta=learning.gvpo_beta)
+    return UpdateRule()
 
 
 def weights_held(config: AgentConfig, path: Path) -> Literal["resident", "streamed"]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
 from edge.agent.draft import AnswerSettings
+from edge.agent.methods import Method
 from edge.agent.own_use import OwnUse
 from edge.agent.purse import NO_LIMITS, DailyLimits
 from edge.agent.reaching import CoordinatorProcess
@@ -16,7 +17,6 @@ from edge.agent.rollout import RolloutSettings
 from edge.agent.state import StateFolder
 from edge.core.clock import Clock
 from edge.core.events import EventSink
-from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CoordinatorClient
@@ -66,7 +66,7 @@ class AgentSettings:
     rollout: RolloutSettings
     answers: AnswerSettings
     dual_init: float
-    advantage_scale: AdvantageScale
+    method: Method
     call_deadline_s: float
     dial_rate: float | None
     offline_retry_s: float = 10.0

@@ -39,7 +39,8 @@ class RolloutSettings:
     """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's.
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
-    cost, so every Â is 0 whatever it is. `hint_chars`: how much of the first response that asks goes along in the call (0: nothing).
+    cost, so every Â is 0 whatever it is. `suppress_help`: responses cannot ask. `hint_chars`: how much of the first response that asks
+    goes along in the call (0: nothing).
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class RolloutSettings:
     max_output_tokens: int
     model_alias: str = "default"
     skip_unanimous_calls: bool = False
+    suppress_help: bool = False
     hint_chars: int = 0
     hint_cut: Cut = private_cut
 
@@ -189,7 +191,9 @@ class Rollout:
 
     async def _sample(self, step: int, index: int, item: TaskItem) -> PromptGroup:
         settings = self._settings
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
+        sampling = Sampling(
+            settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=settings.suppress_help
+        )
         seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
         return await self._backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
 

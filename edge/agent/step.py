@@ -1,6 +1,7 @@
 """One learning step of DA-GRPO over injected roles. Knows the order of things; knows nothing of how any of them is done.
 
-    collect groups -> score -> advantages at the current λ -> learner update -> checkpoint -> report, new λ -> (gate) -> commit -> swap
+    collect groups -> score -> the method's advantages at the current λ -> learner update -> checkpoint
+    -> report, new λ -> (gate) -> commit -> swap
 
 Crash safety: up to the checkpoint nothing but idempotent calls has happened, so the step is simply made again with the same seeds and
 call keys. From the checkpoint on, its manifest holds all that is needed to report and commit, which `StepCloser` does (again).
@@ -16,6 +17,7 @@ from typing import Any
 from edge.agent.checkpoints import Checkpoint, Checkpoints
 from edge.agent.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.agent.line import Line, Outcome
+from edge.agent.methods import DaGrpo, Method, StepTerms
 from edge.agent.promotion import Judgement, PromotionGate
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.agent.state import StateFolder
@@ -24,8 +26,7 @@ from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
 from edge.agent.summary import StepSetting, summarise
 from edge.core.clock import Clock
 from edge.core.events import EventSink
-from edge.core.types import TaskItem, TrainingGroup, TrainingSample
-from edge.dagrpo.advantages import AdvantageScale, dual_advantages, estimator_weight, scale_advantages
+from edge.core.types import TaskItem
 from edge.inference.backend import InferenceBackend
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
@@ -191,18 +192,18 @@ class LearningStep:
         rollout: Rollout,
         learner: Callable[[], Learner],
         group_size: int,
-        scale: AdvantageScale = AdvantageScale.NONE,
+        method: Method | None = None,
         measure: StepMeasure | None = None,
     ) -> None:
         """`learner` is asked in every step, because going back to the bare model begins with another one.
 
-        With a `measure` of the device, steps are told beside the least time they could take.
+        `method` None: DA-GRPO. With a `measure` of the device, steps are told beside the least time they could take.
         """
         self._roles = roles
         self._rollout = rollout
         self._learner = learner
         self._group_size = group_size
-        self._scale = scale
+        self._method: Method = method or DaGrpo()
         self._measure = measure
         self._closer = StepCloser(roles)
         self._was_refused = False
@@ -230,7 +231,7 @@ class LearningStep:
         """Advantages at the step's λ, one update, and everything that follows from it on disk."""
         self._roles.sink.emit(StepProgress(plan.step, "update", 0, 1))
         learner = self._learner()
-        report = await learner.update(training_groups(groups, opened.dual, self._scale))
+        report = await learner.update(self._method.training_groups(groups, _terms(plan, opened)))
         watch.lap("update")
         self._roles.failpoint("updated")
         setting = _setting(plan, opened, self._roles.state)
@@ -266,24 +267,8 @@ class LearningStep:
         return lambda done: self._roles.sink.emit(StepProgress(plan.step, "rollout", done, len(plan.items)))
 
 
-def training_groups(groups: Sequence[ScoredGroup], dual: float, scale: AdvantageScale) -> list[TrainingGroup]:
-    """Groups with advantages at λ = `dual`. Masked responses are left out; a group with fewer than two left has no baseline and goes."""
-    usable = [group for group in groups if len(group.unmasked) >= 2]
-    advantages_B_G = [
-        dual_advantages([scored.reward for scored in group.unmasked], [scored.cost for scored in group.unmasked], dual)
-        for group in usable
-    ]
-    return [
-        TrainingGroup(group.prompt_ids, _samples(group, advantages_G), estimator_weight(len(group.unmasked)))
-        for group, advantages_G in zip(usable, scale_advantages(advantages_B_G, scale), strict=True)
-    ]
-
-
-def _samples(group: ScoredGroup, advantages_G: Sequence[float]) -> tuple[TrainingSample, ...]:
-    return tuple(
-        TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage)
-        for scored, advantage in zip(group.unmasked, advantages_G, strict=True)
-    )
+def _terms(plan: StepPlan, opened: OpenStep) -> StepTerms:
+    return StepTerms(plan.step, plan.task, opened.dual, opened.target_rate)
 
 
 def _batch(plan: StepPlan, opened: OpenStep) -> Batch:

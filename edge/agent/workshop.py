@@ -44,8 +44,8 @@ class Workshop:
         """What makes steps."""
         parts, settings, engine = self._parts, self._settings, await self._trainee.engine()
         rollout = Rollout(engine, self._desk, parts.verifier, parts.policy, parts.clock, settings.rollout)
-        group_size, scale = settings.rollout.group_size, settings.advantage_scale
-        return LearningStep(self._roles(engine), rollout, self._trainee.learner, group_size, scale, parts.step_measure())
+        group_size, method = settings.rollout.group_size, settings.method
+        return LearningStep(self._roles(engine), rollout, self._trainee.learner, group_size, method, parts.step_measure())
 
     async def closer(self) -> StepCloser:
         """What finishes a step that was cut."""

@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from edge.bootstrap.places import bundled_models, model_file
-from edge.config.schema import AgentConfig
+from edge.config.schema import AgentConfig, LearningConfig
 
 if TYPE_CHECKING:
+    from edge.agent.methods import Method
     from edge.agent.parts import AgentSettings
     from edge.training.gate import GateRules
 
@@ -28,10 +29,9 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     from edge.agent.parts import AgentSettings
     from edge.agent.purse import DailyLimits
     from edge.agent.rollout import RolloutSettings
-    from edge.dagrpo.advantages import AdvantageScale
 
     learning, coordinator, serve = config.learning, config.coordinator, config.serve
-    cloud_form = cloud_prompt_form(config)
+    cloud_form, method = cloud_prompt_form(config), learning_method(learning)
     rollout = RolloutSettings(
         run_id=run_id,
         seed=learning.seed,
@@ -43,6 +43,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
         skip_unanimous_calls=learning.unanimous_calls == "skip",
+        suppress_help=not method.may_ask,
         hint_chars=coordinator.hint_chars,
     )
     answers = AnswerSettings(
@@ -60,18 +61,33 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         hint_chars=coordinator.hint_chars,
         own_coordinator=coordinator.address is None,
     )
-    scale = AdvantageScale(learning.advantage_scale)
     return AgentSettings(
         rollout,
         answers,
         learning.dual_init,
-        scale,
+        method,
         coordinator.call_deadline_s,
         config.budget.dial,
         gate=gate_rules(config),
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         recheck_every=config.gate.recheck_every,
     )
+
+
+def learning_method(learning: LearningConfig) -> Method:
+    """The method as the loop has it."""
+    from edge.agent.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo
+    from edge.dagrpo.advantages import AdvantageScale
+
+    assist = FixedReward(learning.assist_reward, learning.assist_rewards)
+    made: dict[str, Method] = {
+        "da-grpo": DaGrpo(AdvantageScale(learning.advantage_scale)),
+        "edge-only": EdgeOnly(),
+        "grpo": Grpo(assist),
+        "gvpo": Gvpo(assist, learning.gvpo_beta),
+        "gapg": Gapg(assist, learning.seed),
+    }
+    return made[learning.method]
 
 
 def gate_rules(config: AgentConfig) -> GateRules | None:

@@ -34,6 +34,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
+Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
 AnswerMatch = Literal["exact", "equivalent"]
 EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -143,11 +144,26 @@ class WhenConfig(Section):
 
 
 class LearningConfig(Section):
-    """DA-GRPO.
+    """DA-GRPO, or a method it is compared with.
 
     `dual_init` and `dual_lr` are used by the embedded coordinator; a remote one has its operator's values.
     """
 
+    method: Method = Field(
+        "da-grpo",
+        description="How it learns; edge-only never asks, grpo, gvpo and gapg know a fixed reward for help instead of a price.",
+    )
+    assist_reward: NotNegative = Field(
+        0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
+    )
+    assist_rewards: dict[str, NotNegative] = Field(
+        {}, description="grpo, gvpo, gapg: that reward by task label, as {group1: 0.3}; others have assist_reward."
+    )
+    updates_per_rollout: int | None = Field(
+        None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
+    )
+    ratio_clip: NotNegative = Field(0.2, description="grpo: how far from 1 a token's probability ratio may push.")
+    gvpo_beta: Positive = Field(0.1, description="gvpo: β, how strongly a response that already moved is held back.")
     group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
     prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
@@ -191,6 +207,14 @@ class LearningConfig(Section):
     )
     enabled: bool = Field(True, description="Learn in run; false: only answer.")
     when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
+
+    @model_validator(mode="after")
+    def _what_belongs_to_a_method(self) -> LearningConfig:
+        if self.advantage_scale != "none" and self.method != "da-grpo":
+            raise ValueError(f"advantage_scale {self.advantage_scale} is of method da-grpo, not {self.method}")
+        if (self.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
+            raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
+        return self
 
 
 class UseConfig(Section):

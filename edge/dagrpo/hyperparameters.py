@@ -27,6 +27,9 @@ PAPER = Hyperparameters()
 DEVICE = Hyperparameters(prompts_per_step=8, learning_rate=5e-4, dual_lr=0.02, prompt_tokens=512, response_tokens=288)
 """A laptop's: LoRA (rank 16), small batches, a dual step large enough to settle within a hundred steps."""
 
+GVPO_UPDATES = 4
+"""Updates of one rollout in GVPO, as its authors make; with one it is the unscaled policy gradient."""
+
 STEP_LIMITS: dict[str, int] = {"math": 4, "code": 6, "qa": 4}
 """Reasoning steps allowed per task label (paper)."""
 

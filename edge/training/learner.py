@@ -1,8 +1,8 @@
 """The role of a learner. Knows that groups with advantages go in and a better adapter comes out; knows nothing of torch.
 
 Contract (tests/contracts/test_learner.py):
-- `update` applies one optimiser step for one batch of groups; groups whose advantages are all zero are dropped and counted; a batch
-  with no group left leaves the weights and the optimiser as they were.
+- `update` applies one optimiser step (or as many as its rule says) for one batch of groups; groups whose advantages are all zero are
+  dropped and counted; a batch with no group left leaves the weights and the optimiser as they were.
 - `export` writes the current adapter (peft safetensors and adapter.gguf) into a new folder atomically and returns its reference.
 - `save`/`load` keep the adapter, the optimiser and the random streams, such that a resumed run is bit-equal to an uninterrupted one.
 - Work runs in slices on the shared engine worker at training priority, so that a served request is never kept waiting for a whole update.

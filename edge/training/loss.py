@@ -125,6 +125,12 @@ def policy_loss(logprobs_N: Tensor, coefficients_N: Tensor, weights_N: Tensor) -
     return -(coefficients_N * weights_N * logprobs_N).sum()
 
 
+def clipped_loss(logprobs_N: Tensor, behaviour_N: Tensor, coefficients_N: Tensor, clip: float) -> Tensor:
+    """-Σ_t min(ρ_t a_t, clip(ρ_t, 1 - ε, 1 + ε) a_t), ρ = π_θ/μ with gradient, a = Â_i w / P of the token's response (GRPO)."""
+    ratio_N = torch.exp(logprobs_N - behaviour_N)
+    return -torch.minimum(ratio_N * coefficients_N, ratio_N.clamp(1.0 - clip, 1.0 + clip) * coefficients_N).sum()
+
+
 class MismatchSums(NamedTuple):
     """Sums over tokens from which the comparison of sampler and trainer is made; they add up over micro-batches."""
 

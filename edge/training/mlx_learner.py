@@ -33,7 +33,7 @@ from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
 from edge.training.mlx_loss import FlatTargets, importance_of, mismatch_sums, policy_loss, token_scores
 from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
-from edge.training.settings import LearnerSettings, LoraSpec
+from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
@@ -84,6 +84,11 @@ class MlxLearner:
     ) -> None:
         self._spec = lora_spec or LoraSpec()
         self._settings = settings or LearnerSettings()
+        if self._settings.rule != UpdateRule():
+            raise UsageError(
+                "on MLX one update is made of a batch, of the policy's objective",
+                hint="set learning.method to da-grpo, edge-only or gapg, or engine.backend to llamacpp",
+            )
         self._worker, self._convert, self._clock = worker, convert, clock or SystemClock()
         self._seed = seed
         self._decoder = decoder

@@ -12,6 +12,26 @@ PrefixSharing = Literal["auto", "shared", "plain"]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Every linear layer of a decoder block; never the embeddings or the output projection."""
 
+Objective = Literal["policy", "clipped", "gvpo"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """What is optimised, and how often on one batch.
+
+    `policy`: ρ A log π, ρ held constant. `clipped`: min(ρA, clip(ρ, 1 ± ratio_clip) A) a token (GRPO). `gvpo`: A log π without ρ, A moved
+    by β(ℓ - mean ℓ) before each further update, ℓ what a response's log-probability has gained since the first.
+    """
+
+    objective: Objective = "policy"
+    updates: int = 1
+    ratio_clip: float = 0.2
+    gvpo_beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.updates < 1 or min(self.ratio_clip, self.gvpo_beta) < 0:
+            raise ValueError(f"a rule needs at least one update, and no negative clip or beta: {self}")
+
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
@@ -35,7 +55,7 @@ class LearnerSettings:
     `importance_cap`; or whole responses left out whose ratio exceeds it; or not at all. A batch whose mean |Δ log p| exceeds
     `max_mismatch_nats` (per token) is refused. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
     the largest slab of logits. `gradient_checkpointing`: blocks are computed again in the backward pass, not kept. `threads` is the
-    number of torch threads (0: leave it alone).
+    number of torch threads (0: leave it alone). `rule` says what is optimised.
     """
 
     learning_rate: float = 3e-4
@@ -53,6 +73,7 @@ class LearnerSettings:
     prefix_sharing: PrefixSharing = "auto"
     gradient_checkpointing: bool = False
     threads: int = 0
+    rule: UpdateRule = UpdateRule()
 
     def __post_init__(self) -> None:
         sizes = (self.tokens_per_slice, self.vocab_chunk_elements)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training import lora
 from edge.training.adapted import round_frozen
-from edge.training.batching import Row, Targets, is_live, live_rows
+from edge.training.batching import Row, Targets, is_live, live_rows, plain_chunks, targets_of
 from edge.training.checkpoint import new_folder, read_state, write_state
 from edge.training.learner import LearnerReport, check_weights
 from edge.training.loss import (
@@ -32,6 +32,7 @@ from edge.training.loss import (
     MismatchSums,
     Projection,
     TokenScores,
+    clipped_loss,
     importance_weights,
     mismatch_sums,
     policy_loss,
@@ -41,6 +42,7 @@ from edge.training.loss import (
 from edge.training.memory import does_not_fit
 from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
 from edge.training.precision import choose_dtype, has_fast_bf16
+from edge.training.repeated import SequenceLogprobs, all_rows, held_back
 from edge.training.settings import LearnerSettings, LoraSpec
 
 AdapterConverter = Callable[[Path, Path], None]
@@ -100,7 +102,10 @@ class TorchLearner:
         self._decoder.checkpointing = on
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
-        """One optimiser step. Raises ValueError on samples that are not finite or whose lengths disagree."""
+        """One optimiser step, or as many as the rule says; several are reported as the first with the seconds of all.
+
+        Raises ValueError on samples that are not finite or whose lengths disagree.
+        """
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
@@ -128,6 +133,38 @@ class TorchLearner:
     # -- update ------------------------------------------------------------------------------------------------------------------
 
     def _update_job(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
+        rule, tally, before = self._settings.rule, _Tally(), SequenceLogprobs()
+        further = rule.updates - 1
+        if further and rule.objective == "gvpo":
+            yield from self._timed(self._score_all(groups, before), tally)
+        first = report = yield from self._one_update(groups)
+        tally.seconds += first.seconds
+        while further and not report.skipped:
+            further -= 1
+            report = yield from self._one_update((yield from self._moved(groups, before, tally)))
+            tally.seconds += report.seconds
+        return replace(first, seconds=tally.seconds)
+
+    def _moved(self, groups: Sequence[TrainingGroup], before: SequenceLogprobs, tally: _Tally) -> Job[Sequence[TrainingGroup]]:
+        """The batch for one more update."""
+        rule, now = self._settings.rule, SequenceLogprobs()
+        if rule.objective != "gvpo":
+            return groups
+        yield from self._timed(self._score_all(groups, now), tally)
+        return held_back(groups, before, now, rule.gvpo_beta)
+
+    def _score_all(self, groups: Sequence[TrainingGroup], into: SequenceLogprobs) -> Generator[None, None, None]:
+        """log π of every response under the adapter of now, a micro-batch per slice."""
+        for chunk in plain_chunks(all_rows(groups), self._settings.tokens_per_slice):
+            with torch.no_grad():
+                hidden_ND = plain_hidden(self._decoder, chunk)
+                targets = targets_of(chunk, hidden_ND.device)
+                logprobs_N = self._scores(hidden_ND, targets).logprobs_N
+                sums_R = torch.zeros(len(chunk), device=logprobs_N.device).index_add_(0, targets.row_N, logprobs_N)
+            into.add(chunk, sums_R.tolist())
+            yield
+
+    def _one_update(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
         rows = live_rows(groups)
         if not rows:
             return self._report(groups, _Tally(), 0.0, skipped="no group with an advantage")
@@ -173,17 +210,23 @@ class TorchLearner:
     def _objective(self, tally: _Tally) -> Callable[[Tensor, Targets], Tensor]:
         def objective(hidden_ND: Tensor, targets: Targets) -> Tensor:
             scores = self._scores(hidden_ND, targets)
-            loss = policy_loss(scores.logprobs_N, targets.coefficients_N, self._importance(scores, targets))
+            loss = self._loss(scores, targets)
             tally.add(float(loss.detach()), mismatch_sums(scores, targets.behaviour_N, self._settings.importance_cap))
             return loss
 
         return objective
 
+    def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
+        rule = self._settings.rule
+        if rule.objective == "clipped":
+            return clipped_loss(scores.logprobs_N, targets.behaviour_N, targets.coefficients_N, rule.ratio_clip)
+        return policy_loss(scores.logprobs_N, targets.coefficients_N, self._importance(scores, targets))
+
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
         return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements, self._dtype)
 
     def _importance(self, scores: TokenScores, targets: Targets) -> Tensor:
-        if self._settings.importance == "none":
+        if self._settings.importance == "none" or self._settings.rule.objective == "gvpo":
             return torch.ones_like(targets.behaviour_N)
         if self._settings.importance == "token":
             return importance_weights(scores.logprobs_N, targets.behaviour_N, self._settings.importance_cap)

@@ -13,6 +13,7 @@ from edge.agent.conditions import LearningConditions
 from edge.agent.curriculum import Curriculum
 from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice
+from edge.agent.methods import DaGrpo, Method
 from edge.agent.own_use import OwnUse, OwnUseRules
 from edge.agent.parts import AgentParts, AgentSettings
 from edge.agent.purse import NO_LIMITS, DailyLimits
@@ -25,7 +26,6 @@ from edge.core.clock import ManualClock
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
-from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
@@ -116,6 +116,7 @@ class World:
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
     hint_chars: int = 0
+    method: Method = field(default_factory=DaGrpo)
     own: OwnUseRules | None = None
     tasks_folder: Path | None = None
     conditions: LearningConditions | None = None
@@ -135,7 +136,12 @@ class World:
 
     def rollout_settings(self, run_id: str) -> RolloutSettings:
         settings = RolloutSettings(run_id, 7, self.group_size, 1.0, 64, "auto", "compact", 64)
-        return replace(settings, skip_unanimous_calls=self.skip_unanimous_calls, hint_chars=self.hint_chars)
+        return replace(
+            settings,
+            skip_unanimous_calls=self.skip_unanimous_calls,
+            suppress_help=not self.method.may_ask,
+            hint_chars=self.hint_chars,
+        )
 
     def answer_settings(self) -> AnswerSettings:
         settings = AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]
@@ -146,7 +152,7 @@ class World:
             self.rollout_settings(run_id),
             self.answer_settings(),
             self.terms.dual_init,
-            AdvantageScale.NONE,
+            self.method,
             5.0,
             self.dial,
             0.0,

@@ -10,9 +10,9 @@ from coordinator.providers.provider import bound_by_bytes
 from edge.agent.cloud import CloudDesk
 from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.agent.hints import LEAD
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
 from edge.agent.state_rows import StepUnits
-from edge.agent.step import training_groups
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.errors import (
@@ -25,7 +25,6 @@ from edge.core.errors import (
     UsageError,
 )
 from edge.core.types import Message
-from edge.dagrpo.advantages import AdvantageScale
 from edge.dagrpo.dual import dual_step
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
@@ -95,7 +94,7 @@ async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_de
         (True, 1, True, False)
     ] * 3
     assert step_units([group]) == StepUnits(3, 3, 3)
-    [trained] = training_groups([group], 0.5, AdvantageScale.NONE)
+    [trained] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3))
     assert [sample.advantage for sample in trained.samples] == [0.0] * 3
 
 
@@ -143,7 +142,7 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     world.client.fail_next("complete", error)  # type: ignore[arg-type]
     [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), HELP])
     assert [scored.masked for scored in group.responses] == [True, False, False, True]
-    [training] = training_groups([group], dual=0.5, scale=AdvantageScale.NONE)
+    [training] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3))
     assert [sample.advantage for sample in training.samples] == [0.5, -0.5]
     assert training.group_weight == 1.0
     assert step_units([group]) == StepUnits(4, 2)
@@ -152,7 +151,7 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
 async def test_a_group_with_fewer_than_two_unmasked_responses_is_not_trained_on(world: World) -> None:
     world.client.fail_next("complete", CoordinatorUnavailable("away"))
     [group] = await collected(world, world.client, [HELP, local_answer(1), HELP])
-    assert training_groups([group], 0.5, AdvantageScale.NONE) == []
+    assert DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3)) == []
 
 
 async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: World) -> None:
@@ -183,7 +182,7 @@ async def test_a_call_that_runs_elsewhere_is_recovered_and_not_paid_again(world:
 
 async def test_advantages_use_the_price_of_the_whole_step(world: World) -> None:
     [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), local_answer(3)])
-    [training] = training_groups([group], dual=0.4, scale=AdvantageScale.NONE)
+    [training] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.4, 0.3))
     shaped = [1.0 - 0.4, 1.0, 0.0, 0.0]
     mean = sum(shaped) / 4
     assert [sample.advantage for sample in training.samples] == pytest.approx([value - mean for value in shaped])

@@ -16,18 +16,17 @@ from edge.agent.asking import CloudAsker
 from edge.agent.cloud import CloudDesk
 from edge.agent.departures import GuardedClient
 from edge.agent.link import WatchedClient
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.payloads import entry_json
 from edge.agent.record import AnswerRequest
 from edge.agent.recording import AnswerRecorder
 from edge.agent.rollout import Batch, Rollout, RolloutSettings
 from edge.agent.sent import Choice, Departure, Keep, SentLog, SentReader, reading_sent
 from edge.agent.state import StateFolder
-from edge.agent.step import training_groups
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
-from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.scripted import ScriptedBackend
 from edge.privacy.registry import Registry
 from edge.routing.self_offload import SelfOffload
@@ -248,7 +247,7 @@ async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(seam: Se
     asked = [scored for scored in withheld.responses if scored.asked]
     assert asked and all(scored.masked and not scored.refused and scored.cost == 0 for scored in asked)
     kept = len(withheld.responses) - len(asked)
-    trained = training_groups([withheld, sent], 0.5, AdvantageScale.NONE)
+    trained = DaGrpo().training_groups([withheld, sent], StepTerms(1, "sums", 0.5, 0.3))
     assert [len(group.samples) for group in trained] == [kept, 16]
     assert all(sample.advantage == 0.0 for sample in trained[0].samples), "equally right answers, and nothing for having asked"
 

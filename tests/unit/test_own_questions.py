@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from edge.agent.cloud import CloudDesk
 from edge.agent.feedback import Feedback, FeedbackBook, Verdict
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.mine import OwnItem, own_items
 from edge.agent.record import AnswerRecord
 from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.agent.state import StateFolder
 from edge.agent.state_rows import StepUnits
-from edge.agent.step import training_groups
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.advantages import AdvantageScale
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.scripted_client import ScriptedCoordinatorClient
@@ -77,7 +76,9 @@ def rewards(group: ScoredGroup) -> list[float | None]:
 
 
 def advantages(group: ScoredGroup, dual: float = 0.5) -> list[float]:
-    return [sample.advantage for one in training_groups([group], dual, AdvantageScale.NONE) for sample in one.samples]
+    return [
+        sample.advantage for one in DaGrpo().training_groups([group], StepTerms(1, "sums", dual, 0.3)) for sample in one.samples
+    ]
 
 
 def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from edge.agent.agent import Agent
 from edge.agent.curriculum import Curriculum
 from edge.agent.draft import AnswerSettings
 from edge.agent.events import Notice, StepFinished
+from edge.agent.methods import DaGrpo
 from edge.agent.parts import AgentParts, AgentSettings
 from edge.agent.purse import DailyLimits
 from edge.agent.record import AnswerRecord, AnswerRequest
@@ -29,7 +30,6 @@ from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
-from edge.dagrpo.advantages import AdvantageScale
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import (
     CallReply,
@@ -376,7 +376,7 @@ class AgentLife:
         )
         limits = DailyLimits(plan.calls_limit, plan.spend_limit_uusd)
         terms = scenario.terms.tasks[scenario.tasks[0]]
-        settings = AgentSettings(rollout, answers, terms.dual_init, AdvantageScale.NONE, DEADLINE_S, plan.dial)
+        settings = AgentSettings(rollout, answers, terms.dual_init, DaGrpo(), DEADLINE_S, plan.dial)
         return replace(settings, daily_limits=limits)
 
 

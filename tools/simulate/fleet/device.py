@@ -15,6 +15,7 @@ from edge.agent.agent import Agent
 from edge.agent.curriculum import Curriculum
 from edge.agent.draft import AnswerSettings
 from edge.agent.events import StepFinished
+from edge.agent.methods import DaGrpo
 from edge.agent.parts import AgentParts, AgentSettings
 from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.agent.rollout import RolloutSettings
@@ -25,7 +26,6 @@ from edge.core.clock import Clock
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
-from edge.dagrpo.advantages import AdvantageScale
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.grpc_client import ClientPolicy
 from edge.tasks.source import TaskSource
@@ -225,7 +225,7 @@ class FleetDevice:
         seed = derive_seed(self._seed, "rollout", self.name)
         rollout = RolloutSettings(self.name, seed, size, 1.0, MOST_LOCAL_TOKENS, "compact", "compact", most)
         answers = AnswerSettings("auto", group.task, 0.0, MOST_LOCAL_TOKENS, None, "compact", "compact", most, patience_s)
-        return AgentSettings(rollout, answers, around.dual_init, AdvantageScale.NONE, patience_s, group.dial)
+        return AgentSettings(rollout, answers, around.dual_init, DaGrpo(), patience_s, group.dial)
 
     def _rng(self, what: str) -> random.Random:
         return stream(self._seed, what, self.name)

@@ -1,0 +1,148 @@
+"""The strategies of learning: what each makes of the same scored batch, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from edge.agent.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
+from edge.agent.rollout import ScoredGroup, ScoredResponse
+from edge.bootstrap.settings import agent_settings
+from edge.config.schema import AgentConfig, LearningConfig
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
+from edge.dagrpo.advantages import AdvantageScale
+from edge.sizing import learner_settings, update_rule
+from edge.training.settings import UpdateRule
+from tests.unit.agent_world import World
+
+TERMS = StepTerms(step=3, task="sums", dual=0.5, target_rate=0.3)
+ITEM = TaskItem("1", "sums", "sums", 1, "train", "What is 0 + 1?", "1", AnswerKind.MATH, 4)
+
+
+def response(kind: str, tokens: int = 2) -> ScoredResponse:
+    """r(ight), w(rong), h(elped and right), f(ailed although helped), b(ad format), m(asked), u(ncalled)."""
+    local = LocalResponse(kind, tuple(range(1, tokens + 1)), (-0.5,) * tokens, FinishReason.EOS, None)
+    asked, right = kind in "hfmu", kind in "rh"
+    reward = {"r": 1.0, "h": 1.0, "b": -0.1}.get(kind, 0.0)
+    cost = int(kind in "hfu")
+    return ScoredResponse(local, kind != "b", asked, right, reward, cost, masked=kind == "m", uncalled=kind == "u")
+
+
+def group(kinds: str, tokens: int = 2) -> ScoredGroup:
+    return ScoredGroup(ITEM, (1, 2), tuple(response(kind, tokens) for kind in kinds), None)
+
+
+def advantages(method: Method, *kinds: str) -> list[list[float]]:
+    trained = method.training_groups([group(one) for one in kinds], TERMS)
+    return [[sample.advantage for sample in one.samples] for one in trained]
+
+
+def weights(method: Method, *kinds: str) -> list[float]:
+    return [one.group_weight for one in method.training_groups([group(kind) for kind in kinds], TERMS)]
+
+
+def test_da_grpo_takes_the_price_off_the_centred_reward() -> None:
+    assert advantages(DaGrpo(), "rwhf") == [pytest.approx([0.75, -0.25, 0.25, -0.75])]
+    assert weights(DaGrpo(), "rwhf") == [pytest.approx(1 / 3)]
+
+
+def test_da_grpo_scaled_by_group_has_unit_deviation() -> None:
+    [scaled] = advantages(DaGrpo(AdvantageScale.GROUP), "rwhf")
+    assert sum(value * value for value in scaled) / 3 == pytest.approx(1.0, rel=1e-3)
+
+
+def test_edge_only_never_asks_and_centres_the_task_reward() -> None:
+    assert not EdgeOnly().may_ask
+    assert advantages(EdgeOnly(), "rwwb") == [pytest.approx([0.775, -0.225, -0.225, -0.325])]
+
+
+def test_the_fixed_reward_pays_help_what_its_task_says() -> None:
+    assist = FixedReward(0.4, {"sums": 0.2})
+    assert assist.rewards(group("rwhfb"), "sums") == [1.0, 0.0, 0.2, 0.0, -0.1]
+    assert assist.rewards(group("rwhfb"), "other") == [1.0, 0.0, 0.4, 0.0, -0.1]
+
+
+def test_grpo_divides_by_the_deviation_and_by_the_length_of_the_response() -> None:
+    [trained] = Grpo(FixedReward(0.4)).training_groups([group("rw", tokens=5)], TERMS)
+    deviation = 0.5**0.5 + 1e-4
+    assert [sample.advantage for sample in trained.samples] == pytest.approx([0.5 / deviation / 5, -0.5 / deviation / 5])
+    assert trained.group_weight == 0.5
+
+
+def test_gvpo_gives_the_unscaled_advantage_the_weight_beta_over_g_minus_one() -> None:
+    method = Gvpo(FixedReward(0.4), beta=0.2)
+    assert advantages(method, "rwhw") == [pytest.approx([0.65, -0.35, 0.05, -0.35])]
+    assert weights(method, "rwhw") == [pytest.approx(0.2 / 3)]
+
+
+def test_gapg_keeps_what_was_solved_here_and_three_sevenths_as_many_of_what_only_the_cloud_solved() -> None:
+    method = Gapg(FixedReward(0.4), seed=1)
+    batch = [group(kinds) for kinds in ["rw", "rw", "rw", "hw", "hw", "hw", "ww", "fw"]]
+    kept = method.training_groups(batch, TERMS)
+    solved = [one for one in kept if one.samples[0].advantage == pytest.approx(0.5)]
+    helped = [one for one in kept if one.samples[0].advantage == pytest.approx(0.2)]
+    assert (len(solved), len(helped), len(kept)) == (3, 1, 4), "floor(3/7 x 3) = 1 of the three that only the cloud solved"
+    assert method.training_groups(batch, TERMS) == kept, "a step made again keeps the same prompts"
+
+
+def test_gapg_takes_a_badly_formatted_right_answer_for_no_local_solution() -> None:
+    right_but_bad = replace(response("r"), format_ok=False, reward=-0.1)
+    group_of_it = ScoredGroup(ITEM, (1, 2), (right_but_bad, response("w")), None)
+    assert Gapg(FixedReward(0.4)).training_groups([group_of_it], TERMS) == []
+
+
+def test_gapg_with_everything_allowed_keeps_every_prompt_that_the_cloud_solved() -> None:
+    batch = [group("rw"), group("hw"), group("hw")]
+    assert len(Gapg(FixedReward(0.4)).training_groups(batch, replace(TERMS, target_rate=1.0))) == 3
+
+
+@pytest.mark.parametrize("method", [DaGrpo(), EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
+def test_masked_responses_leave_their_group_and_a_group_of_one_goes(method: Method) -> None:
+    assert [len(one.samples) for one in method.training_groups([group("rwm"), group("rm")], TERMS)] == [2]
+
+
+@pytest.mark.parametrize("method", [DaGrpo(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4))])
+def test_a_group_that_all_asked_and_was_not_called_for_has_no_advantage(method: Method) -> None:
+    assert advantages(method, "uuu") == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ["da-grpo", "edge-only", "grpo", "gvpo", "gapg"])
+def test_the_configuration_names_the_method_and_edge_only_suppresses_the_help_phrase(name: str) -> None:
+    config = AgentConfig.model_validate({"learning": {"method": name}})
+    settings = agent_settings(config, "run")
+    assert settings.method.name == name
+    assert settings.rollout.suppress_help == (name == "edge-only")
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({}, UpdateRule()),
+        ({"method": "gapg"}, UpdateRule()),
+        ({"method": "grpo", "ratio_clip": 0.1}, UpdateRule("clipped", 1, ratio_clip=0.1)),
+        ({"method": "gvpo"}, UpdateRule("gvpo", 4)),
+        ({"method": "gvpo", "updates_per_rollout": 2, "gvpo_beta": 0.3}, UpdateRule("gvpo", 2, gvpo_beta=0.3)),
+    ],
+)
+def test_each_method_has_its_update_rule(values: dict[str, object], rule: UpdateRule) -> None:
+    learning = LearningConfig.model_validate(values)
+    assert update_rule(learning) == rule
+    assert learner_settings(AgentConfig(learning=learning))[1].rule == rule
+
+
+@pytest.mark.parametrize("values", [{"method": "grpo", "advantage_scale": "group"}, {"updates_per_rollout": 2}])
+def test_what_another_method_owns_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="method"):
+        LearningConfig.model_validate(values)
+
+
+async def test_the_loop_learns_by_the_method_it_was_given(tmp_path: Path) -> None:
+    world = World(tmp_path, method=EdgeOnly())
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        steps = agent.steps()
+    assert [step.assist_rate for step in steps] == [0.0, 0.0]
+    assert world.client.calls == []
