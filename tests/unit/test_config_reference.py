@@ -100,12 +100,14 @@ def concrete(path: str) -> str:
 
 def instead_of(key: Key) -> list[str]:
     """What has to go where this key is given."""
+    if key.path == "learning.updates_per_rollout":
+        return ["learning.method=grpo"]
     return ["upstreams.NAME.prices=[]"] if key.path.startswith("upstreams.NAME.price_") else []
 
 
 def paths_in(value: object, path: str = "") -> Iterator[str]:
     """Every path of nested data as the reference writes it; names are NAME there already."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from paths_in(inner, f"{path}.{name}".lstrip("."))
     elif isinstance(value, list) and value and isinstance(value[0], dict):
