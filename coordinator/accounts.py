@@ -6,6 +6,7 @@ milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -256,7 +257,7 @@ class AttemptRow(Struct, frozen=True, gc=False):
 
 
 class StepRow(Struct, frozen=True, gc=False):
-    """A learning step. Opened with λ, τ and η; `closed` with the units reported and λ after.
+    """A learning step. Opened with λ, τ and its rule (η, k_p, window, ceiling); `closed` with the units reported and λ after.
 
     `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
     started. `round_units`: the units of all members of a fleet's price at that moment; 0 where the step moved λ with its whole weight.
@@ -280,13 +281,16 @@ class StepRow(Struct, frozen=True, gc=False):
     price: str = ""
     dual_before: float = 0.0
     round_units: int = 0
+    dual_proportional: float = 0.0
+    dual_window: int = 1
+    dual_ceiling: float = math.inf
 
 
 class TaskRow(Struct, frozen=True, gc=False):
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
 
     `charged` is the total over all windows, without open holds. `price` names the shared λ it is held to; `dual` is then the last one
-    that this task opened or closed a step with.
+    that this task opened or closed a step with. `recent` goes with `dual`: what DualState keeps of the reports in the window.
     """
 
     device: str
@@ -297,15 +301,18 @@ class TaskRow(Struct, frozen=True, gc=False):
     version: int
     charged: Amount = Amount()
     price: str = ""
+    recent: tuple[float, ...] = ()
 
 
 class PriceRow(Struct, frozen=True, gc=False):
-    """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'."""
+    """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'; `recent` is
+    what DualState keeps of the reports in the window, of a λ that one device moves."""
 
     key: str
     dual: float
     updates: int = 0
     units: int = 0
+    recent: tuple[float, ...] = ()
 
 
 class PriceMember(Struct, frozen=True, gc=False):
@@ -422,8 +429,9 @@ class Resolution(Struct, frozen=True, gc=False):
 class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
-    `initial_dual` counts only until a task's first step is opened; τ and η of the first opening of a step stay its own. `price` is the key
-    of the λ to open it with and to move: see `price_key`.
+    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ (`dual_lr`, `dual_proportional`, `dual_window`,
+    `dual_ceiling`: see ProportionalIntegral) of the first opening of a step stay its own. `price` is the key of the λ to open it with and
+    to move: see `price_key`.
     """
 
     device: str
@@ -437,6 +445,9 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     credit_factor: float | None
     now: float
     price: str = ""
+    dual_proportional: float = 0.0
+    dual_window: int = 1
+    dual_ceiling: float = math.inf
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):

@@ -18,6 +18,7 @@ from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
+from edge.dagrpo.dual import MOST_WINDOW
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
@@ -249,6 +250,15 @@ class TaskConfig(Section):
     dual_lr: NotNegative = Field(
         0.01, description="η_λ: how far a closed step moves λ for each unit by which its assist rate misses τ."
     )
+    dual_proportional: NotNegative = Field(
+        0.0, description="k_p: how much λ holds of what the last reports miss τ by, at once (0: η_λ alone; task and global only)."
+    )
+    dual_window: int = Field(
+        1, ge=1, le=MOST_WINDOW, description="Closed steps whose mean dual_proportional acts on; small batches are noisy."
+    )
+    dual_ceiling: NotNegative | None = Field(
+        None, description="Highest λ, so that none winds up that no price would change (null: none)."
+    )
     step_credit_kappa: NotNegative | None = Field(
         2.0, description="κ: a step may make at most ceil(κ·τ·planned_prompts) calls (null: no such limit)."
     )
@@ -268,6 +278,16 @@ class TaskConfig(Section):
     def _one_source_of_the_target_rate(self) -> TaskConfig:
         if self.target_rate_schedule and "target_rate_from_device" in self.model_fields_set and self.target_rate_from_device:
             raise ValueError("takes its target rate from target_rate_schedule or from the device, not from both")
+        return self
+
+    @model_validator(mode="after")
+    def _rule_that_can_be_kept(self) -> TaskConfig:
+        if self.dual_proportional > 0.0 and self.dual_scope in ("fleet", "fleet_all"):
+            raise ValueError(
+                f"dual_proportional is for a λ that one device moves: dual_scope task or global, not {self.dual_scope}"
+            )
+        if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
+            raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
         return self
 
     def scheduled_rate(self, step: int, now: float) -> float | None:

@@ -1,4 +1,5 @@
-"""The rate controller: which τ, λ_0 and η hold for a task, and when λ moves. Knows tasks and steps; knows nothing of money or of gRPC.
+"""The rate controller: which τ, λ_0 and rule of λ hold for a task, and when λ moves. Knows tasks and steps; knows nothing of money or
+of gRPC.
 
 λ itself is kept and moved by the ledger, in the transaction that closes the step, so that it moves exactly once.
 """
@@ -87,6 +88,9 @@ class StepController:
             credit_factor=terms.step_credit_kappa,
             now=now,
             price=self.price_key_of(device, task),
+            dual_proportional=terms.dual_proportional,
+            dual_window=terms.dual_window,
+            dual_ceiling=math.inf if terms.dual_ceiling is None else terms.dual_ceiling,
         )
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)

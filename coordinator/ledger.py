@@ -58,7 +58,7 @@ from coordinator.fairness import floor_target, highest_floor, unused_floor
 from coordinator.journal import JournalEntry, next_entry
 from edge.core.counts import counted
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
-from edge.dagrpo.dual import dual_step, shared_lr
+from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
@@ -537,41 +537,48 @@ class Ledger:
 
     def _open_new_step(self, request: OpenStepRequest) -> StepRow:
         task = self._meet_task(request)
-        dual = self._opening_dual(request, task)
+        opening = self._opening_dual(request, task)
         row = StepRow(
             device=request.device,
             task=request.task,
             step=request.step,
             planned_prompts=request.planned_prompts,
             group_size=request.group_size,
-            dual=dual,
+            dual=opening.dual,
             target_rate=request.target_rate,
             dual_lr=request.dual_lr,
             call_credit=step_credit(request.credit_factor, request.target_rate, request.planned_prompts),
             price=request.price,
+            dual_proportional=request.dual_proportional,
+            dual_window=request.dual_window,
+            dual_ceiling=request.dual_ceiling,
         )
         self._tables.put_step(row)
         left = self._tables.price(task.price) if task.price != request.price else None
-        task = replace(task, dual=dual, target_rate=request.target_rate, price=request.price)
+        task = replace(task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, price=request.price)
         task = replace(task, version=task.version + (left.updates if left else 0))
         self._tables.put_task(task)
         if row.price:
-            self._enter_price(row, row.planned_prompts * row.group_size, request.now)
+            self._enter_price(row, opening, row.planned_prompts * row.group_size, request.now)
         limits = Limits(calls=row.call_credit)
         self._tables.put_budget(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
         self._journal(request.now, "open_step", {**_open_data(row), "version": task.version})
         return row
 
-    def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> float:
-        """The λ a step is opened with: that of its price, else the task's so far, or the initial one at the first step."""
+    def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
+        """The λ a step is opened with: that of its price, else the task's so far, or the initial one at the first step. A fleet's takes it
+        over as it stands, without what one device's last reports had added to it."""
         price = self._tables.price(request.price) if request.price else None
         if price is not None:
-            return price.dual
-        return request.initial_dual if request.step == 0 else self._as_seen(task).dual
+            return DualState(price.dual, price.recent)
+        if request.step == 0:
+            return DualState(request.initial_dual)
+        seen = self._as_seen(task)
+        return DualState(seen.dual, () if is_fleet_price(request.price) else seen.recent)
 
-    def _enter_price(self, step: StepRow, units: int, now: float) -> PriceRow:
+    def _enter_price(self, step: StepRow, opening: DualState, units: int, now: float) -> PriceRow:
         """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
-        row = self._tables.price(step.price) or PriceRow(step.price, step.dual)
+        row = self._tables.price(step.price) or PriceRow(step.price, opening.dual, recent=opening.recent)
         if is_fleet_price(step.price):
             known = self._tables.price_member(step.price, step.device)
             member = PriceMember(step.price, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
@@ -603,29 +610,37 @@ class Ledger:
 
     def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
         rate = request.help_units / request.total_units
-        price = self._enter_price(row, request.total_units, request.now) if row.price else None
-        before, round_units = (price.dual, price.units) if price else (row.dual, 0)
+        before = self._own_dual(row)
+        price = self._enter_price(row, before, request.total_units, request.now) if row.price else None
+        before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
         own_units = min(request.total_units, MOST_ROUND_UNITS)
         lr = shared_lr(row.dual_lr, own_units, round_units) if round_units else row.dual_lr
+        rule = ProportionalIntegral(lr, row.dual_proportional, row.dual_window, row.dual_ceiling)
+        after = proportional_integral_step(before, rate, row.target_rate, rule)
         closed = replace(
             row,
             closed=True,
             total_units=request.total_units,
             help_units=request.help_units,
             assist_rate=rate,
-            dual_after=dual_step(before, rate, row.target_rate, lr),
+            dual_after=after.dual,
             discrepancies=self._discrepancies(row, request),
-            dual_before=before,
+            dual_before=before.dual,
             round_units=round_units,
         )
         self._tables.put_step(closed)
         if price:
-            self._tables.put_price(replace(price, dual=closed.dual_after, updates=price.updates + 1))
+            self._tables.put_price(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
-        self._tables.put_task(replace(task, dual=closed.dual_after, next_step=row.step + 1))
+        self._tables.put_task(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
         self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
         return closed
+
+    def _own_dual(self, step: StepRow) -> DualState:
+        """The λ that a step was opened with, and what its task has in the window."""
+        task = self._tables.task(step.device, step.task)
+        return DualState(step.dual, task.recent if task else ())
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
         """What a step's report says that its calls do not bear out. Notices; λ follows the report."""
@@ -772,7 +787,9 @@ class Ledger:
 
 def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
-    return task if price is None else replace(task, dual=price.dual, version=task.version + price.updates)
+    if price is None:
+        return task
+    return replace(task, dual=price.dual, recent=price.recent, version=task.version + price.updates)
 
 
 def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
@@ -835,9 +852,19 @@ def _check_open(request: OpenStepRequest) -> None:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
     if not (request.device and request.task):
         raise InvalidRequest("a step needs a device and a task")
+    _check_rule(request)
     counts = (request.planned_prompts, request.group_size)
     if not (0 <= request.step < MOST_UNITS and all(1 <= count <= MOST_UNITS for count in counts)):
         raise InvalidRequest(f"step must be 0 or more, planned_prompts and group_size 1 to {MOST_UNITS}")
+
+
+def _check_rule(request: OpenStepRequest) -> None:
+    """A rule of λ that can be kept. Many devices' reports come one by one: what one of them added is not what the fleet's rate misses."""
+    gain, ceiling = request.dual_proportional, request.dual_ceiling
+    if not (math.isfinite(gain) and gain >= 0.0 and ceiling >= 0.0 and 1 <= request.dual_window <= MOST_WINDOW):
+        raise InvalidRequest(f"k_p must be finite and not negative, its window 1 to {MOST_WINDOW}, a ceiling of λ not negative")
+    if gain > 0.0 and is_fleet_price(request.price):
+        raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
 
 
 def _check_close(request: CloseStepRequest) -> None:
@@ -931,7 +958,15 @@ def _open_data(row: StepRow) -> dict[str, Any]:
     names = ("device", "task", "step", "planned_prompts", "group_size", "call_credit")
     reals = {name: getattr(row, name).hex() for name in ("dual", "target_rate", "dual_lr")}
     shared = {"price": row.price} if row.price else {}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared}
+    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **_rule_data(row)}
+
+
+def _rule_data(row: StepRow) -> dict[str, Any]:
+    """What the rule of λ has besides η; nothing of the integral rule."""
+    proportional = {"dual_proportional": row.dual_proportional.hex()} if row.dual_proportional else {}
+    window = {"dual_window": row.dual_window} if row.dual_window != 1 else {}
+    ceiling = {"dual_ceiling": row.dual_ceiling.hex()} if row.dual_ceiling != math.inf else {}
+    return {**proportional, **window, **ceiling}
 
 
 def _close_data(row: StepRow) -> dict[str, Any]:

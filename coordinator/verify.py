@@ -31,11 +31,12 @@ from coordinator.accounts import (
 )
 from coordinator.journal import GENESIS, JournalEntry, entry_hash
 from edge.core.counts import counted
-from edge.dagrpo.dual import dual_step, shared_lr
+from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
 MOST_DIFFERENCES = 100
 MOST_ROUND_UNITS = 1_048_576
 ZERO = (0.0).hex()
+NO_CEILING = float("inf").hex()
 Row = dict[str, Any]
 Units = list[int]
 
@@ -282,14 +283,14 @@ class Replay:
         self._require(key not in self.tasks, "the task exists already")
         terms = {"dual": data["dual"], "target_rate": data["target_rate"], "next_step": 0, "version": 0, "charged": [0, 0, 0]}
         price = data.get("price", "")
-        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": price}
+        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": price, "recent": []}
         self._begin_price(price, data)
 
     def _begin_price(self, price: str, data: Row) -> None:
         """A shared λ begins with the first task that is held to it; earlier versions let it begin with its first step."""
         if data.get("begins", False):
             self._require(price != "" and price not in self.prices, f"price {price!r} begins, and had begun")
-            self.prices[price] = {"key": price, "dual": data["dual"], "updates": 0, "units": 0}
+            self.prices[price] = _new_price(price, data["dual"], [])
             self._prices_begin = True
         elif self._prices_begin:
             self._require(price == "" or price in self.prices, f"price {price!r} did not begin")
@@ -392,23 +393,26 @@ class Replay:
         self._require(key not in self.steps, "the step was opened before")
         self._require(self._is_enabled(data["device"]), "the device is disabled")
         self._require(data["step"] == task["next_step"], f"step {task['next_step']} is next")
-        so_far = (self.prices.get(price) or (None if data["step"] == 0 else left or task)) or {"dual": data["dual"]}
+        so_far = (self.prices.get(price) or (None if data["step"] == 0 else left or task)) or {"dual": data["dual"], "recent": []}
         self._require(data["dual"] == so_far["dual"], f"λ {data['dual']} where {so_far['dual']} follows")
-        task.update(dual=data["dual"], target_rate=data["target_rate"], price=price)
+        fleet = _is_fleet(price)
+        self._require(not (fleet and "dual_proportional" in data), "a fleet's λ has a proportional part")
+        task.update(dual=data["dual"], recent=[] if fleet else so_far["recent"], target_rate=data["target_rate"], price=price)
         fields = {name: value for name, value in data.items() if name != "version"}
         units = {"closed": False, "total_units": 0, "help_units": 0, "round_units": 0}
         reals = {"dual_after": ZERO, "assist_rate": ZERO, "dual_before": ZERO}
-        self.steps[key] = {**fields, **units, **reals, "discrepancies": [], "price": price}
+        rule = {"dual_proportional": ZERO, "dual_window": 1, "dual_ceiling": NO_CEILING}
+        self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "price": price}
         if price:
-            self._enter_price(data, price, data["planned_prompts"] * data["group_size"])
+            self._enter_price(data, price, data["planned_prompts"] * data["group_size"], task["recent"])
         credit = _new_budget(_step_budget_key(data))
         credit["asked"] = credit["limits"] = [data["call_credit"], None, None]
         self.budgets[credit["key"]] = credit
 
-    def _enter_price(self, data: Row, key: str, units: int) -> Row:
+    def _enter_price(self, data: Row, key: str, units: int, recent: list[str]) -> Row:
         """The shared λ of a step, a fleet's with what this device has to say in it."""
-        row = self.prices.setdefault(key, {"key": key, "dual": data["dual"], "updates": 0, "units": 0} if "dual" in data else {})
-        if key.split("[")[0] == "fleet":
+        row = self.prices.setdefault(key, _new_price(key, data["dual"], recent) if "dual" in data else {})
+        if _is_fleet(key):
             mine = {"price": key, "device": data["device"], "units": min(units, MOST_ROUND_UNITS), "seen_ms": self._at_ms}
             known = self.price_members.get((key, data["device"]), {"units": 0})
             self.price_members[key, data["device"]] = mine
@@ -428,21 +432,23 @@ class Replay:
         row = self.steps[data["device"], data["task"], data["step"]]
         task = self._touch_task(data, [0, 0, 0])
         self._require(not row["closed"], "the step was closed before")
-        price = self._enter_price(data, row["price"], data["total_units"]) if row["price"] else None
+        price = self._enter_price(data, row["price"], data["total_units"], []) if row["price"] else None
         before, round_units = (price["dual"], price["units"]) if price else (row["dual"], 0)
         told = (data.get("dual_before", row["dual"]), data.get("round_units", 0))
         self._require(told == (before, round_units), f"started from {told} where {(before, round_units)} follow")
         rate = data["help_units"] / data["total_units"]
         lr = float.fromhex(row["dual_lr"])
         lr = shared_lr(lr, min(data["total_units"], MOST_ROUND_UNITS), round_units) if round_units else lr
-        dual = dual_step(float.fromhex(before), rate, float.fromhex(row["target_rate"]), lr).hex()
+        state = DualState(float.fromhex(before), tuple(map(float.fromhex, (price or task)["recent"])))
+        moved = proportional_integral_step(state, rate, float.fromhex(row["target_rate"]), _rule_of(row, lr))
+        dual, recent = moved.dual.hex(), [value.hex() for value in moved.recent]
         self._require(data["assist_rate"] == rate.hex(), f"assist rate {data['assist_rate']} where {rate.hex()} follows")
         self._require(data["dual_after"] == dual, f"λ {data['dual_after']} where {dual} follows")
         fields = {name: value for name, value in data.items() if name != "version"}
         row.update(fields, closed=True, dual_before=before, round_units=round_units)
-        task.update(dual=dual, next_step=data["step"] + 1)
+        task.update(dual=dual, recent=recent, next_step=data["step"] + 1)
         if price:
-            price.update(dual=dual, updates=price["updates"] + 1)
+            price.update(dual=dual, recent=recent, updates=price["updates"] + 1)
         self.dual_updates += 1
 
     def _purge(self, data: Row) -> None:
@@ -518,6 +524,20 @@ def _new_budget(key: str) -> Row:
     none, zero = [None, None, None], [0, 0, 0]
     fair = {"floor_ppm": 0, "members": 0, "floor": zero, "set_aside": zero}
     return {"key": key, "asked": none, "limits": none, "committed": zero, "reserved": zero, **fair}
+
+
+def _new_price(key: str, dual: str, recent: list[str]) -> Row:
+    return {"key": key, "dual": dual, "updates": 0, "units": 0, "recent": recent}
+
+
+def _is_fleet(price: str) -> bool:
+    return price.split("[")[0] == "fleet"
+
+
+def _rule_of(step: Row, lr: float) -> ProportionalIntegral:
+    """The rule of λ that a step was opened with; η as it weighs here."""
+    proportional, ceiling = float.fromhex(step["dual_proportional"]), float.fromhex(step["dual_ceiling"])
+    return ProportionalIntegral(lr, proportional, step["dual_window"], ceiling)
 
 
 def _share_key(budget: str, device: str) -> str:

@@ -1,6 +1,6 @@
 """Rows as flat tuples in the order of the tables' columns, and back. Knows the columns; knows nothing of any database.
 
-Reals are text as `float.hex()`, states are their words, flags 0 or 1, lists JSON text.
+Reals are text as `float.hex()`, several with a space between, states are their words, flags 0 or 1, lists JSON text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def step_of(row: Sequence[Any]) -> StepRow:
     opened: tuple[Any, ...] = (*row[:5], *map(float.fromhex, row[5:8]), row[8])
     closed: tuple[Any, ...] = (_flag(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
     shared: tuple[Any, ...] = (row[15], float.fromhex(row[16]), row[17])
-    return StepRow(*opened, *closed, *shared)
+    rule: tuple[Any, ...] = (float.fromhex(row[18]), row[19], float.fromhex(row[20]))
+    return StepRow(*opened, *closed, *shared, *rule)
 
 
 def _flag(value: int) -> bool:
@@ -89,12 +90,23 @@ def step_values(row: StepRow) -> tuple[Any, ...]:
     head = (row.device, row.task, row.step, row.planned_prompts, row.group_size)
     opened = (row.dual.hex(), row.target_rate.hex(), row.dual_lr.hex(), row.call_credit)
     closed = (int(row.closed), row.total_units, row.help_units, row.dual_after.hex(), row.assist_rate.hex())
-    return (*head, *opened, *closed, json.dumps(row.discrepancies), row.price, row.dual_before.hex(), row.round_units)
+    shared = (row.price, row.dual_before.hex(), row.round_units)
+    rule = (row.dual_proportional.hex(), row.dual_window, row.dual_ceiling.hex())
+    return (*head, *opened, *closed, json.dumps(row.discrepancies), *shared, *rule)
 
 
 def task_of(row: Sequence[Any]) -> TaskRow:
     """A task from its columns."""
-    return TaskRow(row[0], row[1], float.fromhex(row[2]), float.fromhex(row[3]), row[4], row[5], Amount(*row[6:9]), row[9])
+    reals = (float.fromhex(row[2]), float.fromhex(row[3]))
+    return TaskRow(row[0], row[1], *reals, row[4], row[5], Amount(*row[6:9]), row[9], _reals_of(row[10]))
+
+
+def _reals_of(text: str) -> tuple[float, ...]:
+    return tuple(map(float.fromhex, text.split()))
+
+
+def _reals_text(reals: Sequence[float]) -> str:
+    return " ".join(value.hex() for value in reals)
 
 
 def budget_values(row: BudgetRow) -> tuple[Any, ...]:
@@ -107,17 +119,17 @@ def budget_values(row: BudgetRow) -> tuple[Any, ...]:
 def task_values(row: TaskRow) -> tuple[Any, ...]:
     """A task's columns."""
     reals = (row.dual.hex(), row.target_rate.hex())
-    return (row.device, row.task, *reals, row.next_step, row.version, *row.charged.units, row.price)
+    return (row.device, row.task, *reals, row.next_step, row.version, *row.charged.units, row.price, _reals_text(row.recent))
 
 
 def price_of(row: Sequence[Any]) -> PriceRow:
     """A shared λ from its columns."""
-    return PriceRow(row[0], float.fromhex(row[1]), row[2], row[3])
+    return PriceRow(row[0], float.fromhex(row[1]), row[2], row[3], _reals_of(row[4]))
 
 
 def price_values(row: PriceRow) -> tuple[Any, ...]:
     """A shared λ's columns."""
-    return (row.key, row.dual.hex(), row.updates, row.units)
+    return (row.key, row.dual.hex(), row.updates, row.units, _reals_text(row.recent))
 
 
 def member_values(row: PriceMember) -> tuple[Any, ...]:

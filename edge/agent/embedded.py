@@ -71,8 +71,12 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
         "threads": embedded.threads,
     }
     task = {
+        "dual_scope": config.learning.dual_scope,
         "dual_init": config.learning.dual_init,
         "dual_lr": config.learning.dual_lr,
+        "dual_proportional": config.learning.dual_proportional,
+        "dual_window": config.learning.dual_window,
+        "dual_ceiling": config.learning.dual_ceiling,
         "step_credit_kappa": embedded.step_credit_kappa,
         "target_rate_from_device": True,
     }

@@ -15,6 +15,7 @@ from edge.config.numbers import check_sources
 from edge.config.secret_refs import require_one_reference
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 from edge.core.privacy_rules import checked_rule, checked_term
+from edge.dagrpo.dual import MOST_WINDOW
 
 
 def _share(value: float) -> float:
@@ -146,7 +147,7 @@ class WhenConfig(Section):
 class LearningConfig(Section):
     """DA-GRPO, or a method it is compared with.
 
-    `dual_init` and `dual_lr` are used by the embedded coordinator; a remote one has its operator's values.
+    Those that begin with `dual_` are used by the embedded coordinator; a remote one has its operator's values.
     """
 
     method: Method = Field(
@@ -207,6 +208,24 @@ class LearningConfig(Section):
     )
     enabled: bool = Field(True, description="Learn in run; false: only answer.")
     when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
+    dual_scope: Literal["task", "global"] = Field(
+        "task", description="What has one λ: each task label, or all of this device together (global, the paper's)."
+    )
+    dual_proportional: NotNegative = Field(
+        0.0, description="k_p: how much λ holds of what the last steps' rates miss τ by, at once (0: dual_lr alone)."
+    )
+    dual_window: int = Field(
+        1, ge=1, le=MOST_WINDOW, description="Steps whose mean dual_proportional acts on; small batches are noisy."
+    )
+    dual_ceiling: NotNegative | None = Field(
+        None, description="Highest λ, so that none winds up that no price would change (null: none)."
+    )
+
+    @model_validator(mode="after")
+    def _first_dual_below_its_ceiling(self) -> LearningConfig:
+        if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
+            raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
+        return self
 
     @model_validator(mode="after")
     def _what_belongs_to_a_method(self) -> LearningConfig:

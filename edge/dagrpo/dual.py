@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share
+
+MOST_WINDOW = 100
+"""Most reports that a proportional part is the mean of."""
 
 
 def dual_step(dual: float, assist_rate: float, target_rate: float, lr: float) -> float:
@@ -38,36 +42,48 @@ def assist_rate(costs: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalIntegral:
-    """Optional rule for slow devices (decision 14): λ = [integral + k_p·(windowed rate - τ)]₊, the integral held in [0, ceiling].
+    """The rule of λ with what slow or noisy devices may add to it (decision 14); by default it is `dual_step`'s.
 
-    `window` averages the last assist rates (small batches are noisy); `ceiling` stops wind-up while the rate cannot move.
+    `lr` is η. `proportional` k_p answers at once to how far the rate misses τ, as the mean of the last `window` reports says (small
+    batches are noisy); `ceiling` is the highest λ, so that none winds up that no price would change.
     """
 
     lr: float
     proportional: float = 0.0
     window: int = 1
-    ceiling: float = float("inf")
+    ceiling: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class DualState:
-    """The integral part and the assist rates still in the window, oldest first."""
+    """λ, and k_p·(rate - τ) of the reports still in the window, oldest first: their mean is the proportional part that λ holds."""
 
-    integral: float
-    recent_rates: tuple[float, ...] = ()
+    dual: float
+    recent: tuple[float, ...] = ()
 
 
-def proportional_integral_step(
-    state: DualState, assist_rate: float, target_rate: float, rule: ProportionalIntegral
-) -> tuple[DualState, float]:
-    """The next state and λ. With k_p = 0, window 1 and no ceiling, λ is exactly dual_step's."""
+def proportional_integral_step(state: DualState, assist_rate: float, target_rate: float, rule: ProportionalIntegral) -> DualState:
+    """λ_t = min(ceiling, [λ_{t-1} + η(Ĵ_t - τ_t) + p_t - p_{t-1}]₊) with p_t the mean of k_p(Ĵ - τ) over the window; p_0 = 0.
+
+    The velocity form: as long as no bound is met the sum telescopes to λ_t = λ_0 + η Σ(Ĵ - τ) + p_t, the positional form whose integral
+    starts at λ_0, also where k_p or the window change on the way. At a bound it forgets what goes beyond, so that λ leaves the bound with
+    the first step that points away from it, where the positional form waits until its parts together come back. With k_p = 0, nothing
+    in the window and no ceiling λ is dual_step's, bit for bit. Raises ValueError on what dual_step refuses, a negative k_p or ceiling,
+    or a window below 1.
+    """
     if rule.window < 1:
         raise ValueError(f"window must be at least 1, not {rule.window}")
-    require_finite("proportional", rule.proportional)
-    integral = min(rule.ceiling, dual_step(state.integral, assist_rate, target_rate, rule.lr))
-    recent = (*state.recent_rates, assist_rate)[-rule.window :]
-    price = max(0.0, integral + rule.proportional * (mean(recent) - target_rate))
-    return DualState(integral, recent), price
+    gain = require_non_negative("proportional", rule.proportional)
+    if not rule.ceiling >= 0.0:
+        raise ValueError(f"ceiling must not be negative, but is {rule.ceiling}")
+    plain = dual_step(state.dual, assist_rate, target_rate, rule.lr)
+    if gain == 0.0 and not state.recent:
+        return DualState(min(rule.ceiling, plain))
+    missed = assist_rate - target_rate
+    recent = (*state.recent, gain * missed)[-rule.window :]
+    change = mean(recent) - (mean(state.recent) if state.recent else 0.0)
+    dual = max(0.0, require_finite("the next dual", state.dual + rule.lr * missed + change))
+    return DualState(min(rule.ceiling, dual), () if gain == 0.0 and not any(recent) else recent)
 
 
 def replay(dual: float, steps: Iterable[tuple[float, float, float]]) -> list[float]:

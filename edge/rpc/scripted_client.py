@@ -1,8 +1,8 @@
 """A coordinator in memory, for tests and for trying an agent without a service. Knows the contract; knows nothing of gRPC or money on disk.
 
 It keeps the promises of edge/rpc/client.py: idempotent keys, one charge per prompt group, steps in order, λ moved exactly once by
-`dual_step`, limits that cannot be exceeded. Failures are programmed: `fail_next("complete", error)` raises that error at the next call of
-the method, before anything happened; `lose_next_reply()` does the work and then loses the answer.
+`proportional_integral_step`, limits that cannot be exceeded. Failures are programmed: `fail_next("complete", error)` raises that error at
+the next call of the method, before anything happened; `lose_next_reply()` does the work and then loses the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge.core.errors import (
     StepMismatch,
 )
 from edge.core.types import TokenUsage
-from edge.dagrpo.dual import dual_step
+from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
 from edge.rpc.client import (
     BudgetSnapshot,
     CallProgress,
@@ -58,7 +58,10 @@ Answer = Callable[[CloudCall], str | ScriptedReply]
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTerms:
-    """What the scripted coordinator holds every task to; credit κ None means no step limit. Prices in micro-USD per call."""
+    """What the scripted coordinator holds every task to; credit κ None means no step limit. Prices in micro-USD per call.
+
+    `dual_scope` is task or global: one λ for each task, or one for all.
+    """
 
     target_rate: float = 0.3
     dual_init: float = 0.5
@@ -66,11 +69,31 @@ class ScriptedTerms:
     step_credit_kappa: float | None = 2.0
     calls_limit: int | None = None
     price_uusd_per_call: int = 100
+    dual_scope: str = "task"
+    dual_proportional: float = 0.0
+    dual_window: int = 1
+    dual_ceiling: float = math.inf
+
+    @property
+    def rule(self) -> ProportionalIntegral:
+        """How λ moves."""
+        return ProportionalIntegral(self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
+
+
+@dataclass(slots=True)
+class _Price:
+    """A λ and what it holds of the last reports; under scope global that of every task."""
+
+    state: DualState
+
+    @property
+    def dual(self) -> float:
+        return self.state.dual
 
 
 @dataclass(slots=True)
 class _TaskState:
-    dual: float
+    price: _Price
     target_rate: float
     next_step: int = 0
     opened: StepOpened | None = None
@@ -93,6 +116,7 @@ class ScriptedCoordinatorClient:
         self._device_id = device_id
         self._delay_s = delay_s
         self._tasks: dict[str, _TaskState] = {}
+        self._prices: dict[str, _Price] = {}
         self._results: dict[str, tuple[CloudCall, CloudCompletion]] = {}
         self._groups: dict[tuple[str, int, str], str] = {}
         self._failures: dict[str, deque[CoordinatorError]] = defaultdict(deque)
@@ -115,7 +139,7 @@ class ScriptedCoordinatorClient:
         """Announce the device."""
         self._fail_if_told("register")
         terms = tuple(
-            TaskTerms(name, task.target_rate, task.dual, task.next_step) for name in tasks for task in [self._task(name)]
+            TaskTerms(name, task.target_rate, task.price.dual, task.next_step) for name in tasks for task in [self._task(name)]
         )
         return Registration(self._device_id, 1, terms)
 
@@ -130,7 +154,7 @@ class ScriptedCoordinatorClient:
         if step != state.next_step or state.opened is not None:
             raise _mismatch(state, step)
         state.target_rate, state.step_calls = target_rate, 0
-        state.opened = StepOpened(task, step, state.dual, target_rate, self._credit(target_rate, planned_prompts))
+        state.opened = StepOpened(task, step, state.price.dual, target_rate, self._credit(target_rate, planned_prompts))
         return state.opened
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
@@ -272,23 +296,26 @@ class ScriptedCoordinatorClient:
 
     def _close(self, state: _TaskState, opened: StepOpened, total_units: int, help_units: int) -> StepClosed:
         rate = help_units / total_units
-        after = dual_step(state.dual, rate, opened.target_rate, self._terms.dual_lr)
-        state.closed = StepClosed(opened.task, opened.step, state.dual, after, rate)
+        before = state.price.state
+        state.price.state = proportional_integral_step(before, rate, opened.target_rate, self._terms.rule)
+        state.closed = StepClosed(opened.task, opened.step, before.dual, state.price.dual, rate)
         state.reported = (total_units, help_units)
-        state.dual, state.next_step, state.opened = after, opened.step + 1, None
+        state.next_step, state.opened = opened.step + 1, None
         self._next_version()
         return state.closed
 
     def _snapshot(self, state: _TaskState) -> BudgetSnapshot:
         spent = len(self.calls) * self._terms.price_uusd_per_call
         return BudgetSnapshot(
-            self._version, state.dual, state.target_rate, len(self.calls), self._terms.calls_limit, 0, None, spent, None
+            self._version, state.price.dual, state.target_rate, len(self.calls), self._terms.calls_limit, 0, None, spent, None
         )
 
     def _task(self, name: str) -> _TaskState:
         if not name:
             raise InvalidRequest("the task has no name")
-        return self._tasks.setdefault(name, _TaskState(self._terms.dual_init, self._terms.target_rate))
+        key = "" if self._terms.dual_scope == "global" else name
+        price = self._prices.setdefault(key, _Price(DualState(self._terms.dual_init)))
+        return self._tasks.setdefault(name, _TaskState(price, self._terms.target_rate))
 
     def _credit(self, target_rate: float, planned_prompts: int) -> int | None:
         kappa = self._terms.step_credit_kappa

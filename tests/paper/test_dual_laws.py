@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -108,27 +109,120 @@ def test_a_replay_is_the_same_chain_of_steps_bit_for_bit(steps: list[tuple[float
     assert [value.hex() for value in replay(start, steps)] == expected
 
 
-@given(st.lists(SHARE, min_size=1, max_size=20), SHARE)
-def test_the_proportional_rule_without_its_extras_is_the_integral_rule(rates: list[float], target: float) -> None:
-    state, plain = DualState(0.5), 0.5
-    for rate in rates:
-        state, price = proportional_integral_step(state, rate, target, ProportionalIntegral(lr=0.02))
-        plain = dual_step(plain, rate, target, 0.02)
-        assert price == plain
+RULES = st.builds(
+    ProportionalIntegral,
+    lr=st.floats(0.0, 0.1),
+    proportional=st.sampled_from([0.0, 0.5]) | st.floats(0.0, 2.0),
+    window=st.integers(1, 6),
+    ceiling=st.just(math.inf) | st.floats(0.0, 2.0),
+)
+REPORTS = st.lists(st.tuples(SHARE, SHARE), min_size=1, max_size=30)
 
 
-def test_the_ceiling_stops_wind_up() -> None:
-    state, rule = DualState(0.5), ProportionalIntegral(lr=0.5, ceiling=0.8)
-    for _ in range(50):
-        state, price = proportional_integral_step(state, 1.0, 0.1, rule)
-    assert price == 0.8
-    state, price = proportional_integral_step(state, 0.0, 0.1, rule)
-    assert price < 0.8
+def traced(start: float, reports: list[tuple[float, float]], rules: list[ProportionalIntegral]) -> list[DualState]:
+    state, trace = DualState(start), []
+    for (rate, target), rule in zip(reports, rules, strict=False):
+        state = proportional_integral_step(state, rate, target, rule)
+        trace.append(state)
+    return trace
+
+
+def positional(start: float, reports: list[tuple[float, float]], rules: list[ProportionalIntegral]) -> list[float]:
+    """λ_0 + η Σ(Ĵ - τ) + the mean of k_p(Ĵ - τ) over the window, each time from the beginning and without bounds."""
+    trace = []
+    for last, rule in enumerate(rules[: len(reports)]):
+        missed = [rate - target for rate, target in reports[: last + 1]]
+        integral = start + math.fsum(rule.lr * miss for rule, miss in zip(rules, missed, strict=False))
+        parts = [rule.proportional * miss for rule, miss in zip(rules, missed, strict=False)][-rule.window :]
+        trace.append(integral + math.fsum(parts) / len(parts))
+    return trace
+
+
+@given(REPORTS, SHARE, st.floats(0.0, 0.1))
+def test_the_proportional_rule_without_its_extras_is_the_integral_rule(
+    reports: list[tuple[float, float]], start: float, lr: float
+) -> None:
+    plain = replay(start, [(rate, target, lr) for rate, target in reports])
+    trace = traced(start, reports, [ProportionalIntegral(lr)] * len(reports))
+    assert [state.dual.hex() for state in trace] == [value.hex() for value in plain]
+    assert all(state.recent == () for state in trace)
+
+
+@given(REPORTS, RULES)
+def test_away_from_the_bounds_the_velocity_form_is_the_positional_one(
+    reports: list[tuple[float, float]], rule: ProportionalIntegral
+) -> None:
+    rules = [replace(rule, ceiling=math.inf)] * len(reports)
+    trace = traced(100.0, reports, rules)
+    assert [state.dual for state in trace] == pytest.approx(positional(100.0, reports, rules), abs=1e-9)
+
+
+@given(REPORTS, st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 0.1)), min_size=30, max_size=30), st.integers(1, 6))
+def test_gains_that_change_on_the_way_leave_nothing_behind(
+    reports: list[tuple[float, float]], gains: list[tuple[float, float]], window: int
+) -> None:
+    rules = [ProportionalIntegral(lr, gain, window) for gain, lr in gains]
+    trace = traced(100.0, reports, rules)
+    assert [state.dual for state in trace] == pytest.approx(positional(100.0, reports, rules), abs=1e-9)
+    off = ProportionalIntegral(0.0, 0.0, window)
+    settled = traced_on(trace[-1], off, steps=window)
+    integral = 100.0 + math.fsum(lr * (rate - target) for (rate, target), (_, lr) in zip(reports, gains, strict=False))
+    assert settled.recent == ()
+    assert settled.dual == pytest.approx(integral, abs=1e-9)
+
+
+def traced_on(state: DualState, rule: ProportionalIntegral, steps: int) -> DualState:
+    for _ in range(steps):
+        state = proportional_integral_step(state, 0.5, 0.5, rule)
+    return state
+
+
+@given(REPORTS, PRICE, st.lists(RULES, min_size=30, max_size=30))
+def test_a_price_stays_between_nothing_and_its_ceiling(
+    reports: list[tuple[float, float]], start: float, rules: list[ProportionalIntegral]
+) -> None:
+    for state, rule in zip(traced(start, reports, rules), rules, strict=False):
+        assert 0.0 <= state.dual <= rule.ceiling
+        assert len(state.recent) <= rule.window
+
+
+@given(REPORTS, RULES)
+def test_a_price_leaves_a_bound_with_the_first_report_that_points_away_from_it(
+    reports: list[tuple[float, float]], rule: ProportionalIntegral
+) -> None:
+    """However long it was held there: what went beyond is forgotten."""
+    rule = replace(rule, lr=0.05, window=1, ceiling=1.0)
+    low = traced(0.0, [(0.0, 0.5)] * 40, [rule] * 40)[-1]
+    assert low.dual == 0.0
+    assert proportional_integral_step(low, 0.6, 0.5, rule).dual > 0.0
+    high = traced(1.0, [(1.0, 0.5)] * 40, [rule] * 40)[-1]
+    assert high.dual == 1.0
+    assert proportional_integral_step(high, 0.4, 0.5, rule).dual < 1.0
 
 
 def test_the_window_averages_the_proportional_part_only() -> None:
-    rule = ProportionalIntegral(lr=0.0, proportional=1.0, window=2)
-    state, _ = proportional_integral_step(DualState(0.5), 0.9, 0.3, rule)
-    state, price = proportional_integral_step(state, 0.1, 0.3, rule)
-    assert price == pytest.approx(0.5 + (0.5 - 0.3))
-    assert state.recent_rates == (0.9, 0.1)
+    rule = ProportionalIntegral(lr=0.1, proportional=1.0, window=2)
+    first = proportional_integral_step(DualState(0.5), 0.9, 0.3, rule)
+    second = proportional_integral_step(first, 0.1, 0.3, rule)
+    third = proportional_integral_step(second, 0.3, 0.3, rule)
+    assert first.dual == pytest.approx(0.5 + 0.06 + 0.6)
+    assert second.dual == pytest.approx(0.5 + 0.06 - 0.02 + (0.6 - 0.2) / 2)
+    assert third.dual == pytest.approx(0.5 + 0.06 - 0.02 + (-0.2 + 0.0) / 2)
+    assert third.recent == pytest.approx((-0.2, 0.0))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ProportionalIntegral(0.02, proportional=-0.1),
+        ProportionalIntegral(0.02, proportional=math.nan),
+        ProportionalIntegral(0.02, window=0),
+        ProportionalIntegral(0.02, ceiling=-1.0),
+        ProportionalIntegral(0.02, ceiling=math.nan),
+        ProportionalIntegral(-0.02, proportional=0.1),
+        ProportionalIntegral(0.02, proportional=1e308),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused(rule: ProportionalIntegral) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        proportional_integral_step(DualState(1e308), 1.0, 0.0, rule)

@@ -102,6 +102,8 @@ def instead_of(key: Key) -> list[str]:
     """What has to go where this key is given."""
     if key.path == "learning.updates_per_rollout":
         return ["learning.method=grpo"]
+    if key.path.endswith(".dual_ceiling"):
+        return [f"{concrete(key.path.replace('ceiling', 'init'))}=0"]
     return ["upstreams.NAME.prices=[]"] if key.path.startswith("upstreams.NAME.price_") else []
 
 

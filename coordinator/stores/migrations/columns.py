@@ -28,9 +28,9 @@ def count(name: str, *, key: bool = False, null: bool = False) -> sa.Column[Any]
     return sa.Column(name, kind, primary_key=key, nullable=null, autoincrement=False)
 
 
-def add_count(to: str, name: str, rule: str = "") -> None:
-    """A whole number more for a table, 0 in the rows that are there, held to `rule`."""
-    _add(to, f"{name} {_kind('BIGINT', 'INTEGER')} NOT NULL DEFAULT 0" + (f" CHECK ({rule})" if rule else ""))
+def add_count(to: str, name: str, rule: str = "", default: int = 0) -> None:
+    """A whole number more for a table, `default` in the rows that are there, held to `rule`."""
+    _add(to, f"{name} {_kind('BIGINT', 'INTEGER')} NOT NULL DEFAULT {default}" + (f" CHECK ({rule})" if rule else ""))
 
 
 def add_text(to: str, name: str, default: str) -> None:

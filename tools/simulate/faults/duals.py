@@ -7,6 +7,7 @@ units that all members last planned or reported. A task's version, as a device i
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,12 @@ MOST_UNITS = 2**20
 @dataclass(slots=True)
 class SharedDual:
     """A λ that several tasks or devices are held to; of a fleet's, the units and the time of each member's latest step. `waiting` is the
-    task that it began with, until a step uses it."""
+    task that it began with, until a step uses it. `held` is what the reports in the window added in proportion, oldest first."""
 
     dual: float
     moves: int = 0
     waiting: TaskId | None = None
+    held: tuple[float, ...] = ()
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -37,6 +39,7 @@ class Duals:
 
     def __init__(self) -> None:
         self.own: dict[TaskId, float] = {}
+        self.own_held: dict[TaskId, tuple[float, ...]] = {}
         self.held_to: dict[TaskId, str] = {}
         self.shared: dict[str, SharedDual] = {}
         self.versions: Counter[TaskId] = Counter()
@@ -75,9 +78,11 @@ class Duals:
         left = self.shared.get(self.held_to.get(task, ""))
         if left is not None and self.held_to[task] != price:
             self.versions[task] += left.moves
-        self.own[task], self.held_to[task] = dual, price
+        held = left.held if left is not None else self.own_held.get(task, ())
+        held = () if body["step"] == 0 or price.startswith("fleet") else held
+        self.own[task], self.own_held[task], self.held_to[task] = dual, held, price
         if price:
-            self.shared.setdefault(price, SharedDual(dual)).waiting = None
+            self.shared.setdefault(price, SharedDual(dual, held=held)).waiting = None
             self._enter(price, body["device"], body["planned_prompts"] * body["group_size"], at_ms)
             self._note_others(price, task)
 
@@ -89,13 +94,18 @@ class Duals:
         self._enter(price, closed["device"], closed["total_units"], at_ms)
         return self.shared[price].dual, self.shared[price].round_units if price.startswith("fleet") else 0
 
-    def closed(self, opened: Data, dual: float) -> None:
+    def held(self, opened: Data) -> tuple[float, ...]:
+        """What the λ that a step moves holds of the reports in the window."""
+        price = opened.get("price", "")
+        return self.shared[price].held if price else self.own_held[opened["device"], opened["task"]]
+
+    def closed(self, opened: Data, dual: float, held: tuple[float, ...]) -> None:
         """A report moved λ."""
         task, price = (opened["device"], opened["task"]), opened.get("price", "")
-        self.own[task] = dual
+        self.own[task], self.own_held[task] = dual, held
         if price:
             shared = self.shared[price]
-            shared.dual, shared.moves = dual, shared.moves + 1
+            shared.dual, shared.held, shared.moves = dual, held, shared.moves + 1
             self._note_others(price, task)
 
     def leave(self, price: str, device: str) -> tuple[int, int]:
@@ -120,8 +130,23 @@ class Duals:
             self.clashes.append(f"version {version} of {task} stands for λ {known} and for {dual.hex()}")
 
 
-def moved(before: float, lr: float, rate: float, target: float, units: int, round_units: int) -> float:
-    """λ after a report of `units` units in a round of `round_units` (0: it counts whole)."""
-    weight = lr if round_units == 0 else lr * (min(units, MOST_UNITS) / round_units)
-    after = before + weight * (rate - target)
-    return after if after > 0.0 else 0.0
+RULE_BEYOND_LR = ("dual_proportional", "dual_window", "dual_ceiling")
+
+
+def weighed(lr: float, units: int, round_units: int) -> float:
+    """η of a report of `units` units in a round of `round_units` (0: it counts whole)."""
+    return lr if round_units == 0 else lr * (min(units, MOST_UNITS) / round_units)
+
+
+def moved(before: float, held: tuple[float, ...], lr: float, missed: float, opened: Data) -> tuple[float, tuple[float, ...]]:
+    """λ after a report that missed τ by so much, and what it then holds of the reports in the window, under the rule of its step."""
+    gain, window = float.fromhex(opened.get("dual_proportional", "0x0p+0")), opened.get("dual_window", 1)
+    holds = () if gain == 0.0 and not held else (*held, gain * missed)[-window:]
+    after = before + lr * missed + (_average(holds) - _average(held))
+    after = min(after if after > 0.0 else 0.0, float.fromhex(opened.get("dual_ceiling", "inf")))
+    return after, holds if gain > 0.0 or any(holds) else ()
+
+
+def _average(parts: tuple[float, ...]) -> float:
+    """0 of none; summed from the first on, so that equal parts have their own value as average."""
+    return parts[0] + math.fsum(part - parts[0] for part in parts) / len(parts) if parts else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.simulate.faults.duals import Data, Duals, moved
+from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
 from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
 from tools.simulate.faults.verdict import Verdict
 
@@ -433,7 +433,8 @@ class Fold:
             dual = self.duals.expected_at_opening(task, body["step"], price, mine.dual_init)
             told = (body.get("price", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])
             credit = mine.credit(rate, body["planned_prompts"])
-            return told == (price, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit)
+            beyond_lr = {name: body[name] for name in RULE_BEYOND_LR if name in body}
+            return (*told, beyond_lr) == (price, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit, mine.beyond_lr)
 
         return self._any_terms(fits)
 
@@ -446,7 +447,9 @@ class Fold:
             return
         rate, target = body["help_units"] / body["total_units"], float.fromhex(opened["target_rate"])
         before, round_units = self.duals.start_of_move(opened, body, entry["at_ms"])
-        dual = moved(before, float.fromhex(opened["dual_lr"]), rate, target, body["total_units"], round_units)
+        held = self.duals.held(opened)
+        lr = weighed(float.fromhex(opened["dual_lr"]), body["total_units"], round_units)
+        dual, holds = moved(before, held, lr, rate - target, opened)
         told = (body.get("dual_before", opened["dual"]), body.get("round_units", 0))
         self._verdict.check(
             "I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}"
@@ -457,7 +460,9 @@ class Fold:
         self._verdict.meet("λ moved by a share of a round", round_units > body["total_units"])
         self._help_units(step, body)
         self.closed[step] = body
-        self.duals.closed(opened, dual)
+        self._verdict.meet("λ moved in proportion", dual != before and holds != held)
+        self._verdict.meet("λ held at its ceiling", opened.get("dual_ceiling") == dual.hex())
+        self.duals.closed(opened, dual, holds)
         self._version(body)
 
     def _leave(self, entry: Data, body: Data) -> None:

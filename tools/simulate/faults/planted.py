@@ -27,7 +27,7 @@ from edge.agent.state import StateFolder
 from edge.agent.state_rows import Commit, Report
 from edge.agent.stepbook import ClosedStep, StepBook
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
-from edge.dagrpo.dual import dual_step
+from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
 from tools.simulate.virtual.disk import Disk, DiskTables
 
 _INHERITED = object()
@@ -365,6 +365,14 @@ def _shared_dual_on_retry(patch: Patch) -> None:
 @mutation("a report moves a fleet's λ with its whole weight", "I6")
 def _whole_weight(patch: Patch) -> None:
     patch.replace(ledger, "shared_lr", lambda lr, units, round_units: lr)
+
+
+@mutation("a report forgets what λ holds of the reports before it", "I6")
+def _proportional_part_added_again(patch: Patch) -> None:
+    def step(state: DualState, assist_rate: float, target_rate: float, rule: ProportionalIntegral) -> DualState:
+        return proportional_integral_step(DualState(state.dual), assist_rate, target_rate, rule)
+
+    patch.replace(ledger, "proportional_integral_step", step)
 
 
 @mutation("a device that left a round still counts in it", "I6")

@@ -188,7 +188,7 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
     narrow = {scope: _caps(rng, 2, 0.3) for scope in ("fleet_task", "device_task") if rng.random() < 0.2}
     labels = {task: _task(rng, begins_s) for task in tasks}
     if rng.random() < 0.5:
-        labels = {task: replace(terms, scope=labels[tasks[0]].scope) for task, terms in labels.items()}
+        labels = {task: _rescoped(terms, labels[tasks[0]].scope) for task, terms in labels.items()}
     windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
     return Terms(
         tasks=labels,
@@ -204,6 +204,17 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
 
 def _task(rng: random.Random, begins_s: float) -> TaskTerms:
     scheduled = rng.random() < 0.25
+    return _with_rule(_without_rule(rng, begins_s, scheduled))
+
+
+def _with_rule(terms: TaskTerms) -> TaskTerms:
+    """What was drawn decides whether λ knows more than η, so that a seed's story stays what it was."""
+    if terms.dual_lr == 0.05 and terms.scope in ("task", "global"):
+        return replace(terms, proportional=0.5 if terms.rate_from_device else 2.0, window=2)
+    return replace(terms, ceiling=0.75) if terms.dual_lr == 3.0 else terms
+
+
+def _without_rule(rng: random.Random, begins_s: float, scheduled: bool) -> TaskTerms:
     return TaskTerms(
         scope=rng.choice(["task", "task", "global", "fleet", "fleet", "fleet_all"]),
         target_rate=rng.choice([0.0, 0.3, 0.7]),
@@ -238,7 +249,7 @@ def changed(rng: random.Random, terms: Terms, begins_s: float) -> Terms:
     task = rng.choice(sorted(terms.tasks))
     others: list[Callable[[], Terms]] = [
         lambda: replace(terms, tasks={**terms.tasks, task: _task(rng, begins_s)}),
-        lambda: replace(terms, tasks={**terms.tasks, task: replace(terms.tasks[task], scope=rng.choice(DUAL_SCOPES))}),
+        lambda: replace(terms, tasks={**terms.tasks, task: _rescoped(terms.tasks[task], rng.choice(DUAL_SCOPES))}),
         lambda: replace(terms, tasks={**terms.tasks, task: replace(terms.tasks[task], dual_lr=rng.choice([0.02, 1.0]))}),
         lambda: replace(terms, caps={**terms.caps, rng.choice(SCOPES): _caps(rng, 2, 0.5)}),
         lambda: replace(terms, floor_ppm=rng.choice([0, 200_000, 1_000_000])),
@@ -246,6 +257,12 @@ def changed(rng: random.Random, terms: Terms, begins_s: float) -> Terms:
         lambda: replace(terms, device_rate=_rate(rng), fleet_rate=_rate(rng)),
     ]
     return rng.choice(others)()
+
+
+def _rescoped(terms: TaskTerms, scope: str) -> TaskTerms:
+    """Under another scope; many devices' λ knows no proportional part."""
+    fleet = scope.startswith("fleet")
+    return replace(terms, scope=scope, proportional=0.0 if fleet else terms.proportional, window=1 if fleet else terms.window)
 
 
 def lowered(terms: Terms, share: float) -> Terms:

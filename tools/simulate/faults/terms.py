@@ -35,7 +35,8 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class TaskTerms:
-    """What a task is held to: how many share its λ (`scope`), τ and its changes, λ_0, η, κ, and who may be given its answers again."""
+    """What a task is held to: how many share its λ (`scope`), τ and its changes, λ_0, η, k_p and its window, the highest λ, κ, and who may
+    be given its answers again."""
 
     scope: str = "task"
     target_rate: float = 0.3
@@ -45,6 +46,16 @@ class TaskTerms:
     dual_lr: float = 0.01
     credit_factor: float | None = 2.0
     answer_cache: str = "device"
+    proportional: float = 0.0
+    window: int = 1
+    ceiling: float | None = None
+
+    @property
+    def beyond_lr(self) -> dict[str, Any]:
+        """What a step that is opened says of its rule of λ besides η."""
+        told: dict[str, Any] = {"dual_proportional": self.proportional.hex()} if self.proportional else {}
+        told |= {"dual_window": self.window} if self.window != 1 else {}
+        return told | ({} if self.ceiling is None else {"dual_ceiling": self.ceiling.hex()})
 
     def rate(self, step: int, at_ms: int, wished: float) -> float:
         """τ of a step opened at that time by a device that wishes for `wished`."""

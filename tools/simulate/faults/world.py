@@ -449,6 +449,9 @@ def _task(terms: TaskTerms) -> TaskConfig:
             "dual_scope": terms.scope,
             "dual_init": terms.dual_init,
             "dual_lr": terms.dual_lr,
+            "dual_proportional": terms.proportional,
+            "dual_window": terms.window,
+            "dual_ceiling": terms.ceiling,
             "step_credit_kappa": terms.credit_factor,
             "answer_cache": terms.answer_cache,
         }

@@ -13,6 +13,7 @@ import numpy as np
 from coordinator.accounts import price_key
 from coordinator.config import ANY_TASK, TaskConfig
 from coordinator.ledger import step_credit
+from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import CoordinatorPart
 from tools.simulate.vectorised.draws import Floats, Ints
 
@@ -69,7 +70,11 @@ class Duals:
         self._own = first[task_of]
 
     def configure(self, coordinator: CoordinatorPart) -> None:
-        """Hold later steps to these terms."""
+        """Hold later steps to these terms. Raises UsageError where λ follows more than the integral rule."""
+        for name, terms in coordinator.tasks.items():
+            if terms.dual_proportional > 0.0 or terms.dual_ceiling is not None:
+                told = f"tasks.{name}: the vectorised fleet knows neither dual_proportional nor dual_ceiling"
+                raise UsageError(told, hint="play the scenario with the exact engine")
         self._tasks: Mapping[str, TaskConfig] = coordinator.tasks
         self._idle_s = coordinator.fleet.price_idle_s
 
