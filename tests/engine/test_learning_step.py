@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable, ModelFileError
 from edge.core.events import FanOutSink, MemorySink
 from edge.core.types import Message
+from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
 
 
 def tiny_config(state: Path, *sets: str) -> AgentConfig:
@@ -108,6 +111,26 @@ async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatabl
     assert (first.scores.items, first.measured.adapter_version, trained.measured.adapter_version) == (6, 0, 1)
     assert first.scores.coverage == 1.0 - first.scores.assist_rate
     assert sum(level.scores.items for level in first.families[0].levels) == 6
+
+
+@pytest.mark.parametrize("scope", ["task", "global"])
+async def test_phases_that_come_back_keep_their_price_or_share_one_in_the_embedded_ledger(tmp_path: Path, scope: str) -> None:
+    """arith, facts, arith again, with a proportional part; the child's ledger proves each λ."""
+    phases = "[" + ", ".join(f"{{source: 'practice:{name}', steps: 1}}" for name in ("arith", "facts", "arith")) + "]"
+    rule = ProportionalIntegral(0.2, 0.5, 2)
+    sets = [f"learning.dual_scope={scope}", "learning.dual_lr=0.2", "learning.dual_proportional=0.5", "learning.dual_window=2"]
+    config = tiny_config(tmp_path / "state", f"phases={phases}", "learning.prompts_per_step=2", *sets)
+    steps, _ = await learn(config, 3)
+    states: dict[str, DualState] = {}
+    for step in steps:
+        whose = step.task if scope == "task" else ""
+        before = states.get(whose, DualState(config.learning.dual_init))
+        states[whose] = proportional_integral_step(before, step.assist_rate, step.target_rate, rule)
+        assert (step.dual_before, step.dual_after) == (before.dual, states[whose].dual)
+    assert steps[0].task == steps[2].task != steps[1].task
+    proof = [sys.executable, "-m", "coordinator", "ledger", "verify", "--state", str(tmp_path / "state" / "coordinator")]
+    verified = subprocess.run(proof, capture_output=True, text=True, check=True)
+    assert "3 dual updates" in verified.stdout and "all equal, bit for bit" in verified.stdout
 
 
 async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stopped_at_the_end(tmp_path: Path) -> None:

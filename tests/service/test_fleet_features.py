@@ -21,7 +21,7 @@ from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.verify import verify
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied, RateLimited
-from edge.dagrpo.dual import dual_step, shared_lr
+from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step, shared_lr
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, upstream
 
@@ -81,6 +81,41 @@ async def test_a_global_price_is_one_over_the_tasks_of_a_device(tmp_path) -> Non
         closed = await it["d1"].close_step("math", 0, 32, 32, 32)
         assert (await it["d1"].open_step("code", 0, 4, 8, 0.3)).dual == closed.dual_after
         assert (await it["d2"].open_step("code", 0, 4, 8, 0.3)).dual == 0.5
+
+
+async def test_a_task_is_held_to_its_rule_and_an_open_step_keeps_the_one_it_was_opened_with(tmp_path) -> None:
+    rule = ProportionalIntegral(0.1, 0.5, 2, 0.9)
+    terms = {"dual_lr": 0.1, "dual_proportional": 0.5, "dual_window": 2, "dual_ceiling": 0.9}
+    async with world(tmp_path, "d1", tasks={"math": terms, "code": {"dual_lr": 0.1}}) as it:
+        client, math, plain = it["d1"], DualState(0.5), 0.5
+        for step, asked in enumerate((32, 0, 16)):
+            await client.open_step("math", step, 4, 8, 0.3)
+            if step == 2:
+                it.coordinator.reload(it.config.model_copy(update={"tasks": {"math": TaskConfig(), "code": TaskConfig()}}))
+            math = proportional_integral_step(math, asked / 32, 0.3, rule)
+            closed = await client.close_step("math", step, 32, asked)
+            assert (closed.dual_after, await client.close_step("math", step, 32, asked)) == (math.dual, closed)
+            if step < 2:
+                await client.open_step("code", step, 4, 8, 0.3)
+                plain = dual_step(plain, asked / 32, 0.3, 0.1)
+                assert (await client.close_step("code", step, 32, asked)).dual_after == plain
+        await client.open_step("math", 3, 4, 8, 0.3)
+        after = proportional_integral_step(math, 0.0, 0.3, ProportionalIntegral(0.01))
+        assert (await client.close_step("math", 3, 32, 0)).dual_after == after.dual
+
+
+@pytest.mark.parametrize(
+    ("terms", "told"),
+    [
+        ({"dual_proportional": 0.1, "dual_scope": "fleet"}, "dual_scope task or global, not fleet"),
+        ({"dual_proportional": 0.1, "dual_scope": "fleet_all"}, "dual_scope task or global, not fleet_all"),
+        ({"dual_init": 2.0, "dual_ceiling": 1.5}, "dual_init 2 is above dual_ceiling 1.5"),
+        ({"dual_window": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_rule_that_cannot_be_kept_is_no_configuration(terms, told) -> None:
+    with pytest.raises(ValidationError, match=told):
+        TaskConfig.model_validate(terms)
 
 
 async def test_a_schedule_sets_the_target_rate_of_each_step_and_the_device_does_not(tmp_path) -> None:

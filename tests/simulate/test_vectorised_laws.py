@@ -13,6 +13,7 @@ from coordinator.config import RatePoint, TaskConfig
 from coordinator.fairness import highest_floor
 from coordinator.pricing import Price
 from edge.agent.dial import HelpDial
+from edge.core.errors import UsageError
 from edge.core.types import TokenUsage
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.dual import dual_step
@@ -142,6 +143,12 @@ def test_a_shared_price_moves_by_each_reports_share_of_a_round_and_forgets_who_i
     duals.open(0, alone, 32, 8000.0)
     duals.close(0, alone, np.array([8000.0]), np.array([0.0]), np.array([0.3]), np.array([32]))
     assert duals.fleet() == pytest.approx(0.57 - 0.1 * 0.3)
+
+
+@pytest.mark.parametrize("terms", [{"dual_proportional": 0.1}, {"dual_ceiling": 1.0}])
+def test_a_rule_that_the_fleet_does_not_play_is_refused_and_not_played_otherwise(terms: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="knows neither dual_proportional nor dual_ceiling"):
+        Duals(CoordinatorPart(tasks={"math": TaskConfig.model_validate(terms)}), ("math",), np.zeros(1, np.int64))
 
 
 def test_target_rates_and_credits_are_those_of_the_tasks_terms() -> None:

@@ -105,11 +105,34 @@ def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, mon
     socket_path(tmp_path / ("y" * 120)).parent.rmdir()
 
 
+def test_the_rule_of_the_price_and_what_shares_it_are_the_childs() -> None:
+    told = ["dual_scope=global", "dual_proportional=0.5", "dual_window=4", "dual_ceiling=1.5"]
+    config = resolve_agent_config(sets=[f"learning.{setting}" for setting in told]).config
+    task = CoordinatorConfig.model_validate(embedded_settings(config)).effective_tasks["*"]
+    assert (task.dual_scope, task.dual_proportional, task.dual_window, task.dual_ceiling) == ("global", 0.5, 4, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("dual_scope=fleet", "must be 'task' or 'global', not 'fleet'"),
+        ("dual_proportional=-1", "must be at least 0"),
+        ("dual_window=0", "must be at least 1"),
+        ("dual_ceiling=0.2", "dual_init 0.5 is above dual_ceiling 0.2"),
+    ],
+)
+def test_a_rule_that_the_child_could_not_keep_is_refused_in_one_line(wrong: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_agent_config(sets=[f"learning.{wrong}"])
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_the_childs_settings_fit_the_coordinators_own_schema() -> None:
     config = resolve_agent_config(sets=["budget.calls_limit=7", "learning.dual_lr=0.05", "learning.dual_init=0.25"]).config
     child = CoordinatorConfig.model_validate(embedded_settings(config))
     task = child.effective_tasks["*"]
     assert (task.dual_lr, task.dual_init, task.step_credit_kappa, task.target_rate_from_device) == (0.05, 0.25, None, True)
+    assert (task.dual_scope, task.dual_proportional, task.dual_window, task.dual_ceiling) == ("task", 0.0, 1, None)
     assert child.budgets.device.calls_limit == 7
     assert child.effective_upstreams["default"].provider == "bundled"
     other = resolve_agent_config(

@@ -25,7 +25,7 @@ from edge.core.errors import (
     UsageError,
 )
 from edge.core.types import Message
-from edge.dagrpo.dual import dual_step
+from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
 from edge.inference.scripted import ScriptedBackend
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
@@ -241,6 +241,29 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
     assert [event.version for event in world.events(AdapterSwapped)] == [1, 2, 3, 4]
     assert adapter is not None
     assert (adapter.version, Path(adapter.folder).name) == (4, "adapter")
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.5])
+@pytest.mark.parametrize("scope", ["task", "global"])
+async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
+    """math, code, math again. `task`: math goes on where it stopped and code begins anew; `global`: one price goes through all."""
+    phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
+    terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
+    world = World(tmp_path / "state", phases=phases, terms=terms)
+    async with world.agent() as agent:
+        await agent.learn()
+        steps = agent.steps()
+    assert [step.task for step in steps] == ["math"] * 2 + ["code"] * 2 + ["math"] * 2
+    states: dict[str, DualState] = {}
+    for step in steps:
+        whose = step.task if scope == "task" else ""
+        before = states.get(whose, DualState(0.5))
+        states[whose] = proportional_integral_step(before, step.assist_rate, 0.3, terms.rule)
+        assert (step.dual_before, step.dual_after) == (before.dual, states[whose].dual)
+    assert (steps[2].dual_before, steps[4].dual_before) == (
+        (0.5, steps[1].dual_after) if scope == "task" else (steps[1].dual_after, steps[3].dual_after)
+    )
+    assert len({step.dual_after for step in steps}) > 4
 
 
 async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_the_whole_reference_is_readable_at_its_width(capsys: pytest.CaptureFixt
         ("upstreams.NAME.prices", "upstreams.NAME.prices", 5),
         ("upstreams.gpt-4.prices.0", "upstreams.NAME.prices[].from_day", 4),
         ("aliases.NAME[].weight", "aliases.NAME[].weight", 1),
-        ("tasks.*.dual", "tasks.NAME.dual_scope", 3),
+        ("tasks.*.dual", "tasks.NAME.dual_scope", 6),
         ("service.max_", "service.max_message_bytes", 6),
         ("", "listen", len(KEYS)),
     ],

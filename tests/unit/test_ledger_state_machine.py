@@ -22,7 +22,7 @@ from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.stores.store import LedgerStore
 from coordinator.verify import LedgerRows, verify
 from edge.core.errors import CoordinatorError
-from edge.dagrpo.dual import dual_step
+from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
 from tests.postgres_server import PostgresServer
 from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
 
@@ -30,6 +30,7 @@ KEYS = st.sampled_from(["a", "b", "c", "d"])
 DEVICES = st.sampled_from(["d1", "d2"])
 AMOUNTS = st.builds(Amount, st.just(1), st.integers(0, 40), st.integers(0, 40))
 LIMITS = st.builds(Limits, *[st.none() | st.integers(0, most) for most in (6, 120, 120)])
+RULES = {"d1": ProportionalIntegral(0.02), "d2": ProportionalIntegral(0.02, proportional=0.5, window=2, ceiling=0.6)}
 Operation = Callable[[LedgerStore], Awaitable[Any]]
 
 
@@ -112,7 +113,7 @@ class LedgerHistories(TwoStores):
         super().__init__(place)
         self.limits = Limits(5, 100, 100)
         self.attempts: dict[tuple[str, str, int], ModelAttempt] = {}
-        self.duals = {"d1": 0.5, "d2": 0.5}
+        self.duals = {"d1": DualState(0.5), "d2": DualState(0.5)}
         self.next_step = {"d1": 0, "d2": 0}
 
     @initialize(limits=LIMITS)
@@ -185,19 +186,21 @@ class LedgerHistories(TwoStores):
 
     @rule(device=DEVICES, step=st.integers(0, 2), planned=st.integers(1, 6), factor=st.none() | st.sampled_from([0.0, 2.0]))
     def open_step(self, device: str, step: int, planned: int, factor: float | None) -> None:
-        request = open_request(step, device=device, planned_prompts=planned, credit_factor=factor, now=self.now)
+        terms = {"dual_proportional": RULES[device].proportional, "dual_window": RULES[device].window}
+        terms["dual_ceiling"] = RULES[device].ceiling
+        request = open_request(step, device=device, planned_prompts=planned, credit_factor=factor, now=self.now, **terms)
         outcome = self.both(lambda store: store.open_step(request))
         if not isinstance(outcome, tuple):
-            assert (outcome.step, outcome.dual) == (self.next_step[device], self.duals[device])
+            assert (outcome.step, outcome.dual) == (self.next_step[device], self.duals[device].dual)
 
     @rule(device=DEVICES, step=st.integers(0, 2), units=st.integers(0, 8))
     def close_step(self, device: str, step: int, units: int) -> None:
         request = close_request(step, units, 8, device=device, now=self.now)
         outcome = self.both(lambda store: store.close_step(request))
         if not isinstance(outcome, tuple) and step == self.next_step[device]:
-            self.duals[device] = dual_step(self.duals[device], units / 8, 0.3, 0.02)
+            self.duals[device] = proportional_integral_step(self.duals[device], units / 8, 0.3, RULES[device])
             self.next_step[device] += 1
-            assert outcome.dual_after == self.duals[device]
+            assert outcome.dual_after == self.duals[device].dual
 
     @rule(age=st.integers(0, 20))
     def purge(self, age: int) -> None:

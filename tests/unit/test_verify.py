@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -305,7 +306,7 @@ def old_ledger(path: Path, version: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3)])
+@pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3), (5, ENTRIES, 3)])
 def test_a_ledger_of_an_older_version_verifies_and_is_left_as_it_is(
     tmp_path: Path, version: int, entries: int, updates: int
 ) -> None:
@@ -325,6 +326,58 @@ async def test_a_ledger_of_version_1_is_brought_up_to_date_and_goes_on(tmp_path:
     await store.aclose()
     report = verify_file(path)
     assert report.ok, report.differences
+
+
+async def test_a_ledger_of_version_5_is_brought_up_to_date_and_takes_a_rule(tmp_path: Path) -> None:
+    path = old_ledger(tmp_path / "old.sqlite3", 5)
+    store = await SqliteLedgerStore.open(path, NOW + 500.0)
+    opened = await store.open_step(open_request(1))
+    assert (opened.dual_proportional, opened.dual_window, opened.dual_ceiling) == (0.0, 1, math.inf)
+    await store.close_step(close_request(1))
+    await store.open_step(open_request(2, dual_proportional=0.5, dual_window=2, dual_ceiling=1.0))
+    await store.close_step(close_request(2))
+    await store.aclose()
+    report = verify_file(path)
+    assert report.ok, report.differences
+
+
+def test_the_integral_rule_writes_the_journal_that_version_5_wrote(path: Path, tmp_path: Path) -> None:
+    with open_read_only(old_ledger(tmp_path / "old.sqlite3", 5)) as old, open_read_only(path) as new:
+        assert list(new.journal_after(0)) == list(old.journal_after(0))
+
+
+async def test_what_a_price_holds_of_the_last_reports_is_proved(memory: MemoryLedgerStore) -> None:
+    tables, terms = memory.tables, {"dual_proportional": 0.5, "dual_window": 2}
+    for price in ("", "global[device:d9]"):
+        await memory.open_step(open_request(device="d9", task=f"of {price}", price=price, **terms))
+        await memory.close_step(close_request(device="d9", task=f"of {price}"))
+    assert verify(tables).ok
+    task, step = ("d9", "of "), ("d9", "of ", 0)
+    tables.tasks[task] = replace(mine := tables.tasks[task], recent=(0.5,))
+    assert len(verify(tables).differences) == 1
+    tables.tasks[task] = mine
+    tables.prices["global[device:d9]"] = replace(shared := tables.prices["global[device:d9]"], recent=())
+    assert len(verify(tables).differences) == 1
+    tables.prices["global[device:d9]"] = shared
+    for forged in ({"dual_proportional": 0.0}, {"dual_window": 1}, {"dual_ceiling": 1.0}):
+        tables.steps[step] = replace(kept := tables.steps[step], **forged)
+        assert len(verify(tables).differences) == 1
+        tables.steps[step] = kept
+    assert verify(tables).ok
+
+
+@pytest.mark.parametrize("forged", [{"dual_proportional": (0.25).hex()}, {"dual_ceiling": (0.1).hex()}, {"price": "fleet"}])
+async def test_a_rule_that_does_not_lead_to_the_price_in_the_journal_is_found(forged: dict[str, str]) -> None:
+    store = MemoryLedgerStore(NOW)
+    await store.open_step(open_request(dual_proportional=0.5))
+    await store.close_step(close_request())
+    entries, tables = [], store.tables
+    for entry in tables.journal:
+        data = {**entry.data(), **(forged if entry.kind == "open_step" else {})}
+        seq, head = (entries[-1].seq, entries[-1].hash) if entries else (0, GENESIS)
+        entries.append(next_entry(seq, head, entry.at_ms, entry.kind, data))
+    tables.journal[:] = entries
+    assert any("close_step" in line or "open_step" in line for line in verify(tables).differences)
 
 
 async def test_a_ledger_of_version_2_is_brought_up_to_date_and_takes_limits(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ FEATURES = (
         "shared λ begun by a task that waits",
         "λ moved by others during a step",
         "λ moved by a share of a round",
+        "λ moved in proportion",
+        "λ held at its ceiling",
         "idle device left a round",
         "limits changed",
         "limit set below what was spent",

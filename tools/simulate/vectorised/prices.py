@@ -74,7 +74,7 @@ class Duals:
         for name, terms in coordinator.tasks.items():
             if terms.dual_proportional > 0.0 or terms.dual_ceiling is not None:
                 told = f"tasks.{name}: the vectorised fleet knows neither dual_proportional nor dual_ceiling"
-                raise UsageError(told, hint="play the scenario with the exact engine")
+                raise UsageError(told, hint="play it without --vectorised")
         self._tasks: Mapping[str, TaskConfig] = coordinator.tasks
         self._idle_s = coordinator.fleet.price_idle_s
 

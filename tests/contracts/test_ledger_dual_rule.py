@@ -1,0 +1,152 @@
+"""The contract of LedgerStore for the rule of λ beyond η: k_p, its window and a ceiling; over every store."""
+# ruff: noqa: F811 - the fixtures are imported
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+
+from coordinator.accounts import price_key
+from coordinator.stores.store import LedgerStore
+from edge.core.errors import InvalidRequest, KeyReused
+from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
+from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
+from tests.unit.ledger_requests import NOW, close_request, open_request
+
+PI = {"dual_proportional": 0.5, "dual_window": 3, "dual_ceiling": 0.75}
+RULE = ProportionalIntegral(0.02, 0.5, 3, 0.75)
+GLOBAL = price_key("global", "d1", "")
+ASKED = (128, 96, 0, 10, 127, 64, 128, 128, 0, 0)
+"""How many of 128 responses asked, step by step: enough to meet both bounds and to fill the window."""
+
+
+async def take_step(store: LedgerStore, step: int, asked: int, task: str = "math", **terms: object) -> float:
+    """A step from its opening to its close; the λ after."""
+    await store.open_step(open_request(step, task=task, **terms))
+    return (await store.close_step(close_request(step, asked, task=task))).dual_after
+
+
+def trace(asked: tuple[int, ...], rule: ProportionalIntegral = RULE, start: float = 0.5) -> list[float]:
+    """λ after each report of 128 responses at τ = 0.3."""
+    states = [DualState(start)]
+    for units in asked:
+        states.append(proportional_integral_step(states[-1], units / 128, 0.3, rule))
+    return [state.dual for state in states[1:]]
+
+
+async def test_a_price_follows_the_rule_of_its_steps(store: LedgerStore) -> None:
+    assert [await take_step(store, step, asked, **PI) for step, asked in enumerate(ASKED)] == trace(ASKED)
+    assert max(trace(ASKED)) == 0.75
+
+
+async def test_a_price_at_nothing_leaves_it_with_the_first_report_above_the_target(store: LedgerStore) -> None:
+    asked, rule = (0, 0, 0, 64, 128), ProportionalIntegral(0.02, 2.0)
+    after = [await take_step(store, step, units, dual_proportional=2.0) for step, units in enumerate(asked)]
+    assert after == trace(asked, rule)
+    assert after[:3] == [0.0, 0.0, 0.0]
+    assert after[3] == pytest.approx(0.02 * 0.2 + 2.0 * 0.5)
+
+
+async def test_closing_again_moves_neither_the_price_nor_what_it_holds(store: LedgerStore) -> None:
+    expected = trace((128, 0, 64))
+    for step, asked in enumerate((128, 0, 64)):
+        assert await take_step(store, step, asked, **PI) == expected[step]
+        before = await store.get_task("d1", "math")
+        again = await asyncio.gather(*(store.close_step(close_request(step, asked, now=NOW + 99.0)) for _ in range(3)))
+        assert {row.dual_after for row in again} == {expected[step]}
+        with pytest.raises(KeyReused):
+            await store.close_step(close_request(step, abs(asked - 1)))
+        assert await store.get_task("d1", "math") == before
+        assert before is not None
+        assert len(before.recent) == step + 1
+
+
+async def test_an_open_step_keeps_the_rule_it_was_opened_with(store: LedgerStore) -> None:
+    first = await store.open_step(open_request(**PI))
+    again = await store.open_step(open_request(dual_proportional=9.0, dual_window=1, dual_ceiling=math.inf, dual_lr=1.0))
+    assert again == first
+    assert (first.dual_proportional, first.dual_window, first.dual_ceiling) == (0.5, 3, 0.75)
+    assert (await store.close_step(close_request(help_units=0))).dual_after == trace((0,))[0]
+
+
+async def test_a_global_price_has_one_window_over_the_tasks_of_a_device(store: LedgerStore) -> None:
+    """g1, g2 and g1 again: one λ and one window go through all three, and each task's own steps count on."""
+    order = [("g1", 0), ("g1", 1), ("g2", 0), ("g2", 1), ("g2", 2), ("g1", 2), ("g1", 3)]
+    after = [
+        await take_step(store, step, asked, task, price=GLOBAL, **PI) for (task, step), asked in zip(order, ASKED, strict=False)
+    ]
+    assert after == trace(ASKED[: len(order)])
+    price = await store.get_price(GLOBAL)
+    assert price is not None
+    assert (price.dual, price.updates, len(price.recent)) == (after[-1], len(order), 3)
+
+
+async def test_prices_of_their_own_keep_a_window_each(store: LedgerStore) -> None:
+    first = [await take_step(store, step, asked, "g1", **PI) for step, asked in enumerate((128, 0))]
+    second = [await take_step(store, step, asked, "g2", **PI) for step, asked in enumerate((0, 64, 128))]
+    first += [await take_step(store, 2, 96, "g1", **PI)]
+    assert (first, second) == (trace((128, 0, 96)), trace((0, 64, 128)))
+
+
+async def test_steps_of_two_tasks_that_are_open_together_close_one_after_the_other(store: LedgerStore) -> None:
+    for task in ("g1", "g2"):
+        assert (await store.open_step(open_request(task=task, price=GLOBAL, **PI))).dual == 0.5
+    first = await store.close_step(close_request(help_units=96, task="g2"))
+    second = await store.close_step(close_request(help_units=0, task="g1"))
+    assert (second.dual, second.dual_before) == (0.5, first.dual_after)
+    assert [first.dual_after, second.dual_after] == trace((96, 0))
+
+
+async def test_what_a_price_holds_goes_with_it_when_its_scope_or_its_gain_changes(store: LedgerStore) -> None:
+    """Own, then global, then own again, then without a proportional part: in the end nothing but the integral is left."""
+    free = {**PI, "dual_ceiling": math.inf}
+    terms: list[dict[str, object]] = [free, free, {**free, "price": GLOBAL}, {**free, "price": GLOBAL}, free]
+    after = [await take_step(store, step, ASKED[step], **changes) for step, changes in enumerate(terms)]
+    assert after == trace(ASKED[:5], replace(RULE, ceiling=math.inf))
+    for step in range(5, 8):
+        last = await take_step(store, step, 64, dual_window=3)
+    task = await store.get_task("d1", "math")
+    assert task is not None
+    assert task.recent == ()
+    missed = [asked / 128 - 0.3 for asked in (*ASKED[:5], 64, 64, 64)]
+    assert last == pytest.approx(0.5 + 0.02 * math.fsum(missed), abs=1e-12)
+
+
+async def test_a_fleets_price_takes_over_the_price_and_not_what_one_device_added(store: LedgerStore) -> None:
+    own = await take_step(store, 0, 0, **PI)
+    await store.open_step(open_request(1, price="fleet[task:math]"))
+    closed = await store.close_step(close_request(1, 128))
+    assert (closed.dual_before, closed.dual_after) == (own, own + 0.02 * (1.0 - 0.3))
+    back = await take_step(store, 2, 64, **PI)
+    assert back == proportional_integral_step(DualState(closed.dual_after), 0.5, 0.3, RULE).dual
+
+
+async def test_a_ceiling_holds_a_fleets_price_too(store: LedgerStore) -> None:
+    await store.open_step(open_request(price="fleet", dual_lr=5.0, dual_ceiling=1.0))
+    assert (await store.close_step(close_request(0, 128))).dual_after == 1.0
+    price = await store.get_price("fleet")
+    assert price is not None
+    assert price.dual == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dual_proportional": -0.1},
+        {"dual_proportional": math.inf},
+        {"dual_window": 0},
+        {"dual_window": 101},
+        {"dual_ceiling": -1.0},
+        {"dual_ceiling": math.nan},
+        {"dual_proportional": 0.1, "price": "fleet"},
+        {"dual_proportional": 0.1, "price": "fleet[task:math]"},
+    ],
+)
+async def test_a_rule_that_cannot_be_kept_is_refused(store: LedgerStore, changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await store.open_step(open_request(**changes))
+    assert "\n" not in str(refused.value)
+    assert await store.get_task("d1", "math") is None
