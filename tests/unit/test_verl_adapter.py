@@ -8,6 +8,7 @@ import copy
 import importlib.util
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,10 @@ from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import gapg_advantages, grpo_advantages
 from edge.rpc.client import CloudCall
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.tasks.registry import open_source
 from tests.unit.agent_world import HELP, item, local_answer
-from tools.integrations.verl.rows import as_row
+from tools.integrations.verl.prepare import prepare
+from tools.integrations.verl.rows import as_row, item_of
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
 from tools.integrations.verl.state import RunState
 from tools.integrations.verl.steps import LoopThread, TrainingSteps
@@ -43,6 +46,7 @@ with warnings.catch_warnings():
     from verl.trainer.ppo.reward import load_reward_manager
     from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
     from verl.utils.config import omega_conf_to_dataclass, validate_config
+    from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from edge.core.clock import ManualClock
@@ -316,6 +320,17 @@ async def test_verl_loads_the_reward_manager_and_gets_reward_and_cost_of_the_com
     assert (asked["reward_extra_info"]["cost"], asked["reward_extra_info"]["acc"]) == (1.0, 1.0)
     kept = await found.run_single(response(local_answer(9), **{STEP_FIELD: 0}))
     assert (kept["reward_score"], kept["reward_extra_info"]["cost"]) == (0.0, 0.0)
+
+
+def test_verl_reads_the_prepared_rows_and_hands_on_the_items(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert prepare(["practice:group1"], tmp_path, 12, 3, 0, "full") == (12, 3)
+    settings = OmegaConf.create({"filter_overlong_prompts": False, "cache_dir": str(tmp_path / "cache")})
+    rows = RLHFDataset(str(tmp_path / "train.parquet"), None, settings)
+    wanted = list(islice(open_source("practice:group1").train(0), 12))
+    assert [item_of(rows[number]["extra_info"]) for number in range(len(rows))] == wanted
+    assert rows[2]["index"] == 2
+    assert [message["role"] for message in rows[2]["raw_prompt"]] == ["system", "user"]
 
 
 async def test_two_reward_workers_of_one_group_pay_for_one_call(client):

@@ -87,7 +87,7 @@ def test_a_setting_under_which_verl_would_compute_something_else_is_refused_by_n
 
 def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
     launch["trainer"]["default_local_dir"] = str(tmp_path)
-    launch["dagrpo"] |= {"agent": ["coordinator.address=127.0.0.1:1"], "run_id": "a run"}
+    launch["dagrpo"] |= {"agent": {"coordinator": {"address": "127.0.0.1:1"}}, "run_id": "a run"}
     settings = DagrpoSettings.of(launch)
     assert (settings.task, settings.planned_prompts, settings.group_size) == ("group1", 128, 8)
     assert settings.state_file == tmp_path / "dagrpo.json"
@@ -108,7 +108,7 @@ def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
         ({"task": ""}, "dagrpo.task must be a text"),
         ({"target_rate": 1.5}, r"dagrpo.target_rate must lie in \[0, 1\]"),
         ({"target_rate": None}, "dagrpo.target_rate must be a finite number"),
-        ({"agent": "coordinator.address=a"}, "dagrpo.agent must be a list"),
+        ({"agent": "coordinator.address=a"}, "dagrpo.agent must be a section"),
     ],
 )
 def test_a_section_that_cannot_be_meant_is_refused_in_one_line(launch, change, line):
@@ -124,17 +124,23 @@ def test_a_configuration_without_the_section_says_where_to_start(launch):
 
 
 @pytest.mark.parametrize(
-    ("agent", "line"),
+    ("coordinator", "line"),
     [
-        ([], "coordinator.address is missing"),
-        (["coordinator.address=127.0.0.1:1", "coordinator.hint_chars=100"], "coordinator.hint_chars must be 0"),
-        (["coordinator.address=127.0.0.1:1", "privacy.never_send=[secret]"], "privacy.terms"),
-        (["coordinator.adress=127.0.0.1:1"], "unknown key coordinator.adress"),
+        ({}, "coordinator.address is missing"),
+        ({"address": "127.0.0.1:1", "hint_chars": 100}, "coordinator.hint_chars must be 0"),
+        ({"address": "127.0.0.1:1", "hint_chars": -1}, r"^dagrpo\.agent\.coordinator\.hint_chars"),
+        ({"adress": "127.0.0.1:1"}, r"^dagrpo\.agent\.coordinator\.adress: unknown key coordinator\.adress"),
     ],
 )
-def test_settings_of_the_agent_that_cannot_hold_here_are_refused(launch, agent, line):
-    launch["dagrpo"]["agent"] = agent
+def test_settings_of_the_agent_that_cannot_hold_here_are_refused(launch, coordinator, line):
+    launch["dagrpo"]["agent"] = {"coordinator": coordinator}
     with pytest.raises(ConfigError, match=line):
+        DagrpoSettings.of(launch).agent_config()
+
+
+def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold(launch):
+    launch["dagrpo"]["agent"] = {"coordinator": {"address": "127.0.0.1:1"}, "privacy": {"never_send": ["secret"]}}
+    with pytest.raises(ConfigError, match=r"privacy\.terms, terms_file and never_send do not hold here"):
         DagrpoSettings.of(launch).agent_config()
 
 

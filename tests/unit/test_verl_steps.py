@@ -28,7 +28,7 @@ AWAY = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
 
 
 def settings_in(folder: Path) -> DagrpoSettings:
-    return DagrpoSettings("run", "math", 0.3, 4, 4, 64, folder / STATE_FILE, True, (), None)
+    return DagrpoSettings("run", "math", 0.3, 4, 4, 64, folder / STATE_FILE, True, {}, None)
 
 
 class Drivers:

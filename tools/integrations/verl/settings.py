@@ -1,8 +1,8 @@
 """What a run on verl is held to. Knows the section `dagrpo` of the launch file and which of verl's settings the method needs; imports
 nothing of verl, so that a launch file can be judged anywhere.
 
-Everything about the coordinator, the verifiers and the sandbox is the agent's own configuration, given as `dagrpo.agent` (`key=value`,
-as in `--set` of edge-agent) and `dagrpo.agent_file`.
+Everything about the coordinator, the verifiers and the sandbox is the agent's own configuration, given in `dagrpo.agent` (its sections and
+keys) and `dagrpo.agent_file`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DagrpoSettings:
     response_tokens: int
     state_file: Path
     validate_with_cloud: bool
-    agent: tuple[str, ...]
+    agent: Mapping[str, Any]
     agent_file: str | None
 
     @classmethod
@@ -55,17 +55,19 @@ class DagrpoSettings:
             response_tokens=int(config["data"]["max_response_length"]),
             state_file=Path(str(config["trainer"]["default_local_dir"])) / STATE_FILE,
             validate_with_cloud=bool(section.get("validate_with_cloud", True)),
-            agent=_assignments(section.get("agent") or ()),
+            agent=_mapping(section.get("agent") or {}),
             agent_file=section.get("agent_file"),
         )
 
     def agent_config(self) -> AgentConfig:
         """The agent's configuration that calls and verdicts are made with. Raises ConfigError, UsageError."""
-        from edge.config.loader import resolve
+        from edge.config.loader import Flag, dotted, leaves, resolve
         from edge.config.schema import AgentConfig
 
         files = [Path(self.agent_file).expanduser()] if self.agent_file else []
-        config = resolve(AgentConfig, files=files, sets=self.agent).config
+        given = [(dotted(path), value) for path, value in leaves(self.agent) if path]
+        flags = [Flag(key, value, f"dagrpo.agent.{key}") for key, value in given]
+        config = resolve(AgentConfig, files=files, flags=flags).config
         _require_usable(config)
         return config
 
@@ -134,8 +136,8 @@ def _require_usable(config: AgentConfig) -> None:
     coordinator, privacy = config.coordinator, config.privacy
     if coordinator.address is None:
         raise ConfigError(
-            "dagrpo.agent: coordinator.address is missing: no coordinator is started here",
-            hint="start one with edge-coordinator serve and give dagrpo.agent=[coordinator.address=HOST:PORT]",
+            "dagrpo.agent.coordinator.address is missing: no coordinator is started here",
+            hint="start one with edge-coordinator serve and set it to HOST:PORT",
         )
     if coordinator.hint_chars:
         raise ConfigError(
@@ -178,10 +180,22 @@ def _rate(section: Mapping[str, Any]) -> float:
         raise ConfigError(str(error)) from error
 
 
-def _assignments(values: Sequence[Any]) -> tuple[str, ...]:
-    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-        raise ConfigError("dagrpo.agent must be a list of key=value texts, e.g. [coordinator.address=127.0.0.1:7420]")
-    return tuple(values)
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            "dagrpo.agent must be a section of edge-agent's settings, e.g. {coordinator: {address: 127.0.0.1:7420}}"
+        )
+    plain: dict[str, Any] = _plain(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """The same data in dicts and lists, whatever reads the launch file."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(below) for key, below in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(below) for below in value]
+    return value
 
 
 def _shown(value: Any) -> str:
