@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import ScoredGroup, ScoredResponse
 from edge.agent.state_rows import StepUnits
-from edge.agent.step import training_groups
 from edge.core.types import FinishReason, LocalResponse
-from edge.dagrpo.advantages import AdvantageScale, dual_advantages
+from edge.dagrpo.advantages import dual_advantages
 from tests.unit.agent_world import item
 from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info
@@ -56,7 +56,7 @@ def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learn
     ours = [advantage * weight / len(rows) for advantage, weight in zip(advantages, weights, strict=True)]
 
     own_groups = [ScoredGroup(item(n), (1,), tuple(scored(*row) for row in group), None) for n, group in enumerate(groups)]
-    trained = training_groups(own_groups, dual, AdvantageScale.NONE)
+    trained = DaGrpo().training_groups(own_groups, StepTerms(task="math", step=0, dual=dual, target_rate=0.3))
     wanted = [sample.advantage * group.group_weight / len(trained) for group in trained for sample in group.samples]
     used = [ours[row] for group in usable_groups(masked, names) for row in group]
     assert sorted(used) == pytest.approx(sorted(wanted), abs=1e-12)
