@@ -1,0 +1,111 @@
+"""Advantages for verl's flat batches, and the outcomes they are made of: no verl needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.agent.methods import DaGrpo, StepTerms
+from edge.agent.rollout import ScoredGroup, ScoredResponse
+from edge.agent.state_rows import StepUnits
+from edge.core.types import FinishReason, LocalResponse
+from edge.dagrpo.advantages import dual_advantages
+from tests.unit.agent_world import item
+from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
+from tools.integrations.verl.outcomes import Outcomes, as_info
+
+RESPONSES = st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.sampled_from([0, 1]), st.booleans())
+BATCHES = st.lists(st.lists(RESPONSES, min_size=2, max_size=5), min_size=1, max_size=4)
+DUALS = st.floats(0.0, 3.0)
+
+
+def scored(reward: float, cost: int, masked: bool, number: int = 0) -> ScoredResponse:
+    response = LocalResponse("", (number, number + 1), (0.0, 0.0), FinishReason.EOS)
+    return ScoredResponse(response, True, bool(cost), reward == 1.0, reward, cost, masked=masked)
+
+
+def flat(groups: list[list[tuple[float, int, bool]]], order: int) -> list[tuple[float, int, bool, str]]:
+    rows = [(*row, f"uid-{number}") for number, group in enumerate(groups) for row in group]
+    random.Random(order).shuffle(rows)
+    return rows
+
+
+@given(BATCHES, DUALS, st.integers(0, 9))
+def test_every_group_gets_the_dual_advantages_of_what_is_left_of_it_in_whatever_order_its_rows_come(groups, dual, order):
+    rows = flat(groups, order)
+    rewards, costs, masked, names = (list(column) for column in zip(*rows, strict=True))
+    found = row_advantages(rewards, costs, masked, names, dual)
+    for name in set(names):
+        kept = [index for index, row in enumerate(rows) if row[3] == name and not row[2]]
+        wanted = (
+            dual_advantages([rewards[i] for i in kept], [costs[i] for i in kept], dual) if len(kept) > 1 else [0.0] * len(kept)
+        )
+        assert [found[index] for index in kept] == wanted
+    assert all(found[index] == 0.0 for index, row in enumerate(rows) if row[2])
+
+
+@given(BATCHES, DUALS, st.integers(0, 9), st.integers(0, 3))
+def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learner(groups, dual, order, padding):
+    rows = flat(groups, order) + [(0.0, 0, True, "padding")] * padding
+    rewards, costs, masked, names = (list(column) for column in zip(*rows, strict=True))
+    advantages, weights = row_advantages(rewards, costs, masked, names, dual), row_weights(masked, names)
+    ours = [advantage * weight / len(rows) for advantage, weight in zip(advantages, weights, strict=True)]
+
+    own_groups = [ScoredGroup(item(n), (1,), tuple(scored(*row) for row in group), None) for n, group in enumerate(groups)]
+    trained = DaGrpo().training_groups(own_groups, StepTerms(task="math", step=0, dual=dual, target_rate=0.3))
+    wanted = [sample.advantage * group.group_weight / len(trained) for group in trained for sample in group.samples]
+    used = [ours[row] for group in usable_groups(masked, names) for row in group]
+    assert sorted(used) == pytest.approx(sorted(wanted), abs=1e-12)
+    assert sum(map(abs, ours)) == pytest.approx(sum(map(abs, wanted)), abs=1e-12)
+
+
+def test_a_batch_without_a_usable_group_has_neither_advantages_nor_weights():
+    assert row_advantages([1.0, 0.0], [0, 1], [True, False], ["a", "a"], 0.5) == [0.0, 0.0]
+    assert row_weights([True, False], ["a", "a"]) == [0.0, 0.0]
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="equally long, not 2, 1, 2, 2"):
+        row_advantages([1.0, 0.0], [0], [False, False], ["a", "a"], 0.5)
+
+
+def rows_of(*responses: ScoredResponse) -> list[dict[str, object]]:
+    return [{"reward_extra_info": as_info(response), "turn_scores": []} for response in responses]
+
+
+def test_a_failed_call_leaves_the_group_and_still_counts_as_demand():
+    failed = replace(scored(0.0, 0, True), asked=True)
+    outcomes = Outcomes.of(rows_of(scored(1.0, 1, False), failed, scored(0.0, 0, False)), [False, False, False])
+    assert outcomes.left_out == [False, True, False]
+    assert outcomes.costs == [1.0, 0.0, 0.0]
+    assert outcomes.units == StepUnits(total=3, help=2, uncalled=0)
+
+
+def test_a_request_that_was_not_sent_is_reported_as_not_called_for():
+    kept_here = replace(scored(0.0, 0, True), asked=True, unsent=True)
+    assert Outcomes.of(rows_of(kept_here, scored(1.0, 0, False)), [False, False]).units == StepUnits(2, 1, 1)
+
+
+def test_padding_that_copies_a_real_outcome_is_in_no_group_and_in_no_count():
+    asks = scored(1.0, 1, False)
+    outcomes = Outcomes.of(rows_of(asks, scored(0.0, 0, False), asks), [False, False, True])
+    assert outcomes.left_out == [False, False, True]
+    assert outcomes.costs == [1.0, 0.0, 0.0]
+    assert outcomes.units == StepUnits(2, 1, 0)
+
+
+def test_the_log_tells_rates_and_accuracies_of_the_responses():
+    rows = rows_of(scored(1.0, 1, False), scored(1.0, 0, False), scored(0.0, 0, False), scored(0.0, 0, False))
+    told = Outcomes.of(rows, [False] * 4).metrics([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"], 0.5)
+    assert told["assist_rate"] == 0.25
+    assert (told["joint_accuracy"], told["kept_accuracy"]) == (0.5, pytest.approx(1 / 3))
+    assert (told["groups_used"], told["groups_without_signal"]) == (2.0, 0.5)
+
+
+def test_a_response_scored_by_another_reward_manager_is_refused_with_what_to_set():
+    with pytest.raises(ValueError, match=r"set reward\.reward_manager to tools\.integrations\.verl\.reward"):
+        Outcomes.of([{"reward_extra_info": {"acc": 1.0}}], [False])

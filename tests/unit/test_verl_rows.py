@@ -1,0 +1,89 @@
+"""The project's tasks as verl's parquet files: no verl needed."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from edge.core.errors import TaskFileError
+from edge.core.types import TaskItem
+from edge.tasks.registry import open_source
+from tests.shared_data import shared_data
+from tools.integrations.verl.prepare import main, mixed, prepare
+from tools.integrations.verl.rows import as_row, item_of
+
+PRACTICE = ("practice:arith", "practice:science", "practice:code", "practice:facts")
+
+
+def items_in(path: Path) -> list[TaskItem]:
+    return [item_of(row["extra_info"]) for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.mark.parametrize("name", PRACTICE)
+def test_an_item_comes_back_from_its_row_as_it_was(name):
+    items = list(islice(open_source(name).train(3), 20))
+    assert [item_of(as_row(item, number)["extra_info"]) for number, item in enumerate(items)] == items
+
+
+def test_a_row_has_the_columns_that_verl_reads():
+    (item,) = islice(open_source("practice:arith").train(0), 1)
+    row = as_row(item, 5)
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": item.answer}
+    assert (row["extra_info"]["index"], row["data_source"]) == (5, "arith")
+
+
+def test_the_files_hold_the_projects_own_training_stream_and_held_out_items(tmp_path):
+    assert main(["practice:group1", "--out", str(tmp_path), "--train", "30", "--test", "7", "--seed", "4"]) == 0
+    source = open_source("practice:group1")
+    assert items_in(tmp_path / "train.parquet") == list(islice(source.train(4), 30))
+    assert items_in(tmp_path / "test.parquet") == list(source.test(7))
+
+
+def test_a_finite_source_goes_on_with_another_pass(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(
+        "".join(f'{{"question": "{n} + 1?", "answer": {n + 1}, "split": "{"test" if n == 0 else "train"}"}}\n' for n in range(4))
+    )
+    assert prepare([str(path)], tmp_path / "out", 7, 5, 0, "full") == (7, 1)
+    questions = [item.question for item in items_in(tmp_path / "out" / "train.parquet")]
+    assert sorted(questions[:3]) == sorted(questions[3:6]) == ["1 + 1?", "2 + 1?", "3 + 1?"]
+
+
+def test_several_sources_come_equally_often():
+    sources = [open_source(name) for name in PRACTICE]
+    families = [item.family for item in islice(mixed(sources, 0), 40)]
+    assert {family: families.count(family) for family in set(families)} == dict.fromkeys(
+        ("arith", "science", "code", "facts"), 10
+    )
+
+
+def test_real_data_sets_are_read(tmp_path):
+    folder = shared_data("gsm8k")
+    prepare([f"gsm8k:{folder}"], tmp_path, 100, 20, 0, "full")
+    assert len({item.id for item in items_in(tmp_path / "train.parquet")}) == 100
+    assert {item.split for item in items_in(tmp_path / "test.parquet")} == {"test"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["practice:nothing", "--train", "3"], "unknown practice family"),
+        (["missing.jsonl", "--train", "3"], "no such task file"),
+        (["practice:arith", "--train", "0"], "--train 0"),
+    ],
+)
+def test_what_cannot_be_prepared_is_told_in_one_line(tmp_path, capsys, arguments, line):
+    assert main([*arguments, "--out", str(tmp_path)]) != 0
+    assert line in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("extra", [None, {"index": 1}, {"item": "no JSON"}, {"item": '{"kind": "math"}'}])
+def test_rows_made_by_others_are_refused_with_what_to_do(extra):
+    with pytest.raises(TaskFileError) as refusal:
+        item_of(extra)
+    assert "tools.integrations.verl.prepare" in refusal.value.hint

@@ -1,0 +1,159 @@
+"""What a launch file for verl must say, judged without verl."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.config import CoordinatorConfig
+from edge.config.loader import resolve
+from edge.core.errors import ConfigError
+from edge.dagrpo.hyperparameters import PAPER
+from tools.integrations.verl.settings import DagrpoSettings, require_method
+
+HERE = Path(__file__).resolve().parents[2] / "tools" / "integrations" / "verl"
+# Of verl's own defaults, those that the method leaves as they are.
+DEFAULTS: dict[str, Any] = {
+    "trainer": {"use_v1": True, "default_local_dir": "checkpoints"},
+    "algorithm": {"filter_groups": {"enable": False}},
+    "reward": {"reward_model": {"enable": False}},
+}
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    found = copy.deepcopy(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = merged(found[key], value) if both else value
+    return found
+
+
+@pytest.fixture
+def launch() -> dict[str, Any]:
+    config = merged(DEFAULTS, yaml.safe_load((HERE / "config" / "dagrpo.yaml").read_text()))
+    config["trainer"]["v1"]["sampler"] = {"sync_refill_failed_groups": False}
+    return config
+
+
+def test_the_launch_file_has_the_papers_settings(launch):
+    actor, rollout, data = launch["actor_rollout_ref"]["actor"], launch["actor_rollout_ref"]["rollout"], launch["data"]
+    assert (data["train_batch_size"], rollout["n"]) == (PAPER.prompts_per_step, PAPER.group_size)
+    assert (data["max_prompt_length"], data["max_response_length"]) == (PAPER.prompt_tokens, PAPER.response_tokens)
+    assert actor["optim"]["lr"] == PAPER.learning_rate
+    assert rollout["temperature"] == PAPER.rollout_temperature
+    assert launch["algorithm"]["rollout_correction"]["rollout_is_threshold"] == PAPER.importance_weight_cap
+    assert (launch["dagrpo"]["target_rate"], launch["trainer"]["total_training_steps"]) == (0.3, 840)
+
+
+def test_the_coordinators_file_has_the_papers_price_and_no_limit_of_calls_per_step():
+    terms = resolve(CoordinatorConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks["*"]
+    assert (terms.dual_init, terms.dual_lr, terms.step_credit_kappa) == (PAPER.dual_init, PAPER.dual_lr, None)
+
+
+def test_the_launch_file_is_what_the_method_needs(launch):
+    require_method(launch)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla"),
+        ("actor_rollout_ref.actor.use_kl_loss", True),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 64),
+        ("actor_rollout_ref.rollout.n", 1),
+        ("actor_rollout_ref.rollout.temperature", 0.7),
+        ("algorithm.adv_estimator", "grpo"),
+        ("algorithm.filter_groups.enable", True),
+        ("trainer.v1.trainer_mode", "colocate_async"),
+        ("trainer.use_v1", False),
+    ],
+)
+def test_a_setting_under_which_verl_would_compute_something_else_is_refused_by_name(launch, key, value):
+    section = launch
+    *path, last = key.split(".")
+    for part in path:
+        section = section[part]
+    section[last] = value
+    with pytest.raises(ConfigError, match=f"^{key} must be "):
+        require_method(launch)
+
+
+def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
+    launch["trainer"]["default_local_dir"] = str(tmp_path)
+    launch["dagrpo"] |= {"agent": {"coordinator": {"address": "127.0.0.1:1"}}, "run_id": "a run"}
+    settings = DagrpoSettings.of(launch)
+    assert (settings.task, settings.planned_prompts, settings.group_size) == ("group1", 128, 8)
+    assert settings.state_file == tmp_path / "dagrpo.json"
+    agent = settings.agent_config()
+    rollout = settings.rollout_settings(agent)
+    assert (rollout.run_id, rollout.group_size, rollout.skip_unanimous_calls, rollout.cloud_prompt_form) == (
+        "a run",
+        1,
+        False,
+        "full",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"target": 0.3}, "dagrpo.target: unknown key"),
+        ({"task": ""}, "dagrpo.task must be a text"),
+        ({"target_rate": 1.5}, r"dagrpo.target_rate must lie in \[0, 1\]"),
+        ({"target_rate": None}, "dagrpo.target_rate must be a finite number"),
+        ({"agent": "coordinator.address=a"}, "dagrpo.agent must be a section"),
+    ],
+)
+def test_a_section_that_cannot_be_meant_is_refused_in_one_line(launch, change, line):
+    launch["dagrpo"] |= change
+    with pytest.raises(ConfigError, match=line):
+        DagrpoSettings.of(launch)
+
+
+def test_a_configuration_without_the_section_says_where_to_start(launch):
+    del launch["dagrpo"]
+    with pytest.raises(ConfigError, match="the section dagrpo is missing"):
+        DagrpoSettings.of(launch)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "line"),
+    [
+        ({}, "coordinator.address is missing"),
+        ({"address": "127.0.0.1:1", "hint_chars": 100}, "coordinator.hint_chars must be 0"),
+        ({"address": "127.0.0.1:1", "hint_chars": -1}, r"^dagrpo\.agent\.coordinator\.hint_chars"),
+        ({"adress": "127.0.0.1:1"}, r"^dagrpo\.agent\.coordinator\.adress: unknown key coordinator\.adress"),
+    ],
+)
+def test_settings_of_the_agent_that_cannot_hold_here_are_refused(launch, coordinator, line):
+    launch["dagrpo"]["agent"] = {"coordinator": coordinator}
+    with pytest.raises(ConfigError, match=line):
+        DagrpoSettings.of(launch).agent_config()
+
+
+def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold(launch):
+    launch["dagrpo"]["agent"] = {"coordinator": {"address": "127.0.0.1:1"}, "privacy": {"never_send": ["secret"]}}
+    with pytest.raises(ConfigError, match=r"privacy\.terms, terms_file and never_send do not hold here"):
+        DagrpoSettings.of(launch).agent_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"), [([], 2, "usage: launch.sh MODEL"), (["qwen2.5-1.5b-instruct"], 1, "no train.parquet")]
+)
+def test_the_launch_script_says_what_is_missing(tmp_path, arguments, code, line):
+    found = subprocess.run(
+        ["bash", str(HERE / "launch.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DAGRPO_DATA": str(tmp_path)},
+        check=False,
+    )
+    assert found.returncode == code
+    assert line in found.stderr

@@ -1,0 +1,133 @@
+"""The driver's side of learning steps: open before the rollouts, report what was asked, close after the update. Knows the order and
+what must be on disk when; knows nothing of verl or tensors.
+
+The step protocol is StepBook's. verl may make a step again after a restart, from an older checkpoint or because it died in it: a step
+that was open is opened again with the same number, λ and call keys, so nothing is paid twice; one whose report was written counts, and
+what verl makes again is a step of its own. λ never goes back: it is the price of what was really asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from edge import __version__
+from edge.agent.events import Notice
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Report, StepUnits
+from edge.agent.stepbook import OpenStep, StepBook
+from edge.core.clock import Clock
+from edge.core.errors import UsageError
+from edge.core.events import Event
+from edge.rpc.client import CoordinatorClient
+from tools.integrations.verl.settings import DagrpoSettings
+from tools.integrations.verl.state import RunState
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """An event loop on a thread of its own, for a caller that has none: connections and tokens stay alive between two calls."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dagrpo-coordinator", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result; raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs coroutines."""
+        return not self._loop.is_closed()
+
+    def close(self) -> None:
+        """Stop the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class LogSink:
+    """Notices of the step protocol, as log lines."""
+
+    def emit(self, event: Event) -> None:
+        """Log a notice; other events are counted elsewhere."""
+        if isinstance(event, Notice):
+            log.warning("%s", event.text)
+
+
+class TrainingSteps:
+    """One step at a time: begin, then (open, report, close) again and again, then shut."""
+
+    def __init__(
+        self, open_client: Callable[[], CoordinatorClient], clock: Clock, settings: DagrpoSettings, dual_init: float
+    ) -> None:
+        """`open_client` is called once, on the thread that the client will live on. Raises StateError."""
+        self._settings = settings
+        self._state = RunState(settings.state_file)
+        self._thread = LoopThread()
+        self._client = self._thread.run(_made(open_client))
+        state = cast(StateFolder, self._state)
+        self._book = StepBook(self._client, state, LogSink(), clock, dual_init)
+        self._open: OpenStep | None = None
+        self._reported: tuple[int, StepUnits] | None = None
+
+    @property
+    def now(self) -> OpenStep:
+        """The step under way. Raises UsageError between steps."""
+        if self._open is None:
+            raise UsageError("no learning step is open")
+        return self._open
+
+    def begin(self) -> None:
+        """Register, so that a wrong address or a missing right is told before the first rollout. Raises CoordinatorError."""
+        self._thread.run(self._client.register(__version__, [self._settings.task]))
+
+    def open(self) -> OpenStep:
+        """Deliver what waits and open the next step; with the coordinator away, the last λ and no cloud. Raises CoordinatorError."""
+        settings = self._settings
+        self._open = self._thread.run(
+            self._book.open(settings.task, settings.planned_prompts, settings.group_size, settings.target_rate)
+        )
+        if self._open.offline:
+            log.warning(
+                "step %d of %s: the coordinator is away; λ stays %.4f", self._open.task_step, settings.task, self._open.dual
+            )
+        return self._open
+
+    def report(self, units: StepUnits) -> None:
+        """Write down what the open step's responses asked for, before the update that follows from it."""
+        step = self.now
+        report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
+        self._reported = (self._state.put(report), units)
+
+    def close(self) -> float:
+        """Deliver the report; λ after the step, which is the same as before while the coordinator is away. Raises CoordinatorError."""
+        step = self.now
+        if self._reported is None:
+            raise UsageError("the step has no report")
+        number, units = self._reported
+        closed = self._thread.run(self._book.close(step, units))
+        if closed.unreported is None:
+            self._state.delivered(number, closed.terms)
+        else:
+            self._state.note(closed.terms)
+        self._open = self._reported = None
+        return closed.terms.dual
+
+    def shut(self) -> None:
+        """Close the connection. Safe to call twice."""
+        if self._thread.is_alive:
+            self._thread.run(self._client.aclose())
+            self._thread.close()
+
+
+async def _made(open_client: Callable[[], CoordinatorClient]) -> CoordinatorClient:
+    return open_client()
