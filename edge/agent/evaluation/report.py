@@ -31,7 +31,10 @@ CloudSource = Literal["coordinator", "replay", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an evaluation measures, and how. `max_steps` None: each item's own; `per_level` None: the sources' own mix of levels."""
+    """What an evaluation measures, and how. `max_steps` None: each item's own; `per_level` None: the sources' own mix of levels.
+
+    `price` of help that every prompt told; None: none did.
+    """
 
     sources: tuple[str, ...]
     model: str
@@ -46,6 +49,7 @@ class Measured:
     cloud: CloudSource
     cloud_all: bool
     policy: str = "self"
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
