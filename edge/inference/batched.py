@@ -176,10 +176,10 @@ class BatchedBackend:
         return tuple(self._template.response_ids(text, shown, self._turn_end()))
 
     def _turn_end(self) -> int:
-        """The token that ends the model's turns: what its template writes behind one, else any that ends a text."""
+        """The token that ends the model's turns: what its template writes behind one, else its end of text, else any."""
         ends = self._tokens.ends
-        written = self._template.turn_end()
-        return written if written is not None and ends[written] else ends.index(True)
+        likely = (self._template.turn_end(), self._tokens.control_ids.get(self.tokenizer.eos))
+        return next((token for token in likely if token is not None and ends[token]), ends.index(True))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text that ids stand for; see `InferenceBackend`."""

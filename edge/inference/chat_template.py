@@ -81,9 +81,13 @@ class ChatTemplate:
         return [*self._tokenise(hidden, {masked: plain for plain, masked in masks.items()}), end]
 
     def turn_end(self) -> int | None:
-        """The first control token that the template writes behind a turn of the model; None where it writes none."""
+        """The first control token that the template writes behind a turn of the model; None where it writes none, or refuses."""
         turns = [Message("user", "?"), Message("assistant", _SAID)]
-        written = self._control.search(self._render(turns, {}, open_turn=False).rpartition(_SAID)[2]) if self._control else None
+        try:
+            behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_SAID)[2]
+        except EdgeError:
+            return None
+        written = self._control.search(behind) if self._control else None
         return None if written is None else self._tokeniser.control_ids[written.group()]
 
     def _with_bos(self, ids: list[int]) -> list[int]:

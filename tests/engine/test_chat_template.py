@@ -117,6 +117,7 @@ def test_a_turn_of_the_models_own_ends_with_what_its_template_writes_behind_one(
     other = CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
     assert ChatTemplate(other, vocabulary, {}).turn_end() == vocabulary.control_ids["<|endoftext|>"]
     assert ChatTemplate("{{ messages[-1].content }}", vocabulary, {}).turn_end() is None
+    assert ChatTemplate("{{ raise_exception('a user must speak last') }}", vocabulary, {}).turn_end() is None
 
 
 def test_a_response_has_the_control_tokens_that_responses_show_and_no_other(vocabulary: Vocabulary) -> None:

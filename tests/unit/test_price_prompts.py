@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from edge.agent.evaluation.plan import EvalPlan, EvalRun
 from edge.agent.events import StepFinished
 from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, drawn_price
+from edge.agent.runfolder import _write_metrics
 from edge.agent.state_rows import step_from_json
 from edge.bootstrap.settings import agent_settings
 from edge.config.agent import resolve_agent_config
@@ -153,6 +155,13 @@ async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_pr
         assert weighted == pytest.approx(step.assist_rate)
         assert [rate.price for rate in step.prices] == sorted({rate.price for rate in step.prices})
         assert step_from_json(step.to_json()) == step
+    _write_metrics(tmp_path / "metrics.csv", steps)
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row, step in zip(rows, steps, strict=True):
+        assert "prices" not in row
+        told = {price: row[f"price_{price:g}.assist_rate"] for price in LEVELS if f"price_{price:g}.assist_rate" in row}
+        assert {price: float(rate) for price, rate in told.items() if rate} == {one.price: one.assist_rate for one in step.prices}
 
 
 async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that_was_not(tmp_path: Path) -> None:
