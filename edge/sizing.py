@@ -122,7 +122,7 @@ def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
         row_tokens(config, path),
         learning.max_tokens,
         learning.prompts_per_step,
-        learning.group_size,
+        learning.group_size + (learning.cloud_samples == "on"),
         learning.micro_batch_tokens,
     )
 

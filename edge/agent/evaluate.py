@@ -64,7 +64,7 @@ class Evaluation:
     """Judges items one by one with whatever adapter the backend uses."""
 
     def __init__(self, roles: EvalRoles, settings: RolloutSettings, *, cloud_all: bool = False) -> None:
-        """Temperature, seed, lengths and prompt forms are those of `settings`."""
+        """Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`."""
         self._roles = roles
         self._settings = settings
         self._cloud_all = cloud_all
@@ -137,7 +137,8 @@ class Evaluation:
         settings, item = self._settings, candidate.item
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
-        group = await self._roles.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, [seed])
+        messages = prompt_messages(item, settings.prompt_form, settings.price)
+        group = await self._roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 
     async def _verdict(self, item: TaskItem, text: str) -> Verdict:

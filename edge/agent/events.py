@@ -82,6 +82,15 @@ class FamilyScores:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceRate:
+    """What the prompts of a step that told one price of help made of it: how many, and the share of their responses that asked."""
+
+    price: float
+    prompts: int
+    assist_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepFinished(Event):
     """One learning step. `step` counts from 1 over the whole run; `steps_planned` None means endless.
 
@@ -95,7 +104,8 @@ class StepFinished(Event):
     refused, rolled back (training goes on from the adapter in use), left (somebody went back to another version meanwhile), or "" where
     none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the share that asks.
     `floor_s`: the least time this step could take on this device (edge.training.floor), and `times_floor` = seconds / floor_s; None where
-    the device was not measured.
+    the device was not measured. `cloud_samples`: cloud answers that were learned from as responses, of `cloud_sample_tokens` tokens; they
+    count as responses nowhere. `prices`: the share that asks by the price that prompts told, where they did.
     """
 
     kind: ClassVar[str] = "step_finished"
@@ -155,6 +165,9 @@ class StepFinished(Event):
     floor_s: float | None = None
     times_floor: float | None = None
     uncalled: int = 0
+    cloud_samples: int = 0
+    cloud_sample_tokens: int = 0
+    prices: tuple[PriceRate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from edge.agent.rollout import ScoredGroup, ScoredResponse
 from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
-from edge.dagrpo.advantages import AdvantageScale, centred, dual_advantages, estimator_weight, scale_advantages
+from edge.dagrpo.advantages import (
+    AdvantageScale,
+    centred,
+    dual_advantages,
+    estimator_weight,
+    outside_advantage,
+    scale_advantages,
+)
 from edge.dagrpo.baselines import PromptOutcome, calls_per_local, gapg_advantages, gapg_kept_prompts, grpo_advantages
-from edge.dagrpo.reward import Outcome, hierarchical_reward
+from edge.dagrpo.reward import Outcome, hierarchical_reward, task_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +58,23 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DaGrpo:
-    """Â = A^r - λ A^c, weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5)."""
+    """Â = A^r - λ A^c, weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5).
+
+    λ is the price that a group's prompt told, where it told one. A cloud answer that joined its group is one more sample, with the group
+    as its baseline (edge.dagrpo.advantages.outside_advantage).
+    """
 
     scale: AdvantageScale = AdvantageScale.NONE
     name: ClassVar[str] = "da-grpo"
     may_ask: ClassVar[bool] = True
 
     def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
-        """Groups with dual advantages at the step's λ."""
+        """Groups with dual advantages at the step's λ, or at their own prices."""
         usable = usable_groups(groups)
-        advantages_B_G = [
-            dual_advantages([one.reward for one in group.unmasked], [one.cost for one in group.unmasked], terms.dual)
-            for group in usable
-        ]
+        advantages_B_G = [dual_advantages(*_rewards_and_costs(group), _price(group, terms)) for group in usable]
         scaled_B_G = scale_advantages(advantages_B_G, self.scale)
-        return [_unscaled(group, advantages_G) for group, advantages_G in zip(usable, scaled_B_G, strict=True)]
+        trained = [_unscaled(group, advantages_G) for group, advantages_G in zip(usable, scaled_B_G, strict=True)]
+        return [_with_cloud_sample(one, group, _price(group, terms)) for one, group in zip(trained, usable, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,23 @@ def prompt_outcome(group: ScoredGroup) -> PromptOutcome:
         any_local_correct=any(_right(one) and not one.asked for one in group.unmasked),
         cloud_correct=any(_right(one) and one.asked for one in group.unmasked),
     )
+
+
+def _rewards_and_costs(group: ScoredGroup) -> tuple[list[float], list[int]]:
+    return [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
+
+
+def _price(group: ScoredGroup, terms: StepTerms) -> float:
+    return terms.dual if group.price is None else group.price
+
+
+def _with_cloud_sample(trained: TrainingGroup, group: ScoredGroup, price: float) -> TrainingGroup:
+    """The group with its cloud answer: right and well formed, or it would not be there, and free."""
+    ids = group.cloud_sample
+    if not ids:
+        return trained
+    advantage = outside_advantage(task_reward(Outcome(correct=True, format_ok=True)), *_rewards_and_costs(group), price)
+    return replace(trained, samples=(*trained.samples, TrainingSample(ids, (0.0,) * len(ids), advantage, off_policy=True)))
 
 
 def _right(one: ScoredResponse) -> bool:

@@ -18,7 +18,7 @@ from edge.agent.hints import Cut, with_hint
 from edge.agent.state_rows import StepUnits
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
-from edge.core.rng import derive_seed
+from edge.core.rng import derive_seed, stream
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TaskItem
 from edge.dagrpo.composition import compose
 from edge.dagrpo.format import check_format
@@ -40,7 +40,9 @@ class RolloutSettings:
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
     cost, so every Â is 0 whatever it is. `suppress_help`: responses cannot ask. `hint_chars`: how much of the first response that asks
-    goes along in the call (0: nothing).
+    goes along in the call (0: nothing). `price_levels`: each prompt of a rollout tells one of these prices of help, drawn from the seed
+    (none: no prompt does). `price`: the price that every prompt of an evaluation tells (None: none). `cloud_samples`: the cloud's
+    completion joins its group where the SLM may learn from it.
     """
 
     run_id: str
@@ -56,6 +58,9 @@ class RolloutSettings:
     suppress_help: bool = False
     hint_chars: int = 0
     hint_cut: Cut = private_cut
+    price_levels: tuple[float, ...] = ()
+    price: float | None = None
+    cloud_samples: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +106,19 @@ class ScoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """One prompt's scored responses, and the cloud's completion where one was asked for and came."""
+    """One prompt's scored responses, and the cloud's completion where one was asked for and came.
+
+    `price` of help that the prompt told (None: it told none). `cloud_sample`: the completion as a whole turn of the SLM's, in its tokens,
+    where it is right, well formed and to be learned from; else ().
+    """
 
     item: TaskItem
     prompt_ids: tuple[int, ...]
     responses: tuple[ScoredResponse, ...]
     completion: CloudCompletion | None
     cloud_reason: str = ""
+    price: float | None = None
+    cloud_sample: tuple[int, ...] = ()
 
     @property
     def unmasked(self) -> tuple[ScoredResponse, ...]:
@@ -179,23 +190,26 @@ class Rollout:
 
     async def _collect_one(self, batch: Batch, index: int, cloud: CloudDesk) -> ScoredGroup:
         item = batch.items[index]
-        group = await self._sample(batch.step, index, item)
+        price = drawn_price(self._settings, batch.step, index)
+        group = await self._sample(batch.step, index, item, price)
         asking = [self._asks(item, response) for response in group.responses]
         if self._settings.skip_unanimous_calls and all(asking):
-            return ScoredGroup(item, group.prompt_ids, tuple(_uncalled(response) for response in group.responses), None)
+            uncalled = tuple(_uncalled(response) for response in group.responses)
+            return ScoredGroup(item, group.prompt_ids, uncalled, None, price=price)
         outcome = await self._ask(batch, index, _asking(group, asking), cloud) if any(asking) else CloudOutcome(None)
         scored = [
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
         ]
-        return ScoredGroup(item, group.prompt_ids, tuple(scored), outcome.completion, outcome.reason)
+        sample = await self._cloud_sample(item, len(group.prompt_ids), outcome.completion)
+        return ScoredGroup(item, group.prompt_ids, tuple(scored), outcome.completion, outcome.reason, price, sample)
 
-    async def _sample(self, step: int, index: int, item: TaskItem) -> PromptGroup:
+    async def _sample(self, step: int, index: int, item: TaskItem, price: float | None) -> PromptGroup:
         settings = self._settings
         sampling = Sampling(
             settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=settings.suppress_help
         )
         seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
-        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, price), sampling, seeds)
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
@@ -212,6 +226,20 @@ class Rollout:
         outcome = await cloud.ask(call)
         self.cloud_span.ended = self._clock.monotonic()
         return outcome
+
+    async def _cloud_sample(self, item: TaskItem, prompt_tokens: int, completion: CloudCompletion | None) -> tuple[int, ...]:
+        """What was paid for anyway, where the SLM could have said it: right, in its format, and no longer than its own responses."""
+        if not self._settings.cloud_samples or completion is None:
+            return ()
+        text = completion.text.strip()
+        form = check_format(text, item.max_steps)
+        if not form.ok or form.asks_help:
+            return ()
+        tokens = self._backend.response_tokens(text)
+        if len(tokens) > min(self._settings.max_tokens, self._backend.tokenizer.context_tokens - prompt_tokens):
+            return ()
+        known = await is_judged(self._verifier, item, text)
+        return tokens if known and await judge(self._verifier, item, text) else ()
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, outcome: CloudOutcome) -> ScoredResponse:
         format_ok = is_well_formed(item, response)
@@ -237,6 +265,11 @@ class Rollout:
         return ScoredResponse(
             response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
         )
+
+
+def drawn_price(settings: RolloutSettings, step: int, index: int) -> float | None:
+    """The price that prompt `index` of a step tells; the same one where the step is made again."""
+    return stream(settings.seed, "price", step, index).choice(settings.price_levels) if settings.price_levels else None
 
 
 def _asking(group: PromptGroup, asking: Sequence[bool]) -> list[LocalResponse]:

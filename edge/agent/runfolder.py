@@ -250,7 +250,9 @@ def _held_out_from(line: str, where: str) -> HeldOutScored:
 
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
-    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, empty where it did not occur."""
+    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a told price's
+    `price_0.5.assist_rate`; empty where it did not occur.
+    """
     rows = [_flat(step) for step in steps]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -269,4 +271,7 @@ def _flat(step: StepFinished) -> dict[str, Any]:
     of_families = {
         f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"
     }
-    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}, **of_families}
+    of_prices = {
+        f"price_{rate['price']:g}.{name}": value for rate in row.pop("prices") for name, value in rate.items() if name != "price"
+    }
+    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}, **of_families, **of_prices}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.agent.events import FamilyScores, StepFinished, StepSeconds
+from edge.agent.events import FamilyScores, PriceRate, StepFinished, StepSeconds
 from edge.agent.line import Line
 
 
@@ -96,4 +96,7 @@ def step_from_json(data: dict[str, Any]) -> StepFinished:
     """A StepFinished event from its JSON object; steps of older folders have no families."""
     fields = {key: value for key, value in data.items() if key != "kind"}
     families = tuple(FamilyScores(**family) for family in fields.pop("families", ()))
-    return StepFinished(**{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])}, families=families)
+    prices = tuple(PriceRate(**rate) for rate in fields.pop("prices", ()))
+    return StepFinished(
+        **{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])}, families=families, prices=prices
+    )

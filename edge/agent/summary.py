@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.agent.events import FamilyScores, StepFinished, StepSeconds
+from edge.agent.events import FamilyScores, PriceRate, StepFinished, StepSeconds
 from edge.agent.rollout import ScoredGroup, ScoredResponse
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
@@ -111,6 +111,9 @@ def summarise(
         at=0.0,
         families=family_scores(groups),
         floor_s=None if measure is None else floor_s(groups, report, measure),
+        cloud_samples=sum(bool(group.cloud_sample) for group in groups),
+        cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
+        prices=price_rates(groups),
     )
 
 
@@ -125,6 +128,17 @@ def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepM
         dropped_share=report.frac_reward_zero_std,
     )
     return None if floor is None or floor.total_s <= 0.0 else floor.total_s
+
+
+def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
+    """The share that asks at each price that a prompt told, the lowest first."""
+    prices = sorted({group.price for group in groups if group.price is not None})
+    return tuple(_price_rate(price, [group for group in groups if group.price == price]) for price in prices)
+
+
+def _price_rate(price: float, groups: Sequence[ScoredGroup]) -> PriceRate:
+    responses = [scored for group in groups for scored in group.responses]
+    return PriceRate(price, len(groups), sum(scored.asked for scored in responses) / len(responses))
 
 
 def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:

@@ -45,6 +45,9 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         skip_unanimous_calls=learning.unanimous_calls == "skip",
         suppress_help=not method.may_ask,
         hint_chars=coordinator.hint_chars,
+        price_levels=tuple(learning.price_levels),
+        price=told_price(learning),
+        cloud_samples=learning.cloud_samples == "on",
     )
     answers = AnswerSettings(
         mode=config.mode,
@@ -72,6 +75,13 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         recheck_every=config.gate.recheck_every,
     )
+
+
+def told_price(learning: LearningConfig) -> float | None:
+    """The price that prompts of evaluations tell; where learning tells prices and none is set, the middle one."""
+    if learning.price is None and learning.price_levels:
+        return sorted(learning.price_levels)[len(learning.price_levels) // 2]
+    return learning.price
 
 
 def learning_method(learning: LearningConfig) -> Method:

@@ -16,11 +16,18 @@ from edge.config.secret_refs import require_one_reference
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 from edge.core.privacy_rules import checked_rule, checked_term
 from edge.dagrpo.dual import MOST_WINDOW
+from edge.dagrpo.prompts import MOST_PRICE, price_line
 
 
 def _share(value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"must lie in [0, 1], not {value}")
+    return value
+
+
+def _in_cents(value: float) -> float:
+    """A price that a prompt can tell."""
+    price_line(value, "full")
     return value
 
 
@@ -31,8 +38,10 @@ def _switch_word(value: object) -> object:
 
 Rate = Annotated[float, AfterValidator(_share), Field(json_schema_extra={"minimum": 0.0, "maximum": 1.0})]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
+OffOrOn = Annotated[Literal["off", "on"], BeforeValidator(_switch_word)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0.0, le=MOST_PRICE), AfterValidator(_in_cents)]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
@@ -220,11 +229,33 @@ class LearningConfig(Section):
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, so that none winds up that no price would change (null: none)."
     )
+    price_levels: list[Price] = Field(
+        [],
+        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt tells one of them, which is its λ ([]: none does).",
+    )
+    price: Price | None = Field(
+        None, description="Price of help that prompts of evaluations tell (null: the middle one of price_levels, if any)."
+    )
+    cloud_samples: OffOrOn = Field(
+        "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
+    )
 
     @model_validator(mode="after")
     def _first_dual_below_its_ceiling(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_beyond_the_paper(self) -> LearningConfig:
+        if len(set(self.price_levels)) < len(self.price_levels):
+            raise ValueError("price_levels names a price twice")
+        given = {"price_levels": bool(self.price_levels), "cloud_samples on": self.cloud_samples == "on"}
+        named = next((name for name, used in given.items() if used), "")
+        if named and self.method != "da-grpo":
+            raise ValueError(f"{named} is of method da-grpo, not {self.method}")
+        if self.cloud_samples == "on" and self.advantage_scale != "none":
+            raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
         return self
 
     @model_validator(mode="after")

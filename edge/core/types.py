@@ -195,11 +195,15 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One response as the learner sees it: ids, behaviour log-probabilities (nats) and its advantage Â."""
+    """One response as the learner sees it: ids, behaviour log-probabilities (nats) and its advantage Â.
+
+    `off_policy`: somebody else wrote it, with nobody knows which probabilities; `behaviour_logprobs` are zeros then.
+    """
 
     token_ids: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
     advantage: float
+    off_policy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

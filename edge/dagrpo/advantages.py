@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
-from edge.dagrpo.numbers import require_non_negative, require_share, require_values
+from edge.dagrpo.numbers import require_finite, require_non_negative, require_share, require_values
 
 
 class AdvantageScale(StrEnum):
@@ -45,6 +45,20 @@ def dual_advantages(rewards: Sequence[float], costs: Sequence[float], dual: floa
         raise ValueError(f"rewards and costs must be equally long, not {len(rewards_G)} and {len(costs_G)}")
     reward_advantages_G, cost_advantages_G = centred(rewards_G), centred(costs_G)
     return [task - price * cost for task, cost in zip(reward_advantages_G, cost_advantages_G, strict=True)]
+
+
+def outside_advantage(reward: float, rewards: Sequence[float], costs: Sequence[float], dual: float) -> float:
+    """Â of a response that was not sampled with the group and cost nothing: r' - mean_g (r_g - λ c_g).
+
+    The group is the baseline and stays its own: nothing about the sampled responses' advantages changes. Raises ValueError like
+    `dual_advantages`.
+    """
+    rewards_G = require_values("rewards", rewards)
+    costs_G = [require_share(f"costs[{index}]", cost) for index, cost in enumerate(require_values("costs", costs))]
+    price = require_non_negative("dual", dual)
+    if len(rewards_G) != len(costs_G):
+        raise ValueError(f"rewards and costs must be equally long, not {len(rewards_G)} and {len(costs_G)}")
+    return require_finite("reward", reward) - mean(rewards_G) + price * mean(costs_G)
 
 
 def estimator_weight(group_size: int) -> float:

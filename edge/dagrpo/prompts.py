@@ -1,7 +1,7 @@
 """What the SLM is told. Knows wording; knows nothing of chat templates or of which model reads it.
 
 The bundled models carry a compact system prompt in their own chat template and read the bare question; every other model gets
-SYSTEM_PROMPT and a templated user prompt.
+SYSTEM_PROMPT and a templated user prompt. A prompt may tell the price of help (`price_line`), so that one model serves all budgets.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ If you have reasoned through enough steps and still cannot solve the problem on 
 """The full system prompt, for models that do not carry one in their chat template."""
 
 
+MOST_PRICE = 9.99
+"""The highest price that a prompt tells; a right answer is worth 1."""
+
+PRICE_RULE = """
+The user's turn begins with what help costs. Not asking costs nothing, and a right answer is worth 1: ask where help is worth its price."""
+"""What the full system prompt says besides where the user's turn tells a price."""
+
+
 def user_prompt(item: TaskItem) -> str:
     """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
     if item.kind is AnswerKind.FEEDBACK:
@@ -31,11 +39,29 @@ def user_prompt(item: TaskItem) -> str:
     return f"{item.question}\nThink step by step, then box the final result."
 
 
-def prompt_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
-    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones."""
+def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None) -> tuple[Message, ...]:
+    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones.
+
+    A `price` of help is told in a line of its own before the question. Raises ValueError for one that `price_line` cannot tell.
+    """
+    line = "" if price is None else f"{price_line(price, prompt_form)}\n"
     if prompt_form == "compact":
-        return (Message("user", compact_question(item)),)
-    return (Message("system", SYSTEM_PROMPT), Message("user", user_prompt(item)))
+        return (Message("user", line + compact_question(item)),)
+    system = SYSTEM_PROMPT + PRICE_RULE if line else SYSTEM_PROMPT
+    return (Message("system", system), Message("user", line + user_prompt(item)))
+
+
+def price_line(price: float, prompt_form: str) -> str:
+    """`Help costs 0.50.`, and for "compact" models `50`: bare cents.
+
+    The bundled models know little but their own questions. Any words before one take most of their right answers away, a bare number
+    almost none; and as their digits are single tokens, cents tell the prices 0, 0.25, 0.5, 0.75 and 1 apart by their first token.
+    Raises ValueError for a price that is not whole cents from 0 to 9.99.
+    """
+    if not (0.0 <= price <= MOST_PRICE and abs(100 * price - round(100 * price)) < 1e-6):
+        raise ValueError(f"a price is told in whole cents from 0 to {MOST_PRICE}, not {price!r}")
+    cents = round(100 * price)
+    return str(cents) if prompt_form == "compact" else f"Help costs {cents / 100:.2f}."
 
 
 def compact_question(item: TaskItem) -> str:

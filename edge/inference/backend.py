@@ -69,6 +69,13 @@ class InferenceBackend(RawText, Protocol):
         """Stream one answer at serving priority; `prefix` is text of the assistant's turn already said, to be continued."""
         ...
 
+    def response_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a text as if the model had sampled it for its whole turn, the token that ends the turn included.
+
+        Control tokens spelt in the text stay text, but for those that the texts of responses show.
+        """
+        ...
+
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this adapter from the next request on (None: the bare model)."""
         ...

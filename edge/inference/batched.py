@@ -169,6 +169,18 @@ class BatchedBackend:
         """The ids of a raw text; see `InferenceBackend`."""
         return tuple(self._template.plain_ids(text, bos=False))
 
+    def response_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
+        tokens = self._tokens
+        shown = {spelt for spelt, token in tokens.control_ids.items() if tokens.pieces[token]}
+        return tuple(self._template.response_ids(text, shown, self._turn_end()))
+
+    def _turn_end(self) -> int:
+        """The token that ends the model's turns: what its template writes behind one, else its end of text, else any."""
+        ends = self._tokens.ends
+        likely = (self._template.turn_end(), self._tokens.control_ids.get(self.tokenizer.eos))
+        return next((token for token in likely if token is not None and ends[token]), ends.index(True))
+
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text that ids stand for; see `InferenceBackend`."""
         return b"".join(map(self._batcher.piece, self._known(token_ids))).decode("utf-8", "replace")

@@ -8,7 +8,7 @@ it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError
@@ -25,6 +25,7 @@ CHATML = (
 """Used for models that know ChatML's control tokens and carry no template."""
 
 _PRIVATE_USE = range(0xE000, 0xF900)
+_SAID = "A turn of the model."
 
 
 class Tokeniser(Protocol):
@@ -73,6 +74,22 @@ class ChatTemplate:
         ids = self._tokenise(text, {})
         return self._with_bos(ids) if bos else ids
 
+    def response_ids(self, text: str, shown: Collection[str], end: int) -> list[int]:
+        """Ids of a text as the model's own turn, and the token `end`; of control tokens spelt in it only those of `shown` are such."""
+        masks = self._masks([text])
+        hidden = self._masked(text, masks, shown)
+        return [*self._tokenise(hidden, {masked: plain for plain, masked in masks.items()}), end]
+
+    def turn_end(self) -> int | None:
+        """The first control token that the template writes behind a turn of the model; None where it writes none, or refuses."""
+        turns = [Message("user", "?"), Message("assistant", _SAID)]
+        try:
+            behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_SAID)[2]
+        except EdgeError:
+            return None
+        written = self._control.search(behind) if self._control else None
+        return None if written is None else self._tokeniser.control_ids[written.group()]
+
     def _with_bos(self, ids: list[int]) -> list[int]:
         wanted = self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]
         return [self._tokeniser.bos, *ids] if wanted else ids
@@ -94,15 +111,17 @@ class ChatTemplate:
         spare = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         return {letter: next(spare) for letter in sorted({text[0] for text in self._tokeniser.control_ids})}
 
-    def _masked(self, text: str, masks: Mapping[str, str]) -> str:
+    def _masked(self, text: str, masks: Mapping[str, str], shown: Collection[str] = ()) -> str:
         if self._control is None:
             return text
-        return self._control.sub(lambda found: masks[found.group()[0]] + found.group()[1:], text)
+        return self._control.sub(
+            lambda found: found.group() if found.group() in shown else masks[found.group()[0]] + found.group()[1:], text
+        )
 
-    def _render(self, messages: Sequence[Message], masks: Mapping[str, str]) -> str:
+    def _render(self, messages: Sequence[Message], masks: Mapping[str, str], *, open_turn: bool = True) -> str:
         turns = [{"role": message.role, "content": self._masked(message.content, masks)} for message in messages]
         try:
-            return self._template.render(messages=turns, add_generation_prompt=True, **self._special_texts)
+            return self._template.render(messages=turns, add_generation_prompt=open_turn, **self._special_texts)
         except TemplateError as error:
             raise EdgeError(f"the model's chat template refused the conversation: {_one_line(error)}") from error
 

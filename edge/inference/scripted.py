@@ -117,6 +117,10 @@ class ScriptedBackend:
         """One made-up id for each word."""
         return tuple(self._learn(word) for word in _TOKEN.findall(text))
 
+    def response_tokens(self, text: str) -> tuple[int, ...]:
+        """The words and the end."""
+        return (*self.text_tokens(text), EOS)
+
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The words that `text_tokens` gave these ids. Raises UsageError for others."""
         unknown = next((token for token in token_ids if token not in self._words), None)

@@ -23,12 +23,16 @@ DEAD_ADVANTAGE = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One response to learn from. `coefficient` = Â · w / P is what multiplies Σ_t ρ_t log π_t in the objective."""
+    """One response to learn from. `coefficient` = Â · w / P is what multiplies Σ_t ρ_t log π_t in the objective.
+
+    `off_policy`: not the sampler's; its ρ_t is edge.training.loss.shaped_weights.
+    """
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
     coefficient: float
+    off_policy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,16 @@ class Padded(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the rows of a chunk are scored on, flat over tokens in row order."""
+    """What the rows of a chunk are scored on, flat over tokens in row order.
+
+    `off_policy_N`: which tokens are not the sampler's; None where all are.
+    """
 
     ids_N: Tensor
     behaviour_N: Tensor
     coefficients_N: Tensor
     row_N: Tensor
+    off_policy_N: Tensor | None = None
 
 
 def is_live(group: TrainingGroup) -> bool:
@@ -76,7 +84,7 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
             _check(sample)
             if _has_gradient(sample):
                 coefficient = sample.advantage * group.group_weight / len(groups)
-                rows.append(Row(group.prompt_ids, sample.token_ids, sample.behaviour_logprobs, coefficient))
+                rows.append(Row(group.prompt_ids, sample.token_ids, sample.behaviour_logprobs, coefficient, sample.off_policy))
     return rows
 
 
@@ -124,7 +132,11 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
     behaviour = torch.tensor([value for row in rows for value in row.behaviour_logprobs], dtype=torch.float32)
     coefficients = torch.tensor([row.coefficient for row in rows], dtype=torch.float32).repeat_interleave(lengths)
     row_N = torch.arange(len(rows)).repeat_interleave(lengths)
-    return Targets(*(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)))
+    targets = Targets(*(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)))
+    if not any(row.off_policy for row in rows):
+        return targets
+    off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
+    return targets._replace(off_policy_N=off_policy.to(device))
 
 
 def _has_gradient(sample: TrainingSample) -> bool:

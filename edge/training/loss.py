@@ -4,7 +4,8 @@ With Â_i the dual advantage of response i of a prompt, w the prompt's weight (1
 
     loss = -(1/P) Σ_prompts w Σ_i Â_i Σ_t ρ_it log π_θ(y_it)          ∇ loss = -(1/P) Σ ∇R_λ when every ρ is 1
 
-where ρ_it = min(π_θ(y_it) / μ(y_it), C) without gradient corrects the sampler's log-probabilities μ.
+where ρ_it = min(π_θ(y_it) / μ(y_it), C) without gradient corrects the sampler's log-probabilities μ. Of a response that somebody else
+wrote, μ is not known; its ρ_it is `shaped_weights`.
 
 Axes: N tokens of all rows in a flat list, D model width, V vocabulary, R rows.
 """
@@ -17,6 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+SHAPING = 0.1
+"""γ of `shaped_weights`, as its authors chose it."""
 
 
 class TokenScores(NamedTuple):
@@ -118,6 +122,17 @@ def sequence_mask_weights(logprobs_N: Tensor, behaviour_N: Tensor, row_N: Tensor
     rows = int(row_N.max()) + 1 if len(row_N) else 0
     log_ratio_R = torch.zeros(rows, dtype=log_ratio_N.dtype, device=log_ratio_N.device).index_add_(0, row_N, log_ratio_N)
     return (log_ratio_R <= torch.log(torch.tensor(cap))).to(log_ratio_N.dtype)[row_N]
+
+
+def shaped_weights(logprobs_N: Tensor) -> Tensor:
+    """ρ = γπ/(π + γ)² per token of a response whose author's probabilities are not known; detached, at most 1/4.
+
+    μ is taken for 1 and the objective Â Σ_t f(π_t), f(π) = π/(π + γ), whose gradient is Â Σ_t f'(π_t) π_t ∇ log π_t (policy shaping, Yan
+    et al. 2025, "Learning to Reason under Off-Policy Guidance"). Tokens that the model is sure of, or holds for impossible, move
+    little; what lies between is learned. ρ = 1 would be plain imitation, and ρ = π would leave out most of what the model has to learn.
+    """
+    probs_N = logprobs_N.detach().exp()
+    return SHAPING * probs_N / (probs_N + SHAPING) ** 2
 
 
 def policy_loss(logprobs_N: Tensor, coefficients_N: Tensor, weights_N: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from edge.training.learner import LearnerReport, check_weights
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
-from edge.training.mlx_loss import FlatTargets, importance_of, mismatch_sums, policy_loss, token_scores
+from edge.training.mlx_loss import FlatTargets, mismatch_sums, policy_loss, token_scores, weights_of
 from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
 from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
@@ -185,7 +185,7 @@ class MlxLearner:
             self._decoder.set_lora(adapter)
             logprobs_N, entropy_N = self._scores(hidden_of(self._decoder, chunk), targets.ids_N)
             cap, kind = self._settings.importance_cap, self._settings.importance
-            weights_N = importance_of(kind, logprobs_N, targets, len(chunk), cap)
+            weights_N = weights_of(kind, logprobs_N, targets, len(chunk), cap)
             return policy_loss(logprobs_N, targets.coefficients_N, weights_N), logprobs_N, entropy_N
 
         try:
@@ -194,7 +194,7 @@ class MlxLearner:
             self._decoder.set_lora(before)
         total = {name: grad + sofar[name] if sofar else grad for name, grad in gradient.items()}
         mx.eval(total, loss, logprobs_N, entropy_N)
-        tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets.behaviour_N, self._settings.importance_cap))
+        tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets, self._settings.importance_cap))
         return total
 
     def _scores(self, hidden_ND: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
@@ -330,6 +330,7 @@ def flat_targets(rows: Sequence[Row]) -> FlatTargets:
         mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
         mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
         mx.array(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
+        mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
     )
 
 

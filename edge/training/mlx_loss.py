@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from edge.training.loss import MismatchSums
+from edge.training.loss import SHAPING, MismatchSums
 from edge.training.settings import Importance
 
 Logits = Callable[[Any], Any]
@@ -20,12 +20,16 @@ Logits = Callable[[Any], Any]
 
 
 class FlatTargets(NamedTuple):
-    """What the rows of a micro-batch are scored on, flat over tokens in row order."""
+    """What the rows of a micro-batch are scored on, flat over tokens in row order.
+
+    `off_policy_N`: which tokens are not the sampler's; None where all are.
+    """
 
     ids_N: mx.array
     behaviour_N: mx.array
     coefficients_N: mx.array
     row_N: mx.array
+    off_policy_N: mx.array | None = None
 
 
 def token_scores(
@@ -50,6 +54,15 @@ def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx
     return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
 
 
+def weights_of(kind: Importance, logprobs_N: mx.array, targets: FlatTargets, rows: int, cap: float) -> mx.array:
+    """ρ per token, without gradient: `importance_of` the sampler's tokens, f'(π) π of others (edge.training.loss.shaped_weights)."""
+    own_N = importance_of(kind, logprobs_N, targets, rows, cap)
+    if targets.off_policy_N is None:
+        return own_N
+    probs_N = mx.exp(mx.stop_gradient(logprobs_N))
+    return mx.where(targets.off_policy_N, SHAPING * probs_N / mx.square(probs_N + SHAPING), own_N)
+
+
 def importance_of(kind: Importance, logprobs_N: mx.array, targets: FlatTargets, rows: int, cap: float) -> mx.array:
     """ρ per token, without gradient: min(π_θ/μ, C); or 1 where the response's Π π_θ/μ is at most C, else 0; or 1."""
     log_ratio_N = mx.stop_gradient(logprobs_N) - targets.behaviour_N
@@ -66,9 +79,10 @@ def policy_loss(logprobs_N: mx.array, coefficients_N: mx.array, weights_N: mx.ar
     return -(coefficients_N * weights_N * logprobs_N).sum()
 
 
-def mismatch_sums(logprobs_N: mx.array, entropy_N: mx.array, behaviour_N: mx.array, cap: float) -> MismatchSums:
-    """Compare trainer and sampler token by token; KL(μ‖π) by the estimator ρ - 1 - log ρ, which is never negative."""
-    log_ratio_N = np.array(logprobs_N).astype(np.float64) - np.array(behaviour_N)
+def mismatch_sums(logprobs_N: mx.array, entropy_N: mx.array, targets: FlatTargets, cap: float) -> MismatchSums:
+    """Compare trainer and sampler on the sampler's tokens; KL(μ‖π) by the estimator ρ - 1 - log ρ, which is never negative."""
+    own_N = slice(None) if targets.off_policy_N is None else ~np.array(targets.off_policy_N)
+    log_ratio_N = np.array(logprobs_N).astype(np.float64)[own_N] - np.array(targets.behaviour_N)[own_N]
     with np.errstate(over="ignore"):
         ratio_N = np.exp(log_ratio_N)
         return MismatchSums(
@@ -78,5 +92,5 @@ def mismatch_sums(logprobs_N: mx.array, entropy_N: mx.array, behaviour_N: mx.arr
             ratio=float(ratio_N.sum()),
             ratio_squared=float(np.square(ratio_N).sum()),
             clipped=int((ratio_N > cap).sum()),
-            entropy=float(np.array(entropy_N).astype(np.float64).sum()),
+            entropy=float(np.array(entropy_N).astype(np.float64)[own_N].sum()),
         )

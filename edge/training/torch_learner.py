@@ -37,6 +37,7 @@ from edge.training.loss import (
     mismatch_sums,
     policy_loss,
     sequence_mask_weights,
+    shaped_weights,
     token_scores,
 )
 from edge.training.memory import does_not_fit
@@ -211,16 +212,22 @@ class TorchLearner:
         def objective(hidden_ND: Tensor, targets: Targets) -> Tensor:
             scores = self._scores(hidden_ND, targets)
             loss = self._loss(scores, targets)
-            tally.add(float(loss.detach()), mismatch_sums(scores, targets.behaviour_N, self._settings.importance_cap))
+            sampled, behaviour_N = _sampled(scores, targets)
+            tally.add(float(loss.detach()), mismatch_sums(sampled, behaviour_N, self._settings.importance_cap))
             return loss
 
         return objective
 
     def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
         rule = self._settings.rule
+        if targets.off_policy_N is not None and rule.objective != "policy":
+            raise ValueError(f"objective {rule.objective} cannot learn from responses that its policy did not sample")
         if rule.objective == "clipped":
             return clipped_loss(scores.logprobs_N, targets.behaviour_N, targets.coefficients_N, rule.ratio_clip)
-        return policy_loss(scores.logprobs_N, targets.coefficients_N, self._importance(scores, targets))
+        weights_N = self._importance(scores, targets)
+        if targets.off_policy_N is not None:
+            weights_N = torch.where(targets.off_policy_N, shaped_weights(scores.logprobs_N), weights_N)
+        return policy_loss(scores.logprobs_N, targets.coefficients_N, weights_N)
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
         return token_scores(hidden_ND, self._projection, targets.ids_N, self._settings.vocab_chunk_elements, self._dtype)
@@ -391,6 +398,14 @@ def projection_of(head: nn.Linear) -> Projection:
     if stored is None:
         return DenseProjection(head.weight.detach())
     return stored if head.weight.device.type == "cpu" else CopiedProjection(stored, head.weight.device)
+
+
+def _sampled(scores: TokenScores, targets: Targets) -> tuple[TokenScores, Tensor]:
+    """Scores and behaviour log-probabilities of the sampler's own tokens, which alone can be compared."""
+    if targets.off_policy_N is None:
+        return scores, targets.behaviour_N
+    own_N = ~targets.off_policy_N
+    return TokenScores(scores.logprobs_N[own_N], scores.entropy_N[own_N]), targets.behaviour_N[own_N]
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -213,6 +213,18 @@ async def test_a_raw_prompt_is_continued_the_same_as_text_and_as_ids(backend: In
     assert from_text[0] == from_text[1].text
 
 
+async def test_a_text_in_the_models_own_tokens_ends_as_a_response_does(backend: InferenceBackend) -> None:
+    scripted = isinstance(backend, ScriptedBackend)
+    group = await backend.sample_group(question(), SAMPLING, [1])
+    end = group.responses[0].token_ids[-1] if scripted else backend.text_tokens("<|im_end|>")[0]
+    for text in TEXTS:
+        assert backend.response_tokens(text) == (*backend.text_tokens(text), end)
+        assert backend.text_of(backend.response_tokens(text)[:-1]) == text
+    spelt = backend.response_tokens("a<|im_end|>b")
+    assert spelt[-1] == end and end not in spelt[:-1]
+    assert backend.text_of(spelt[:-1]) == "a<|im_end|>b"
+
+
 async def test_empty_and_unknown_prompts_are_refused(backend: InferenceBackend) -> None:
     for prompt in ("", (), (1 << 40,), (-1,)):
         with pytest.raises(UsageError):

@@ -109,3 +109,22 @@ def test_control_tokens_are_silent_in_responses_and_tags_are_not(vocabulary: Voc
     assert (
         b"".join(vocabulary.pieces[token] for token in vocabulary.tokenise(" naïve ☕ <think>")).decode() == " naïve ☕ <think>"
     )
+
+
+def test_a_turn_of_the_models_own_ends_with_what_its_template_writes_behind_one(vocabulary: Vocabulary) -> None:
+    end = vocabulary.control_ids["<|im_end|>"]
+    assert ChatTemplate(CHAT_TEMPLATE, vocabulary, {}).turn_end() == end
+    other = CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
+    assert ChatTemplate(other, vocabulary, {}).turn_end() == vocabulary.control_ids["<|endoftext|>"]
+    assert ChatTemplate("{{ messages[-1].content }}", vocabulary, {}).turn_end() is None
+    assert ChatTemplate("{{ raise_exception('a user must speak last') }}", vocabulary, {}).turn_end() is None
+
+
+def test_a_response_has_the_control_tokens_that_responses_show_and_no_other(vocabulary: Vocabulary) -> None:
+    template, end = ChatTemplate(CHAT_TEMPLATE, vocabulary, {}), vocabulary.control_ids["<|im_end|>"]
+    text = "one<|im_start|>two<|im_end|>"
+    plain = template.response_ids(text, (), end)
+    assert plain == [*vocabulary.tokenise(text), end]
+    shown = template.response_ids(text, {"<|im_start|>"}, end)
+    start = vocabulary.control_ids["<|im_start|>"]
+    assert shown == [*vocabulary.tokenise("one"), start, *vocabulary.tokenise("two<|im_end|>"), end]

@@ -7,6 +7,7 @@ the wrong scale, or with the rows of q and k in another order.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -152,6 +153,22 @@ async def test_both_learners_make_the_same_steps_and_read_each_others_checkpoint
     await again.load(tmp_path)
     assert again.step == 4
     assert np.abs(await scores(again.logprobs, fresh) - reference).max() < 10 * EXACT_NATS
+
+
+@pytest.mark.parametrize("sharing", ["auto", "plain"])
+async def test_both_learners_make_the_same_of_responses_that_somebody_else_wrote(worker, tmp_path, sharing) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf", "llama")
+    ours = mlx_learner(model.path, worker, prefix_sharing=sharing)
+    theirs = torch_learner(model.path, worker, prefix_sharing=sharing)
+    await train(theirs, 1)
+    await theirs.save(tmp_path)
+    await ours.load(tmp_path)
+    foreign = TrainingSample((7, 8, 9, 7, 8), (0.0,) * 5, 0.8, off_policy=True)
+    groups = [replace(group, samples=(*group.samples, foreign)) for group in groups_of(10)]
+    report, expected = await ours.update(groups), await theirs.update(groups)
+    assert report.tokens == expected.tokens == sum(len(one.token_ids) for group in groups_of(10) for one in group.samples)
+    for field in ("loss", "grad_norm", "entropy", "mean_abs_logprob_diff", "kl", "effective_sample_share"):
+        assert getattr(report, field) == pytest.approx(getattr(expected, field), rel=1e-3, abs=1e-6), field
 
 
 @pytest.mark.parametrize("name", ["nano-edge.gguf", "nano-edge-llama.gguf"])

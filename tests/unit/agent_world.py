@@ -82,7 +82,7 @@ def open_sums(name: str) -> Sums:
 
 def mixed_script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
     """Right, wrong, asking or badly formatted, by the seed alone."""
-    right = number_in(messages[-1].content) + 1
+    right = number_in(messages[-1].content[messages[-1].content.index("What is") :]) + 1
     choice = stream(seed, "script").random()
     if choice < 0.3:
         return HELP if not sampling.suppress_help else local_answer(right)
@@ -122,6 +122,9 @@ class World:
     conditions: LearningConditions | None = None
     daily_limits: DailyLimits = NO_LIMITS
     recheck_every: int | None = None
+    price_levels: tuple[float, ...] = ()
+    price: float | None = None
+    cloud_samples: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -141,6 +144,9 @@ class World:
             skip_unanimous_calls=self.skip_unanimous_calls,
             suppress_help=not self.method.may_ask,
             hint_chars=self.hint_chars,
+            price_levels=self.price_levels,
+            price=self.price,
+            cloud_samples=self.cloud_samples,
         )
 
     def answer_settings(self) -> AnswerSettings:

@@ -154,7 +154,8 @@ class HintTrial:
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         try:
-            group = await self._roles.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, [seed])
+            messages = prompt_messages(item, settings.prompt_form, settings.price)
+            group = await self._roles.backend.sample_group(messages, sampling, [seed])
         except ContextOverflow:
             return None
         response = group.responses[0]

@@ -123,6 +123,7 @@ class EvalRun:
             cloud=plan.cloud,
             cloud_all=plan.cloud_all,
             policy=plan.policy,
+            price=self.settings.price,
         )
 
     def _identity(self) -> dict[str, Any]:
@@ -140,6 +141,7 @@ class EvalRun:
             "cloud_model": settings.model_alias,
             "cloud_prompt_form": settings.cloud_prompt_form,
             **({"hint_chars": settings.hint_chars} if settings.hint_chars else {}),
+            **({} if settings.price is None else {"price": settings.price}),
             "cloud_max_tokens": settings.max_output_tokens,
             "both_readings": self.roles.math is not None,
             "policy": self.plan.policy,

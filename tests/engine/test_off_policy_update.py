@@ -1,0 +1,99 @@
+"""A real update on a response that somebody else wrote: its gradient by hand, and that nobody takes it for the sampler's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from edge.core.types import TrainingGroup, TrainingSample
+from edge.core.worker import EngineWorker
+from edge.training import lora
+from edge.training.settings import UpdateRule
+from edge.training.torch_learner import TorchLearner
+from tests.engine.tiny_learner import random_groups, tiny_learner
+
+PROMPT, FOREIGN = (1, 2, 3), (10, 11, 12, 0)
+
+
+@pytest.fixture
+def worker() -> Iterator[EngineWorker]:
+    running = EngineWorker()
+    yield running
+    running.close()
+
+
+def foreign(advantage: float = 0.6, off_policy: bool = True) -> TrainingSample:
+    return TrainingSample(FOREIGN, (0.0,) * len(FOREIGN), advantage, off_policy)
+
+
+def with_foreign(groups: list[TrainingGroup], sample: TrainingSample) -> list[TrainingGroup]:
+    return [replace(group, samples=(*group.samples, sample)) for group in groups]
+
+
+def weights_of(learner: TorchLearner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in lora.lora_state(learner._module).items()}
+
+
+async def test_a_foreign_response_becomes_likelier_though_nothing_else_has_an_advantage(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
+    local = TrainingSample((20, 21), (-3.9, -3.9), 0.0)
+    before = sum(await learner.logprobs(PROMPT, FOREIGN))
+    for _ in range(5):
+        report = await learner.update([TrainingGroup(PROMPT, (local, local, foreign()), 1.0)])
+        assert not report.skipped and report.grad_norm > 0
+    assert sum(await learner.logprobs(PROMPT, FOREIGN)) > before + 0.1
+    assert (report.tokens, report.mean_abs_logprob_diff, report.entropy, report.clipped_share) == (0, 0.0, 0.0, 0.0)
+    assert report.frac_reward_zero_std == 0.0, "its group has a gradient"
+
+
+@pytest.mark.parametrize("importance", ["token", "sequence_mask", "none"])
+async def test_the_loss_weighs_its_tokens_by_their_shape_whatever_corrects_the_sampler(
+    worker: EngineWorker, importance: str
+) -> None:
+    learner = tiny_learner(worker, importance=importance)
+    logprobs = await learner.logprobs(PROMPT, FOREIGN)
+    report = await learner.update([TrainingGroup(PROMPT, (foreign(),), 0.25)])
+    by_hand = -0.6 * 0.25 * sum(0.1 * torch.tensor(x).exp() / (torch.tensor(x).exp() + 0.1) ** 2 * x for x in logprobs)
+    assert report.loss == pytest.approx(float(by_hand), rel=1e-4)
+
+
+@pytest.mark.parametrize("sharing", ["shared", "plain"])
+async def test_sampler_and_trainer_are_compared_on_the_samplers_tokens_alone(worker: EngineWorker, sharing: str) -> None:
+    groups = random_groups(5)
+    alone = await tiny_learner(worker, prefix_sharing=sharing).update(groups)
+    joined = await tiny_learner(worker, prefix_sharing=sharing).update(with_foreign(groups, foreign()))
+    for field in ("tokens", "clipped_share"):
+        assert getattr(joined, field) == getattr(alone, field), field
+    for field in ("entropy", "mean_abs_logprob_diff", "kl", "effective_sample_share"):
+        assert getattr(joined, field) == pytest.approx(getattr(alone, field), rel=1e-6), field
+    assert joined.loss != alone.loss
+
+
+async def test_a_foreign_response_that_the_model_finds_unlikely_is_no_mismatch(worker: EngineWorker) -> None:
+    groups = random_groups(5)
+    bound = 1.01 * (await tiny_learner(worker).update(groups)).mean_abs_logprob_diff
+    taken = await tiny_learner(worker, max_mismatch_nats=bound).update(with_foreign(groups, foreign()))
+    refused = await tiny_learner(worker, max_mismatch_nats=bound).update(with_foreign(groups, foreign(off_policy=False)))
+    assert taken.skipped == ""
+    assert "mismatch" in refused.skipped, "the same tokens as the sampler's would be refused"
+
+
+async def test_without_a_foreign_response_an_update_is_bit_equal_to_one_of_groups_that_know_none(worker: EngineWorker) -> None:
+    groups = random_groups(7)
+    first, second = tiny_learner(worker), tiny_learner(worker)
+    dead = foreign(advantage=0.0)
+    one, other = await first.update(groups), await second.update(with_foreign(groups, dead))
+    assert all(torch.equal(weights_of(first)[name], tensor) for name, tensor in weights_of(second).items())
+    assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+
+
+@pytest.mark.parametrize("rule", [UpdateRule("clipped"), UpdateRule("gvpo")])
+async def test_objectives_that_need_the_samplers_probabilities_refuse_it(worker: EngineWorker, rule: UpdateRule) -> None:
+    learner = tiny_learner(worker, rule=rule)
+    before = weights_of(learner)
+    with pytest.raises(ValueError, match="did not sample"):
+        await learner.update([TrainingGroup(PROMPT, (foreign(),), 1.0)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(learner).items())

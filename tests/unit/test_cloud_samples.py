@@ -1,0 +1,241 @@
+"""Cloud answers as one more response to learn from: which, with what advantage, and that nothing counts them as responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.events import StepFinished
+from edge.agent.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
+from edge.agent.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.agent.state_rows import StepUnits
+from edge.bootstrap.settings import agent_settings
+from edge.config.agent import resolve_agent_config
+from edge.config.schema import LearningConfig
+from edge.core.clock import ManualClock
+from edge.core.errors import CoordinatorUnavailable
+from edge.core.types import FinishReason, LocalResponse, Sampling
+from edge.dagrpo.advantages import dual_advantages, outside_advantage
+from edge.inference.scripted import EOS, ScriptedBackend
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.client import CloudCall
+from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.sizing import batch_limits
+from edge.training.batching import live_rows, targets_of
+from edge.training.loss import shaped_weights
+from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+
+TERMS = StepTerms(1, "math", dual=0.5, target_rate=0.3)
+SAMPLED = Sampling()
+RIGHT = local_answer(1)
+LONG = "<think>\n" + "\n".join(f"Step {n}: add" for n in range(1, 6)) + "\n</think>\n<answer>\\boxed{1}</answer>"
+
+
+async def collected(
+    texts: Sequence[str], answer: str, tmp_path: Path, *, fails: bool = False, **values: Any
+) -> tuple[ScoredGroup, ScriptedBackend]:
+    """One group of these texts, and the cloud's answer to it."""
+    client = ScriptedCoordinatorClient(lambda call: answer)
+    if fails:
+        client.fail_next("complete", CoordinatorUnavailable("away"))
+    await client.open_step("math", 0, 1, len(texts), 0.3)
+    order = iter(texts)
+    backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
+    settings = World(tmp_path).rollout_settings("run")
+    settings = replace(settings, group_size=len(texts), prompt_form="compact", **{"cloud_samples": True, **values})
+    rollout = Rollout(backend, CloudDesk(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    [group] = await rollout.collect(Batch(1, "math", 0, (item(0),)))
+    return group, backend
+
+
+async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_with_its_end(tmp_path: Path) -> None:
+    group, backend = await collected([HELP, local_answer(7)], f"\n{RIGHT} \n", tmp_path)
+    assert group.cloud_sample[-1] == EOS and EOS not in group.cloud_sample[:-1]
+    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not say"
+    said = ScriptedBackend([RIGHT])
+    sampled = (await said.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
+    assert group.cloud_sample == sampled.token_ids, "as the engine would have sampled it"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (local_answer(2), "wrong"),
+        ("The answer is \\boxed{1}.", "right, but not in the form"),
+        (LONG, "right, with a step too many"),
+        (HELP, "no answer"),
+        (RIGHT.replace("add", "add " * 64), "longer than a response may be"),
+        ("", "nothing"),
+    ],
+)
+async def test_an_answer_that_the_model_should_not_have_given_does_not_join(answer: str, why: str, tmp_path: Path) -> None:
+    group, _ = await collected([HELP, local_answer(7)], answer, tmp_path)
+    assert group.completion is not None and group.cloud_sample == (), why
+
+
+async def test_where_nobody_asked_or_the_cloud_failed_there_is_nothing_to_join(tmp_path: Path) -> None:
+    kept, _ = await collected([RIGHT, local_answer(7)], RIGHT, tmp_path)
+    failed, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, fails=True)
+    skipped, _ = await collected([HELP, HELP], RIGHT, tmp_path, skip_unanimous_calls=True)
+    assert [group.cloud_sample for group in (kept, failed, skipped)] == [(), (), ()]
+
+
+async def test_switched_off_nothing_joins_and_the_groups_are_the_same_otherwise(tmp_path: Path) -> None:
+    on, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path)
+    off, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, cloud_samples=False)
+    assert on.cloud_sample and replace(on, cloud_sample=()) == off
+    trained = DaGrpo().training_groups([off], TERMS)
+    joined = DaGrpo().training_groups([on], TERMS)
+    assert joined[0].samples[:2] == trained[0].samples and joined[0].group_weight == trained[0].group_weight
+
+
+async def test_the_cost_of_a_step_is_that_of_the_sampled_responses(tmp_path: Path) -> None:
+    group, _ = await collected([HELP, HELP, local_answer(7)], RIGHT, tmp_path)
+    assert group.cloud_sample
+    assert step_units([group]) == StepUnits(3, 2)
+
+
+def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), price: float | None = None) -> ScoredGroup:
+    local = LocalResponse("x", (1, 2), (-0.5, -0.25), FinishReason.EOS)
+    responses = tuple(ScoredResponse(local, True, bool(cost), reward > 0, reward, cost) for reward, cost in table)
+    return ScoredGroup(item(1), (1, 2), responses, None, price=price, cloud_sample=sample)
+
+
+def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_not_part_of() -> None:
+    # rewards 1, 0, 1, 0; costs 0, 0, 1, 0: mean reward 0.5, mean cost 0.25; at λ = 0.5 the answer's Â is 1 - 0.5 + 0.5 * 0.25
+    [trained] = DaGrpo().training_groups([group_of([(1.0, 0), (0.0, 0), (1.0, 1), (0.0, 0)])], TERMS)
+    assert [sample.advantage for sample in trained.samples] == pytest.approx([0.625, -0.375, 0.125, -0.375, 0.625])
+    assert [sample.off_policy for sample in trained.samples] == [False] * 4 + [True]
+    assert trained.samples[-1].token_ids == (5, 6, 0) and trained.samples[-1].behaviour_logprobs == (0.0, 0.0, 0.0)
+    assert trained.group_weight == pytest.approx(1 / 3), "one more sample of the same weight"
+    rows = live_rows([trained, trained])
+    assert [row.coefficient for row in rows[:5]] == pytest.approx([0.625 / 6, -0.375 / 6, 0.125 / 6, -0.375 / 6, 0.625 / 6])
+    assert [row.off_policy for row in rows[:5]] == [False] * 4 + [True]
+
+
+def test_where_all_asked_the_answer_says_to_answer_oneself_as_loudly_as_help_is_dear() -> None:
+    [trained] = DaGrpo().training_groups([group_of([(1.0, 1), (1.0, 1)])], TERMS)
+    assert [sample.advantage for sample in trained.samples] == pytest.approx([0.0, 0.0, 0.5])
+
+
+def test_with_prices_in_prompts_the_groups_own_price_counts() -> None:
+    [trained] = DaGrpo().training_groups([group_of([(1.0, 1), (0.0, 0)], price=0.2)], TERMS)
+    assert trained.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5)
+
+
+responses = st.lists(st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1)), min_size=2, max_size=8)
+
+
+@given(responses, st.floats(0, 2))
+def test_a_right_answer_is_never_pushed_away_and_equals_a_free_right_response_of_the_group(
+    table: list[tuple[float, int]], dual: float
+) -> None:
+    rewards, costs = [reward for reward, _ in table], [cost for _, cost in table]
+    advantage = outside_advantage(1.0, rewards, costs, dual)
+    assert advantage >= -1e-12
+    for one, (reward, cost) in zip(dual_advantages(rewards, costs, dual), table, strict=True):
+        if (reward, cost) == (1.0, 0):
+            assert advantage == pytest.approx(one)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "costs", "dual"), [([], [], 0.5), ([1.0], [0, 1], 0.5), ([1.0], [2], 0.5), ([1.0], [1], -0.1)]
+)
+def test_impossible_groups_have_no_outside_advantage(rewards: list[float], costs: list[float], dual: float) -> None:
+    with pytest.raises(ValueError):
+        outside_advantage(1.0, rewards, costs, dual)
+
+
+@pytest.mark.parametrize("method", [EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
+def test_the_other_methods_know_no_such_sample(method: Method) -> None:
+    [trained] = method.training_groups([group_of([(1.0, 0), (0.0, 0)])], TERMS)
+    assert len(trained.samples) == 2
+
+
+def test_the_weight_of_a_token_is_small_at_both_ends_and_a_quarter_at_gamma() -> None:
+    probs = torch.tensor([1e-6, 0.1, 0.5, 1.0])
+    expected = [0.1 * p / (p + 0.1) ** 2 for p in (1e-6, 0.1, 0.5, 1.0)]
+    assert shaped_weights(probs.log()).tolist() == pytest.approx(expected)
+    assert expected == pytest.approx([1e-5, 0.25, 0.05 / 0.36, 0.1 / 1.21], rel=1e-4)
+
+
+def test_the_weight_is_the_slope_of_the_shaped_objective() -> None:
+    logprob = torch.tensor([-3.0, -1.0, -0.1], dtype=torch.float64, requires_grad=True)
+    prob = logprob.exp()
+    (slope,) = torch.autograd.grad((prob / (prob + 0.1)).sum(), logprob)
+    assert torch.allclose(slope, shaped_weights(logprob))
+    assert not shaped_weights(logprob).requires_grad
+
+
+def test_targets_say_which_tokens_are_not_the_samplers_only_where_some_are_not() -> None:
+    rows = live_rows(DaGrpo().training_groups([group_of([(1.0, 0), (0.0, 0)])], TERMS))
+    targets = targets_of(rows, torch.device("cpu"))
+    assert targets.off_policy_N is not None and targets.off_policy_N.tolist() == [False] * 4 + [True] * 3
+    assert targets_of(rows[:2], torch.device("cpu")).off_policy_N is None
+
+
+def cloud_answer(call: CloudCall) -> str:
+    """Right and well formed for every second question."""
+    number = int(call.messages[-1].content.split()[2])
+    return local_answer(number + 1) if number % 2 else f"It is \\boxed{{{number + 1}}}."
+
+
+async def learned(folder: Path, max_steps: Sequence[int | None] = (None,), **values: Any) -> list[StepFinished]:
+    world = World(folder, prompts_per_step=6, **values)
+    world.client = ScriptedCoordinatorClient(cloud_answer, terms=world.terms)
+    for most in max_steps:
+        async with world.agent() as agent:
+            await agent.learn(max_steps=most)
+            found = agent.steps()
+    return found
+
+
+async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_same(tmp_path: Path) -> None:
+    on, off = await learned(tmp_path / "on", cloud_samples=True), await learned(tmp_path / "off")
+    assert sum(step.cloud_samples for step in on) > 0
+    assert all(step.cloud_sample_tokens >= 5 * step.cloud_samples for step in on)
+    assert {(step.cloud_samples, step.cloud_sample_tokens) for step in off} == {(0, 0)}
+    for field in (
+        "responses",
+        "tokens",
+        "assist_rate",
+        "dual_after",
+        "cloud_calls",
+        "spend_uusd",
+        "reward_mean",
+        "joint_accuracy",
+    ):
+        assert [getattr(step, field) for step in on] == [getattr(step, field) for step in off], field
+    cut = await learned(tmp_path / "cut", (1, 2, None), cloud_samples=True)
+    assert [numbers(step) for step in cut] == [numbers(step) for step in on]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        *(({"method": method}, "cloud_samples on is of method da-grpo") for method in ("edge-only", "grpo", "gvpo", "gapg")),
+        ({"advantage_scale": "group"}, "needs advantage_scale none"),
+        ({"cloud_samples": "sometimes"}, "off"),
+    ],
+)
+def test_what_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        LearningConfig.model_validate({"cloud_samples": "on", **values})
+
+
+def test_a_bare_on_switches_it_on_and_memory_is_planned_for_one_response_more() -> None:
+    on = resolve_agent_config(sets=["learning.cloud_samples=on"]).config
+    off = resolve_agent_config().config
+    assert agent_settings(on, "run").rollout.cloud_samples and not agent_settings(off, "run").rollout.cloud_samples
+    path = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
+    assert batch_limits(on, path).group_size == batch_limits(off, path).group_size + 1 == 9

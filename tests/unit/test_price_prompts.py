@@ -1,0 +1,293 @@
+"""Prompts that tell what help costs: how, which price, whose λ it is, and which price a wanted rate needs."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.evaluate import EvalRoles, Evaluation, candidates_of
+from edge.agent.evaluation.plan import EvalPlan, EvalRun
+from edge.agent.events import StepFinished
+from edge.agent.methods import DaGrpo, StepTerms
+from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, drawn_price
+from edge.agent.runfolder import _write_metrics
+from edge.agent.state_rows import step_from_json
+from edge.bootstrap.settings import agent_settings
+from edge.config.agent import resolve_agent_config
+from edge.config.schema import AgentConfig, LearningConfig
+from edge.core.clock import ManualClock
+from edge.core.errors import ConfigError
+from edge.core.events import MemorySink
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
+from edge.dagrpo.prices import falling_rates, price_for_rate
+from edge.dagrpo.prompts import SYSTEM_PROMPT, price_line, prompt_messages
+from edge.inference.scripted import ScriptedBackend
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.scripted_client import ScriptedTerms
+from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+QUESTIONS = range(7000, 7100)
+"""Numbers of the world's seed."""
+CHOICE = TaskItem("c", "qa", "facts", 1, "train", "Which?", "A", AnswerKind.CHOICE, 4, options=("this", "that"))
+
+
+@pytest.mark.parametrize(
+    ("price", "words", "cents"),
+    [
+        (0.0, "Help costs 0.00.", "0"),
+        (0.5, "Help costs 0.50.", "50"),
+        (1.0, "Help costs 1.00.", "100"),
+        (0.29, "Help costs 0.29.", "29"),
+    ],
+)
+def test_the_price_is_told_in_words_and_to_compact_models_in_bare_cents(price: float, words: str, cents: str) -> None:
+    assert (price_line(price, "full"), price_line(price, "compact")) == (words, cents)
+
+
+@pytest.mark.parametrize("price", [-0.01, 10.0, 0.333, float("nan"), float("inf")])
+def test_a_price_that_the_line_would_round_is_refused(price: float) -> None:
+    with pytest.raises(ValueError, match="whole cents"):
+        price_line(price, "compact")
+
+
+def test_the_line_stands_before_the_question_and_without_a_price_nothing_is_new() -> None:
+    assert prompt_messages(CHOICE, "compact", 0.25) == (Message("user", "25\nWhich?\nA. this\nB. that"),)
+    bare, told = prompt_messages(CHOICE, "full"), prompt_messages(CHOICE, "full", 0.25)
+    assert told[1].content == f"Help costs 0.25.\n{bare[1].content}"
+    assert bare[0].content == SYSTEM_PROMPT and told[0].content.startswith(SYSTEM_PROMPT)
+    assert "what help costs" in told[0].content
+    assert prompt_messages(CHOICE, "full", None) == bare
+
+
+def settings(**values: Any) -> RolloutSettings:
+    return RolloutSettings("run", 7, 2, 1.0, 64, "compact", "compact", 64, **values)
+
+
+def test_prices_are_drawn_by_seed_step_and_prompt_alone_and_all_come() -> None:
+    priced = settings(price_levels=LEVELS)
+    drawn = [[drawn_price(priced, step, index) for index in range(8)] for step in range(100)]
+    assert drawn == [[drawn_price(replace(priced, group_size=4), step, index) for index in range(8)] for step in range(100)]
+    assert drawn != [[drawn_price(replace(priced, seed=8), step, index) for index in range(8)] for step in range(100)]
+    counts = Counter(price for step in drawn for price in step)
+    assert set(counts) == set(LEVELS) and min(counts.values()) > 800 / 5 * 0.75
+    assert drawn_price(settings(), 1, 0) is None
+
+
+async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[ScoredGroup], list[str], World]:
+    world, seen = World(tmp_path), []
+
+    def script(messages: Any, sampling: Sampling, seed: int) -> str:
+        seen.append(messages[-1].content)
+        return [HELP, local_answer(1)][seed % 2]
+
+    await world.client.open_step("math", 0, 6, 4, 0.3)
+    chosen = replace(settings(price_levels=levels), group_size=4)
+    rollout = Rollout(
+        ScriptedBackend(script), CloudDesk(world.client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), chosen
+    )
+    groups = await rollout.collect(Batch(3, "math", 0, tuple(item(number) for number in range(6))))
+    return groups, seen, world
+
+
+async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
+    groups, seen, world = await collected(LEVELS, tmp_path)
+    assert [group.price for group in groups] == [drawn_price(settings(price_levels=LEVELS), 3, index) for index in range(6)]
+    for index, group in enumerate(groups):
+        assert group.price is not None
+        assert seen.count(f"{round(100 * group.price)}\nWhat is {index} + 1?") == 4, "all of a group read one price"
+    assert len({group.price for group in groups}) > 1
+    assert {call.messages for call in world.client.calls} <= {(Message("user", f"What is {n} + 1?"),) for n in range(6)}
+    assert world.client.calls
+
+
+async def test_without_levels_the_prompts_are_bare(tmp_path: Path) -> None:
+    groups, seen, _ = await collected((), tmp_path)
+    assert {group.price for group in groups} == {None}
+    assert set(seen) == {f"What is {n} + 1?" for n in range(6)}
+
+
+def group_at(price: float | None) -> ScoredGroup:
+    """One right, one wrong, one helped and right, one helped in vain."""
+    local = LocalResponse("x", (1, 2), (-0.5, -0.5), FinishReason.EOS)
+    table = [(False, True, 1.0, 0), (False, False, 0.0, 0), (True, True, 1.0, 1), (True, False, 0.0, 1)]
+    responses = tuple(ScoredResponse(local, True, asked, right, reward, cost) for asked, right, reward, cost in table)
+    return ScoredGroup(item(1), (1,), responses, None, price=price)
+
+
+def test_the_advantage_is_taken_at_the_price_in_the_prompt_and_not_at_lambda() -> None:
+    groups = [group_at(0.0), group_at(0.25), group_at(1.0), group_at(None)]
+    trained = DaGrpo().training_groups(groups, StepTerms(1, "math", dual=0.5, target_rate=0.3))
+    assert [[sample.advantage for sample in group.samples] for group in trained] == [
+        pytest.approx([0.5, -0.5, 0.5, -0.5]),
+        pytest.approx([0.625, -0.375, 0.375, -0.625]),
+        pytest.approx([1.0, 0.0, 0.0, -1.0]),
+        pytest.approx([0.75, -0.25, 0.25, -0.75]),
+    ]
+    assert {group.group_weight for group in trained} == {1 / 3}
+
+
+async def learned(folder: Path, **values: Any) -> tuple[World, list[StepFinished]]:
+    world = World(folder, terms=ScriptedTerms(dual_lr=0.1, step_credit_kappa=None), prompts_per_step=5, **values)
+    async with world.agent() as agent:
+        await agent.learn()
+        return world, agent.steps()
+
+
+async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_price(tmp_path: Path) -> None:
+    world, steps = await learned(tmp_path / "priced", price_levels=LEVELS)
+    assert {call.messages[-1].content.splitlines()[0] for call in world.client.calls} <= {f"What is {n} + 1?" for n in QUESTIONS}
+    for step in steps:
+        assert step.dual_after == pytest.approx(max(0.0, step.dual_before + 0.1 * (step.assist_rate - 0.3)))
+        assert sum(rate.prompts for rate in step.prices) == step.prompts == 5
+        weighted = sum(rate.prompts * rate.assist_rate for rate in step.prices) / 5
+        assert weighted == pytest.approx(step.assist_rate)
+        assert [rate.price for rate in step.prices] == sorted({rate.price for rate in step.prices})
+        assert step_from_json(step.to_json()) == step
+    _write_metrics(tmp_path / "metrics.csv", steps)
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row, step in zip(rows, steps, strict=True):
+        assert "prices" not in row
+        told = {price: row[f"price_{price:g}.assist_rate"] for price in LEVELS if f"price_{price:g}.assist_rate" in row}
+        assert {price: float(rate) for price, rate in told.items() if rate} == {one.price: one.assist_rate for one in step.prices}
+
+
+async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that_was_not(tmp_path: Path) -> None:
+    _, whole = await learned(tmp_path / "whole", price_levels=LEVELS)
+    world = World(
+        tmp_path / "cut", terms=ScriptedTerms(dual_lr=0.1, step_credit_kappa=None), prompts_per_step=5, price_levels=LEVELS
+    )
+    for steps in (1, 1, None):
+        async with world.agent() as agent:
+            await agent.learn(max_steps=steps)
+            found = agent.steps()
+    assert [numbers(step) for step in found] == [numbers(step) for step in whole]
+
+
+async def test_without_levels_a_step_tells_no_price(tmp_path: Path) -> None:
+    _, steps = await learned(tmp_path / "bare")
+    assert {step.prices for step in steps} == {()}
+
+
+async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def script(messages: Any, sampling: Sampling, seed: int) -> str:
+        seen.append((messages[-1].content, sampling.suppress_help))
+        return local_answer(2) if sampling.suppress_help else HELP
+
+    world = World(tmp_path)
+    roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), CloudDesk(world.client, 1.0))
+    evaluation = Evaluation(roles, settings(price=0.75, price_levels=LEVELS))
+    await evaluation.judge_all(candidates_of([(item(1), 1.0)]), "tag")
+    assert seen == [("75\nWhat is 1 + 1?", False), ("75\nWhat is 1 + 1?", True)]
+    assert [call.messages for call in world.client.calls] == [(Message("user", "What is 1 + 1?"),)]
+
+
+async def test_the_report_names_the_price_and_a_journal_of_another_price_is_another_evaluations(tmp_path: Path) -> None:
+    roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
+    plan = EvalPlan(("sums",), cloud="none")
+    runs = [EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
+    identities = [run._identity() for run in runs]
+    assert "price" not in identities[0], "what was journalled before prices can be gone on with"
+    assert [identity.get("price") for identity in identities] == [None, 0.5, 1.0]
+    report = (await runs[1].outcome(candidates_of([(item(1), 1.0)]))).report
+    assert report.to_json()["price"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "levels", "price"),
+    [
+        ({}, (), None),
+        ({"price": 0.3}, (), 0.3),
+        ({"price_levels": [1.0, 0.0, 0.5]}, (1.0, 0.0, 0.5), 0.5),
+        ({"price_levels": [0.0, 1.0], "price": 0.25}, (0.0, 1.0), 0.25),
+    ],
+)
+def test_evaluations_tell_the_price_given_or_else_the_middle_one_learned_with(
+    values: dict[str, object], levels: tuple[float, ...], price: float | None
+) -> None:
+    rollout = agent_settings(AgentConfig.model_validate({"learning": values}), "run").rollout
+    assert (rollout.price_levels, rollout.price) == (levels, price)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"price_levels": [0.0, 0.5, 0.5]}, "twice"),
+        ({"price_levels": [0.333]}, "whole cents"),
+        ({"price_levels": [-0.5]}, "greater than or equal to 0"),
+        ({"price": 12.0}, "less than or equal to 9.99"),
+        ({"price_levels": [0.5], "method": "grpo"}, "price_levels is of method da-grpo, not grpo"),
+        ({"price_levels": [0.5], "method": "edge-only"}, "price_levels is of method da-grpo, not edge-only"),
+    ],
+)
+def test_prices_that_cannot_be_learned_with_are_refused(values: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        LearningConfig.model_validate(values)
+
+
+def test_on_the_command_line_levels_are_a_list_and_an_error_is_one_line() -> None:
+    config = resolve_agent_config(sets=["learning.price_levels=[0.0, 0.25, 0.5, 0.75, 1.0]", "learning.price=0.5"]).config
+    assert tuple(config.learning.price_levels) == LEVELS and config.learning.price == 0.5
+    with pytest.raises(ConfigError, match="whole cents") as caught:
+        resolve_agent_config(sets=["learning.price=0.005"])
+    assert "\n" not in str(caught.value)
+
+
+MEASURED = {0.0: 0.8, 0.25: 0.6, 0.5: 0.4, 1.0: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("target", "price"), [(0.9, 0.0), (0.8, 0.0), (0.7, 0.125), (0.6, 0.25), (0.5, 0.375), (0.3, 0.625), (0.1, 0.875), (0.0, 1.0)]
+)
+def test_the_price_for_a_rate_lies_on_the_line_between_the_measured_ones(target: float, price: float) -> None:
+    assert price_for_rate(MEASURED, target) == pytest.approx(price)
+
+
+def test_beyond_what_was_measured_the_nearest_price_is_taken() -> None:
+    assert price_for_rate({0.5: 0.4, 1.0: 0.3}, 0.9) == 0.5
+    assert price_for_rate({0.5: 0.4, 1.0: 0.3}, 0.1) == 1.0
+    assert price_for_rate({0.5: 0.4}, 0.1) == 0.5
+
+
+def test_of_prices_with_one_rate_the_lowest_is_taken_and_a_rise_is_averaged_away() -> None:
+    assert price_for_rate({0.0: 0.6, 0.5: 0.3, 0.75: 0.3, 1.0: 0.1}, 0.3) == 0.5
+    assert falling_rates({1.0: 0.2, 0.0: 0.6, 0.5: 0.4, 0.75: 0.5}) == [
+        (0.0, 0.6), (0.5, pytest.approx(0.45)), (0.75, pytest.approx(0.45)), (1.0, 0.2)
+    ]  # fmt: skip
+    assert falling_rates({0.0: 0.1, 0.5: 0.2, 1.0: 0.6}) == [(price, pytest.approx(0.3)) for price in (0.0, 0.5, 1.0)]
+
+
+@pytest.mark.parametrize(("rates", "target"), [({}, 0.3), ({0.5: 1.2}, 0.3), ({-1.0: 0.5}, 0.3), ({0.5: 0.5}, 1.3)])
+def test_impossible_measurements_are_refused(rates: dict[float, float], target: float) -> None:
+    with pytest.raises(ValueError):
+        price_for_rate(rates, target)
+
+
+curves = st.dictionaries(st.integers(0, 200).map(lambda cents: cents / 100), st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(curves, st.floats(0, 1), st.floats(0, 1))
+def test_a_higher_rate_never_needs_a_higher_price(rates: dict[float, float], one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert min(rates) <= price_for_rate(rates, high) <= price_for_rate(rates, low) <= max(rates)
+
+
+@given(curves)
+def test_averaging_keeps_the_mean_and_never_rises(rates: dict[float, float]) -> None:
+    curve = [rate for _, rate in falling_rates(rates)]
+    assert all(after <= before + 1e-12 for before, after in pairwise(curve))
+    assert sum(curve) == pytest.approx(sum(rates.values()))
