@@ -1,6 +1,6 @@
-"""The assistance rewards that the grid search has chosen. Knows one committed file and how a value is chosen; knows nothing of runs.
+"""The assistance rewards that the grid search has chosen. Knows one committed file and how values are chosen.
 
-Methods with a fixed reward for help cannot be told τ, so for each model, method and source the value is taken whose runs ended nearest to it.
+Methods with a fixed reward for help cannot be told τ, so for each model, method and source that value is taken whose runs ended nearest.
 """
 
 from __future__ import annotations

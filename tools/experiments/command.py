@@ -129,7 +129,8 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
         ended = {one.cell.key for one in board.ended}
         waiting = [cell for cell in missing if cell.key not in ended]
         shares = (1.0 - board.steps_done.get(cell.key, 0) / max(1, cell.steps) for cell in waiting)
-        return sum(share * plan.pace.cell_s(cell) for share, cell in zip(shares, waiting, strict=True)) / arguments.jobs
+        alone_s = sum(share * plan.pace.cell_s(cell) for share, cell in zip(shares, waiting, strict=True))
+        return alone_s / float(arguments.jobs)
 
     def told(ended: Ended) -> None:
         if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:

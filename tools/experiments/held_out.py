@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from edge.agent.agent import Agent
 from edge.agent.cloud import CloudDesk
@@ -36,7 +36,6 @@ from edge.tasks.registry import open_source
 MOST_LOG_ODDS = 30.0
 """Certainty: further ones have no use."""
 _CALLS_AT_ONCE = 4
-_LOCK_PAUSE_S = 0.2
 
 
 class Router(Protocol):
@@ -74,7 +73,6 @@ class Examiner:
         self, sources: Sequence[str], items: int, folder: Path, router: Router | None, told: Callable[[str, int, int], None]
     ) -> None:
         """Write `SOURCE.json` for each source that has none yet. `told` is told source, items done and items."""
-        folder.mkdir(parents=True, exist_ok=True)
         for source in sources:
             file = folder / f"{source.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
@@ -160,17 +158,8 @@ async def _record(calls: Sequence[CloudCall], answers: RecordingAnswers) -> None
 async def _alone(path: Path) -> AsyncIterator[None]:
     """One process at a time; the lock falls with the process that holds it."""
     with path.open("a") as lock:
-        while not _locked(lock):
-            await asyncio.sleep(_LOCK_PAUSE_S)
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         yield
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _call(settings: RolloutSettings, item: TaskItem) -> CloudCall:

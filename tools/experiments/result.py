@@ -77,7 +77,7 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 
 def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
     """The arrays of a run's steps."""
-    values = {
+    values: dict[str, list[float | None]] = {
         "dual": [step.dual_after for step in steps],
         "assist": [step.assist_rate for step in steps],
         "joint": [step.joint_accuracy for step in steps],
