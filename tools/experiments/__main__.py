@@ -13,6 +13,7 @@ from pathlib import Path
 from edge.core.errors import EdgeError
 from tools.experiments import dial
 from tools.experiments.command import add_cell, add_run
+from tools.experiments.show import add_figure, add_table
 
 _INTERRUPTED = 130
 
@@ -52,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     rates.set_defaults(play=run_dial)
     add_run(experiments)
     add_cell(experiments)
+    add_table(experiments)
+    add_figure(experiments)
     return parser
 
 

@@ -134,7 +134,7 @@ def shared(grids: Sequence[Grid]) -> list[Cell]:
 
 def _points(spec: Spec) -> Iterator[tuple[str, tuple[str, tuple[Phase, ...]], tuple[str, Settings], Settings, int]]:
     varied = [dict(zip(spec.vary, values, strict=True)) for values in itertools.product(*spec.vary.values())]
-    return itertools.product(spec.models, spec.phases.items(), spec.methods.items(), varied, spec.seeds)
+    return itertools.product(spec.models, spec.phases.items(), spec.ways.items(), varied, spec.seeds)
 
 
 def _bare_cells(spec: Spec) -> Iterator[Cell]:

@@ -62,7 +62,7 @@ class Spec(Section):
     about: str = Field(min_length=1, description="One sentence: what is asked.")
     models: tuple[str, ...] = Field(("nano-edge", "nano-edge-llama"), min_length=1, description="The SLMs.")
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="Seeds of prompts, responses and first weights.")
-    methods: dict[str, Settings] = Field({"da-grpo": {}}, min_length=1, description="Settings of each method by its name.")
+    methods: dict[str, Settings] = Field({}, description="Settings of each method by its name (none: DA-GRPO as it is).")
     phases: dict[str, tuple[Phase, ...]] = Field(min_length=1, description="Lists of phases by name, such as g1-g2.")
     vary: dict[str, tuple[Any, ...]] = Field({}, description="Settings of which each value is tried with each of the others.")
     settings: Settings = Field({}, description="Settings of every cell.")
@@ -72,15 +72,20 @@ class Spec(Section):
     table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods"] = Field(
         "", description="The table that is made of the results."
     )
-    figure: Literal["", "forgetting", "lambda", "schedules", "sensitivity", "rates", "curves"] = Field(
-        "", description="The figure that is drawn of the results."
+    figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves"], ...] = Field(
+        (), description="The figures that are drawn of the results."
     )
+
+    @property
+    def ways(self) -> dict[str, Settings]:
+        """The methods; a default beside those of a file would be merged with them."""
+        return self.methods or {"da-grpo": {}}
 
     @model_validator(mode="after")
     def _routers_are_methods(self) -> Spec:
         for index, name in enumerate(self.routers):
-            if name not in self.methods:
-                raise ValueAt(("routers", index), f"{name} is no method of this experiment; there is: {', '.join(self.methods)}")
+            if name not in self.ways:
+                raise ValueAt(("routers", index), f"{name} is no method of this experiment; there is: {', '.join(self.ways)}")
         for name, phases in self.phases.items():
             if not phases:
                 raise ValueAt(("phases", name), f"{name} has no phase")
