@@ -1,4 +1,4 @@
-"""`python -m tools.experiments run | dial`: the paper's experiments, and measurements of the running system that are not part of a test."""
+"""`python -m tools.experiments run | table | figure | report | dial`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from edge.core.errors import EdgeError
 from tools.experiments import dial
 from tools.experiments.command import add_cell, add_run
+from tools.experiments.report import add_report
 from tools.experiments.show import add_figure, add_table
 
 _INTERRUPTED = 130
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add_cell(experiments)
     add_table(experiments)
     add_figure(experiments)
+    add_report(experiments)
     return parser
 
 

@@ -18,7 +18,7 @@ from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved, dotted, leaves
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
-from tools.experiments.spec import CHOSEN, Evaluate, Phase, Settings, Spec
+from tools.experiments.spec import CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
 
 METHOD, ASSIST = "learning.method", "learning.assist_rewards"
 ChosenRewards = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -148,7 +148,8 @@ def _with_chosen(settings: Settings, model: str, phases: Sequence[Phase], chosen
     """The settings with the assistance rewards of this model, method and these phases. Raises KeyError: which one is missing."""
     if settings.get(ASSIST) != CHOSEN:
         return settings
-    method, rewards = str(settings.get(METHOD)), {}
+    method = str(settings.get(METHOD))
+    rewards: dict[str, Scalar] = {}
     for source in dict.fromkeys(phase.source for phase in phases):
         try:
             rewards[source] = chosen[model][method][source]

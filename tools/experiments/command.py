@@ -89,7 +89,7 @@ class Plan:
         chosen = read_chosen()
         grids = tuple(expand(load_spec(name), chosen) for name in arguments.specs or spec_names())
         meant = [cell for cell in shared(grids) if _is_meant(cell, arguments.only, arguments.seeds)]
-        if not meant and not any(grid.waits_for for grid in grids):
+        if not meant and (arguments.only is not None or not any(grid.waits_for for grid in grids)):
             raise UsageError(f"no cell matches {shown(str(arguments.only))}", hint="--list without --only shows their keys")
         every = {cell.key: read_result(cell, arguments.results) for cell in shared(grids)}
         results = {key: result for key, result in every.items() if result is not None}

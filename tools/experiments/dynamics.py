@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
-from tools.experiments.findings import Findings, Runs
+from tools.experiments.findings import Findings, Runs, pooled
 from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
 from tools.experiments.result import Result
-from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, Table, percent, plain, told_seeds, with_half
+from tools.experiments.spec import Value
+from tools.experiments.stats import over_seeds
+from tools.experiments.tables import MISSING, Table, percent, plain, shown, told_seeds, with_half
 
 END_STEPS = 50
 BAND = 0.05
@@ -76,17 +77,13 @@ def _held_out(rule: Any, statistic: Any, *, kept: bool = False, rated: bool = Tr
     """Accuracy over all held-out items that were looked at after the last phase."""
 
     def told(runs: Runs) -> str:
-        sources = runs.results[0].cell.evaluate.sources if runs.results else ()
-        phase = len(runs.results[0].cell.phases) if runs.results else 0
-        found = [(runs.at(source, phase, rule, statistic), runs.at(source, phase, rule, rate)) for source in sources]
-        known = [(value, asked) for value, asked in found if value is not None and asked is not None]
-        if not known or len(known) < len(found):
+        cell = runs.results[0].cell if runs.results else None
+        parts = [(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
+        found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
+        if found is None or asked is None:
             return MISSING
-        mean = sum(value.mean for value, _ in known) / len(known)
-        half = sum((value.half or 0.0) ** 2 for value, _ in known) ** 0.5 / len(known)
-        asked = sum(asked.mean for _, asked in known) / len(known)
-        text = with_half(Estimate(mean, half, known[0][0].seeds))
-        return f"{text} @ {percent(1 - asked if kept else asked, 0)} %" if rated else text
+        share = percent(1 - asked.mean if kept else asked.mean, 0)
+        return told_seeds(f"{with_half(found)} @ {share} %" if rated else with_half(found), found.seeds, runs.wanted)
 
     return told
 
@@ -107,7 +104,7 @@ def lambda_table(findings: Findings) -> list[Table]:
     """Where λ comes to from each initial value, and whether the SLMs differ."""
     values = findings.spec.vary["learning.dual_init"]
     rows = [
-        (model, f"{value:g}", *(told(runs) for _, told in _END))
+        (model, shown(value), *(told(runs) for _, told in _END))
         for model in findings.spec.models
         for value in values
         if (runs := findings.runs(model, varied={"learning.dual_init": value})) is not None
@@ -119,7 +116,7 @@ def lambda_table(findings: Findings) -> list[Table]:
     return [whole, Table("One λ for each SLM?", header, tuple(pooled), ("Means over every run of an SLM, whatever its λ_0.",))]
 
 
-def _pooled(findings: Findings, model: str, values: Sequence[float]) -> tuple[str, str, str]:
+def _pooled(findings: Findings, model: str, values: Sequence[Value]) -> tuple[str, str, str]:
     by_value = [findings.runs(model, varied={"learning.dual_init": value}) for value in values]
     every = [result for runs in by_value for result in runs.results]
     if not every:
@@ -166,7 +163,7 @@ def sensitivity_table(findings: Findings) -> list[Table]:
 
 def _varied_table(findings: Findings, key: str) -> Table:
     rows = [
-        (model, f"{value:g}", *(told(findings.runs(model, varied={key: value})) for _, told in _END))
+        (model, shown(value), *(told(findings.runs(model, varied={key: value})) for _, told in _END))
         for model in findings.spec.models
         for value in findings.spec.vary[key]
     ]
@@ -194,7 +191,7 @@ def assist_table(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
                 cells = [_chosen_cell(findings.runs(model, method, name, {key: value}), value == mine) for value in values]
                 rows.append((model, method, phases[-1].source, *cells))
     title = f"Realised rate over the last {LAST_STEPS} steps by assistance reward (chosen: *)"
-    return [Table(title, ("SLM", "method", "learns", *(f"{value:g}" for value in values)), tuple(rows))]
+    return [Table(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows))]
 
 
 def _chosen_cell(runs: Runs, is_chosen: bool) -> str:

@@ -5,6 +5,7 @@ A figure of what has no result is not drawn. The same results give the same pict
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from tools.experiments.measures import Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.paper_tables import ROWS, TABLES, Family, Row
 from tools.experiments.published import METHODS
 from tools.experiments.result import Result
+from tools.experiments.tables import shown
 
 FIGURES = Path(__file__).parent / "figures"
-_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#b3261e", "#0f8b8d", "#666666", "#b08900")
+_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
 _GREY = "#666666"
+_PALETTE = 96
 _RATES = tuple(number / 40 for number in range(29))
 Paint = Callable[[Any, Findings], bool]
 """Draws on a figure; False where there is nothing to draw."""
@@ -46,9 +49,19 @@ def _draw(path: Path, findings: Findings, paint: Paint) -> bool:
         FigureCanvasAgg(figure)
         if not paint(figure, findings):
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_small(path, drawn)
     return True
+
+
+def _write_small(path: Path, png: io.BytesIO) -> None:
+    """With few colours, which is a third of the bytes."""
+    from PIL import Image
+
+    with Image.open(png) as picture:
+        picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
 
 
 def _lambda(figure: Any, findings: Findings) -> bool:
@@ -59,7 +72,7 @@ def _lambda(figure: Any, findings: Findings) -> bool:
     for (left, right), model in zip(axes, models, strict=True):
         for value, colour in zip(values, _COLOURS, strict=False):
             runs = findings.runs(model, varied={key: value})
-            _lines(left, runs, "dual", colour, f"λ_0 = {value:g}", smooth=1)
+            _lines(left, runs, "dual", colour, f"λ_0 = {shown(value)}", smooth=1)
             _lines(right, runs, "assist", colour, "", smooth=SMOOTH_STEPS)
         left.set(title=f"{model}: λ", ylim=(0, None))
         _target(right, findings.spec.phases[next(iter(findings.spec.phases))][-1].target_rate)
@@ -93,14 +106,15 @@ def _sensitivity(figure: Any, findings: Findings) -> bool:
     left, right = figure.subplots(1, 2)
     model, name = findings.spec.models[0], key.rpartition(".")[2]
     for value, colour in zip(values, _COLOURS, strict=False):
-        _lines(left, findings.runs(model, varied={key: value}), "dual", colour, f"{name} {value:g}", smooth=1)
+        _lines(left, findings.runs(model, varied={key: value}), "dual", colour, f"{name} {shown(value)}", smooth=1)
     left.set(title=f"{model}: λ", xlabel="step", ylim=(0, None))
     left.legend(fontsize=8)
     for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
-        points = [(value, findings.runs(model, varied={key: value}).mean(_end_of(series))) for value in values]
-        _points(right, [(value, found) for value, found in points if found is not None], colour, series)
+        points = [(at, findings.runs(model, varied={key: value}).mean(_end_of(series))) for at, value in enumerate(values)]
+        _points(right, [(at, found) for at, found in points if found is not None], colour, series)
+    right.set_xticks(range(len(values)), [shown(value) for value in values])
     _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
-    right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, xscale="log", ylim=(0, 1))
+    right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, ylim=(0, 1))
     right.legend(fontsize=8)
     return bool(findings.results)
 
@@ -114,7 +128,7 @@ def _rates(figure: Any, findings: Findings) -> bool:
             label = f"τ = {phases[-1].target_rate:g}" if style == "-" else ""
             _lines(left, findings.runs(model, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS, style=style)
     told = " / ".join(f"{model} {word}" for model, word in zip(findings.spec.models, ("solid", "dashed"), strict=False))
-    left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps ({told})", xlabel="step", ylim=(0, 1))
+    left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({told})", ylim=(0, 1))
     left.legend(fontsize=8)
     for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
         for series, colour in (("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
@@ -134,7 +148,7 @@ def _curves(figure: Any, findings: Findings) -> bool:
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for row, colour in zip(ROWS[1:], _COLOURS, strict=False):
+        for row, colour in list(zip(ROWS, _COLOURS, strict=False))[1:]:
             _curve(axis, findings, model, row, families, colour)
         bounds = [_mean_over(findings, model, "da-grpo", families, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]

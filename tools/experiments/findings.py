@@ -48,9 +48,24 @@ class Runs:
             return None
         return over_seeds_and_items([side_by_side(rules[0](mine), rules[1](theirs)) for mine, theirs in known], statistic)
 
+    def by_seed(self, source: str, phase: int) -> dict[int, Look]:
+        """The looks at one source by seed."""
+        found = {result.cell.seed: result.look(source, phase) for result in self.results}
+        return {seed: look for seed, look in found.items() if look is not None}
+
     def _looks(self, source: str, phase: int) -> list[Look]:
         found = [result.look(source, phase) for result in self.results]
         return [look for look in found if look is not None]
+
+
+def pooled(parts: Sequence[tuple[Runs, str, int]], rule: Rule, statistic: Statistic) -> Estimate | None:
+    """A statistic over the items of several looks together, by seed: (runs, source, phases done) of each. None where one has no run."""
+    looks = [runs.by_seed(source, phase) for runs, source, phase in parts]
+    seeds = sorted(set.intersection(*(set(found) for found in looks))) if looks else []
+    if not seeds:
+        return None
+    together = [[one.columns for found in looks for one in rule(found[seed])] for seed in seeds]
+    return over_seeds_and_items(together, statistic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.tasks.practice import GROUPS
-from tools.experiments.findings import Findings, Runs
+from tools.experiments.findings import Findings, Runs, pooled
 from tools.experiments.measures import (
     Rule,
     accuracy,
@@ -188,17 +188,9 @@ def equal_rates(findings: Findings) -> Table:
 
 
 def _mean_of(findings: Findings, model: str, method: str, rule: Rule, families: Sequence[Family]) -> str:
-    """Mean over families, its interval from the families' own, which share no item."""
-    found = []
-    for family in families:
-        runs = findings.runs(model, method, family.direction)
-        found.append((runs.at(family.source, _FIRST, rule, accuracy), runs))
-    if any(one is None for one, _ in found):
-        return MISSING
-    known = [one for one, _ in found if one is not None]
-    half = sum((one.half or 0.0) ** 2 for one in known) ** 0.5 / len(known)
-    mean = sum(one.mean for one in known) / len(known)
-    return told_seeds(f"{percent(mean)} ± {percent(half)}", min(one.seeds for one in known), found[0][1].wanted)
+    parts = [(findings.runs(model, method, family.direction), family.source, _FIRST) for family in families]
+    found = pooled(parts, rule, accuracy)
+    return MISSING if found is None else told_seeds(with_half(found), found.seeds, parts[0][0].wanted)
 
 
 def _oracle_of(findings: Findings, model: str, method: str, share: float, families: Sequence[Family]) -> str:

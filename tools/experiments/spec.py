@@ -8,7 +8,7 @@ that `edge-agent learn --tasks` takes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,7 +19,9 @@ from edge.tasks.practice import FAMILIES, GROUPS
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Settings = dict[str, Any]
+Scalar = bool | int | float | str
+Value = Scalar | list[Scalar] | dict[str, Scalar] | None
+Settings = dict[str, Value]
 """Dotted keys of the agent's configuration and their values."""
 CHOSEN = "@chosen"
 """As the value of `learning.assist_rewards`: what the grid search has chosen for this model and method."""
@@ -64,7 +66,7 @@ class Spec(Section):
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="Seeds of prompts, responses and first weights.")
     methods: dict[str, Settings] = Field({}, description="Settings of each method by its name (none: DA-GRPO as it is).")
     phases: dict[str, tuple[Phase, ...]] = Field(min_length=1, description="Lists of phases by name, such as g1-g2.")
-    vary: dict[str, tuple[Any, ...]] = Field({}, description="Settings of which each value is tried with each of the others.")
+    vary: dict[str, tuple[Value, ...]] = Field({}, description="Settings of which each value is tried with each of the others.")
     settings: Settings = Field({}, description="Settings of every cell.")
     evaluate: Evaluate = Field(Evaluate(), description="What is looked at after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")

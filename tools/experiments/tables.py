@@ -48,6 +48,11 @@ def plain(estimate: Estimate, digits: int = 3) -> str:
     return f"{estimate.mean:.{digits}f}{half}"
 
 
+def shown(value: object) -> str:
+    """A setting's value."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
 def told_seeds(text: str, seeds: int, wanted: int) -> str:
     """A remark where fewer seeds than wanted are there."""
     return text if seeds == wanted else f"{text} ({seeds} of {wanted} seeds)"
