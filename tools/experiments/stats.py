@@ -85,19 +85,24 @@ def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
 def _jackknife(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sums_S: Sequence[Sums], statistic: Statistic) -> float:
     """Variance of the mean over seeds that comes from the items; items without which it is not defined are passed over."""
     count = len(columns_S_I_C[0])
-    without: list[float] = []
-    for item in range(count):
-        values = [
-            statistic([whole - part for whole, part in zip(sums, items[item], strict=True)])
-            for sums, items in zip(sums_S, columns_S_I_C, strict=True)
-        ]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            without.append(math.fsum(known) / len(known))
+    found: dict[tuple[tuple[float, ...], ...], float | None] = {}
+    for one in zip(*columns_S_I_C, strict=True):
+        rows = tuple(map(tuple, one))
+        if rows not in found:  # alike items leave the same behind
+            found[rows] = _without(rows, sums_S, statistic)
+    values = (found[tuple(map(tuple, one))] for one in zip(*columns_S_I_C, strict=True))
+    without = [value for value in values if value is not None]
     if len(without) < 2:
         return 0.0
     centre = math.fsum(without) / len(without)
     return (count - 1) / count * math.fsum((value - centre) ** 2 for value in without)
+
+
+def _without(rows_S: Sequence[Sequence[float]], sums_S: Sequence[Sums], statistic: Statistic) -> float | None:
+    """The mean over seeds without one item; None where it is not defined."""
+    values = [statistic([a - b for a, b in zip(sums, row, strict=True)]) for sums, row in zip(sums_S, rows_S, strict=True)]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
 def _variance(values: Sequence[float]) -> float:
