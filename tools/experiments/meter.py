@@ -18,7 +18,7 @@ from tools.bench.table.memory_watch import memory_now
 from tools.experiments.held_out import write_whole
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("edge", "coordinator", "tools/experiments")
+_CODE = ("edge", "coordinator", "tools/experiments/*.py")
 
 
 class Meter:
