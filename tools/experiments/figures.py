@@ -23,7 +23,7 @@ FIGURES = Path(__file__).parent / "figures"
 _COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
 _GREY = "#666666"
 _PALETTE = 96
-_RATES = tuple(number / 40 for number in range(29))
+_RATES = tuple(number / 20 for number in range(15))
 Paint = Callable[[Any, Findings], bool]
 """Draws on a figure; False where there is nothing to draw."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from edge.dagrpo.metrics import oracle_router_bound
@@ -133,15 +134,13 @@ def _pairs(look: Look) -> list[tuple[float, float]]:
 def _highest(scores: Sequence[float | None], rate: float) -> list[float]:
     """The chance of each item to be among the highest `rate · N`; tied ones share it."""
     left, chances = rate * len(scores), [0.0] * len(scores)
-    known = sorted({score for score in scores if score is not None}, reverse=True)
-    for score in known:
-        tied = [index for index, other in enumerate(scores) if other == score]
+    known = sorted((-score, index) for index, score in enumerate(scores) if score is not None)
+    for _, group in groupby(known, key=lambda one: one[0]):
+        tied = [index for _, index in group]
         share = min(1.0, left / len(tied))
         for index in tied:
             chances[index] = share
-        left -= share * len(tied)
-        if left <= 1e-9:
-            break
+        left = max(0.0, left - share * len(tied))
     return chances
 
 

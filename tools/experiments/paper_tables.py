@@ -80,24 +80,25 @@ TABLES: Mapping[str, tuple[Family, Family]] = {
     "table1": (Family("arith", "math"), Family("code", "taco")),
     "table2": (Family("science", "math500"), Family("facts", "mmlu")),
 }
-_READINGS = (
-    ("local_solved", "local-solved (right among what is kept, @ the share that is kept)"),
-    ("joint", "joint (right in the end, @ the share that the cloud answered)"),
-    ("forced", "forced local (asking made impossible; not in the paper)"),
-)
+_READINGS = {
+    "local_solved": "local-solved (right among what is kept, @ the share that is kept)",
+    "joint": "joint (right in the end, @ the share that the cloud answered)",
+    "forced": "forced local (asking made impossible; not in the paper)",
+}
 
 
 def paper_tables(findings: Findings, published: Mapping[str, Published | None]) -> list[Table]:
     """All that is told of the main experiment."""
     return [
-        *(_paper_table(findings, name, reading, about, published.get(name)) for name in TABLES for reading, about in _READINGS),
+        *(paper_table(findings, name, reading, published.get(name)) for name in TABLES for reading in _READINGS),
         equal_rates(findings),
         differences(findings),
         cost_table(findings),
     ]
 
 
-def _paper_table(findings: Findings, name: str, reading: str, about: str, published: Published | None) -> Table:
+def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
+    """`table1` or `table2`, read as local_solved, joint or forced."""
     families = TABLES[name]
     reference = published if reading != "forced" else None
     header = ["SLM", "method"]
@@ -118,7 +119,7 @@ def _paper_table(findings: Findings, name: str, reading: str, about: str, publis
     if reference:
         alike = ", ".join(f"{ours}: {theirs}" for ours, theirs in MODELS.items())
         notes.append(f"Columns that begin with `paper` quote the published numbers for other models and tasks ({alike}).")
-    title = f"Table {name[-1]} on practice tasks: {about}, in percent"
+    title = f"Table {name[-1]} on practice tasks: {_READINGS[reading]}, in percent"
     return Table(title, tuple(header), tuple(rows), tuple(notes))
 
 
