@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.experiment_world import made_result, make_results
-from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
+from tools.experiments.chosen import read_chosen
 from tools.experiments.compute import Pace
 from tools.experiments.queue import Board, Ended, OnProgress, run_all, told_hours
 from tools.experiments.result import Result
@@ -125,7 +125,7 @@ def test_only_and_seeds_choose_among_the_cells(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "told"),
     [
         (["run", "tabel"], "tabel: no such experiment; there is: "),
-        (["run", "table", "--only", "nothing*"], "no cell matches nothing*; --list without --only shows their keys"),
+        (["run", "lambda-convergence", "--only", "nothing*"], "no cell matches nothing*; --list without --only shows their keys"),
         (["run", "table", "--jobs", "0"], "--jobs must be at least 1, not 0"),
         (["figure", "assist-reward"], "assist-reward: no figure is named there; add the key figure to the specification"),
     ],
@@ -137,5 +137,14 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert told in capsys.readouterr().err
 
 
-def test_chosen_values_are_used_by_the_experiment_that_needs_them() -> None:
-    assert len(expand(load_spec("table"), CHOSEN).cells) > len(expand(load_spec("table"), {}).cells)
+def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is left to run; with one result less nothing is chosen."""
+    grid, chosen = expand(load_spec("assist-reward"), {}), tmp_path / "chosen.json"
+    make_results(grid.cells[1:], tmp_path)
+    run = ["run", "assist-reward", "--results", str(tmp_path), "--chosen", str(chosen), "--work", str(tmp_path / "work")]
+    assert main([*run, "--list"]) == 0
+    assert not chosen.exists()
+    make_results(grid.cells, tmp_path)
+    assert main(run) == 0
+    assert "the chosen values are in chosen.json" in capsys.readouterr().err
+    assert not expand(load_spec("table"), read_chosen(chosen)).waits_for

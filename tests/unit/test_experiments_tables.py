@@ -11,6 +11,7 @@ import pytest
 from edge.core.errors import ConfigError, EdgeError
 from tests.unit.experiment_world import made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
 from tools.experiments.dynamics import end_mean, schedule_table, settled_after, tracked_rate
@@ -65,10 +66,17 @@ def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_se
 
 def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:
     for name in spec_names():
-        for table in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA):
+        for table in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN):
             assert table.rows
-            assert {cell for row in table.rows for cell in row[-1:]} == {"missing"}
+            assert all("missing" in row for row in table.rows)
             assert "missing" in table.to_markdown()
+
+
+def test_what_the_model_was_before_learning_stands_below(tmp_path: Path) -> None:
+    table = paper_table(_findings("table", tmp_path), "table2", "forced", None)
+    row = next(row for row in table.rows if row[:2] == ("nano-edge", "before learning"))
+    assert [cell == "-" for cell in row[2:]] == [False, True, True, False, True, True]
+    assert "±" in row[2]
 
 
 def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None:
@@ -189,9 +197,26 @@ def test_figures_of_a_part_of_the_results_are_drawn(tmp_path: Path) -> None:
         assert len(draw_figures(findings, tmp_path / "figures")) == len(findings.spec.figure)
 
 
+def test_the_commands_print_tables_draw_figures_and_write_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = _findings("schedules", tmp_path / "results")
+    where = ["--results", str(tmp_path / "results"), "--chosen", str(tmp_path / "chosen.json")]
+    assert main(["table", "schedules", "--data", str(NO_DATA), *where]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"# schedules: {findings.spec.about}\n")
+    assert told.rstrip().endswith(f"{len(findings.grid.cells)} of {len(findings.grid.cells)} cells measured.")
+    assert main(["figure", "schedules", "--out", str(tmp_path / "figures"), *where]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'figures' / 'schedules-schedules.png'}\n"
+    out = ["--out", str(tmp_path / "REPORT.md"), "--figures", str(tmp_path / "figures"), "--data", str(NO_DATA)]
+    assert main(["report", *out, *where]) == 0
+    report = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
+    assert main(["report", *out, *where]) == 0
+    assert (tmp_path / "REPORT.md").read_text(encoding="utf-8") == report
+    assert "(figures/schedules-schedules.png)" in report
+
+
 def _report(folder: Path, every: dict[str, Findings], template: str) -> str:
     (folder / "template").write_text(template, encoding="utf-8")
-    return Report(every, NO_DATA, folder / "figures", folder).filled(folder / "template")
+    return Report(every, CHOSEN, NO_DATA, folder / "figures", folder).filled(folder / "template")
 
 
 def test_the_report_has_tables_between_paragraphs_and_is_always_the_same(tmp_path: Path) -> None:
@@ -232,6 +257,6 @@ def test_the_reports_template_names_experiments_that_there_are(tmp_path: Path) -
     from tools.experiments.report import TEMPLATE
 
     every: dict[str, Any] = {name: Findings.of(load_spec(name), CHOSEN, tmp_path) for name in spec_names()}
-    text = Report(every, NO_DATA, tmp_path, tmp_path).filled(TEMPLATE)
+    text = Report(every, CHOSEN, NO_DATA, tmp_path, tmp_path).filled(TEMPLATE)
     assert "No cell has been measured yet." in text
     assert "{{" not in text

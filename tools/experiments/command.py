@@ -25,7 +25,7 @@ from tools.experiments.compute import Pace
 from tools.experiments.queue import Board, CellProcess, Ended, run_all, tell_now_and_then, told_hours
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.run_cell import BUSY, DONE, STOPPED, run_cell
-from tools.experiments.spec import SPECS, load_spec, spec_names
+from tools.experiments.spec import load_spec, spec_names
 
 WORK = Path("runs") / "experiments"
 _TELL_EVERY_S = 60.0
@@ -43,6 +43,7 @@ def add_run(commands: Any) -> None:
     run.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
     run.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
     run.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+    run.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
     run.set_defaults(play=play_run)
 
 
@@ -70,7 +71,7 @@ def play_run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return 0
     code = asyncio.run(_run(plan, arguments))
-    _choose(plan, arguments.results)
+    _choose(plan, arguments.results, arguments.chosen)
     return code
 
 
@@ -86,7 +87,7 @@ class Plan:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Plan:
         """What the command line means. Raises UsageError, ConfigError."""
-        chosen = read_chosen()
+        chosen = read_chosen(arguments.chosen)
         grids = tuple(expand(load_spec(name), chosen) for name in arguments.specs or spec_names())
         meant = [cell for cell in shared(grids) if _is_meant(cell, arguments.only, arguments.seeds)]
         if not meant and (arguments.only is not None or not any(grid.waits_for for grid in grids)):
@@ -162,7 +163,7 @@ async def _after(seconds: float, act: Callable[[], None]) -> None:
         act()
 
 
-def _choose(plan: Plan, results: Path) -> None:
+def _choose(plan: Plan, results: Path, file: Path) -> None:
     """When a grid search is complete, write what it has chosen."""
     for grid in plan.grids:
         if grid.spec.table != "assist-rewards":
@@ -170,8 +171,8 @@ def _choose(plan: Plan, results: Path) -> None:
         found = [read_result(one.cell, results) for one in grid.placed]
         complete = [result for result in found if result is not None]
         if len(complete) == len(found):
-            write_chosen(complete)
-            _say(f"{grid.spec.name} is complete; chosen values are in {CHOSEN_FILE.relative_to(SPECS.parents[2])}")
+            write_chosen(complete, file)
+            _say(f"{grid.spec.name} is complete; the chosen values are in {file.name}")
 
 
 def _is_meant(cell: Cell, only: str | None, seeds: Sequence[int] | None) -> bool:

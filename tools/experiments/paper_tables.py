@@ -115,6 +115,10 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
         for model in findings.spec.models
         for row in ROWS
     ]
+    blank = ("",) * (len(header) - 2 - 3 * len(families))
+    rows += [
+        (model, "before learning", *_bare_cells(findings, model, families, reading), *blank) for model in findings.spec.models
+    ]
     notes = [_cloud_note(findings, families)]
     if reference:
         alike = ", ".join(f"{ours}: {theirs}" for ours, theirs in MODELS.items())
@@ -132,6 +136,16 @@ def _cells(findings: Findings, model: str, row: Row, families: Sequence[Family],
             yield _told(runs, family.source, phase, rule, value, kept=reading == "local_solved", rated=reading != "forced")
         lost = runs.across(family.source, (_FIRST, _SECOND), rule, forgetting(value))
         yield MISSING if lost is None else told_seeds(with_half(lost), lost.seeds, runs.wanted)
+
+
+def _bare_cells(findings: Findings, model: str, families: Sequence[Family], reading: str) -> Iterator[str]:
+    """What the model makes of the families before it learns anything."""
+    rule = never if reading == "forced" else own_decision
+    value = kept_accuracy if reading == "local_solved" else accuracy
+    for family in families:
+        runs = findings.bare(model)
+        yield _told(runs, family.source, 0, rule, value, kept=reading == "local_solved", rated=reading != "forced")
+        yield from ("-", "-")
 
 
 def _told(runs: Runs, source: str, phase: int, rule: Rule, value: Statistic, *, kept: bool, rated: bool) -> str:

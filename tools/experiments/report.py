@@ -16,14 +16,15 @@ from typing import Any
 
 from edge.core.counts import counted
 from edge.core.errors import ConfigError
-from tools.experiments.chosen import read_chosen
+from tools.experiments.cells import ChosenRewards
+from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.figures import FIGURES
 from tools.experiments.findings import Findings
 from tools.experiments.held_out import write_whole
 from tools.experiments.published import DATA
 from tools.experiments.result import RESULTS, Result
 from tools.experiments.show import missing_line, tables_of
-from tools.experiments.spec import SPECS, load_spec, spec_names
+from tools.experiments.spec import load_spec, spec_names
 
 TEMPLATE = Path(__file__).parent / "report.md.in"
 REPORT = Path(__file__).parent / "REPORT.md"
@@ -34,6 +35,7 @@ def add_report(commands: Any) -> None:
     """`report`"""
     report = commands.add_parser("report", help="write REPORT.md from the results and the template")
     report.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+    report.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
     report.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
     report.add_argument("--template", type=Path, default=TEMPLATE)
     report.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
@@ -43,8 +45,9 @@ def add_report(commands: Any) -> None:
 
 def play_report(arguments: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    every = {name: Findings.of(load_spec(name), read_chosen(), arguments.results) for name in spec_names(SPECS)}
-    report = Report(every, arguments.data, arguments.figures, arguments.out.parent)
+    chosen = read_chosen(arguments.chosen)
+    every = {name: Findings.of(load_spec(name), chosen, arguments.results) for name in spec_names()}
+    report = Report(every, chosen, arguments.data, arguments.figures, arguments.out.parent)
     write_whole(arguments.out, report.filled(arguments.template))
     print(f"wrote {arguments.out}", flush=True)
     return 0
@@ -53,9 +56,10 @@ def play_report(arguments: argparse.Namespace) -> int:
 class Report:
     """Fills a template with what was found."""
 
-    def __init__(self, findings: Mapping[str, Findings], data: Path, figures: Path, beside: Path) -> None:
+    def __init__(self, findings: Mapping[str, Findings], chosen: ChosenRewards, data: Path, figures: Path, beside: Path) -> None:
         """`beside`: the folder in which the report will lie, from which its pictures are found."""
         self._findings = findings
+        self._chosen = chosen
         self._data = data
         self._figures = figures
         self._beside = beside
@@ -85,7 +89,7 @@ class Report:
 
     def _table(self, name: str, words: str) -> str:
         findings = self._findings[name]
-        tables = [table for table in tables_of(findings, self._data) if table.title.startswith(words)]
+        tables = [table for table in tables_of(findings, self._data, self._chosen) if table.title.startswith(words)]
         return "\n\n".join([*(table.to_markdown() for table in tables), f"_{name}: {missing_line(findings)}_"])
 
     def _figure(self, name: str) -> str:

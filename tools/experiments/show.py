@@ -10,7 +10,8 @@ from typing import Any
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from tools.experiments import dynamics
-from tools.experiments.chosen import read_chosen
+from tools.experiments.cells import ChosenRewards
+from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import TABLES, paper_tables
@@ -25,6 +26,7 @@ def add_table(commands: Any) -> None:
     table = commands.add_parser("table", help="tables of experiments from their results; what is missing is shown as missing")
     table.add_argument("specs", nargs="*", metavar="SPEC", help="names or files (none: every specification)")
     table.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+    table.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
     table.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
     table.set_defaults(play=play_table)
 
@@ -34,6 +36,7 @@ def add_figure(commands: Any) -> None:
     figure = commands.add_parser("figure", help="figures of experiments from their results, as PNG")
     figure.add_argument("specs", nargs="*", metavar="SPEC", help="names or files (none: every specification)")
     figure.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+    figure.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
     figure.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
     figure.set_defaults(play=play_figure)
 
@@ -41,9 +44,9 @@ def add_figure(commands: Any) -> None:
 def play_table(arguments: argparse.Namespace) -> int:
     """Print the tables."""
     for spec in _specs(arguments.specs, of="table"):
-        findings = Findings.of(spec, read_chosen(), arguments.results)
+        findings = Findings.of(spec, read_chosen(arguments.chosen), arguments.results)
         print(f"# {spec.name}: {spec.about}\n")
-        print("\n\n".join(table.to_markdown() for table in tables_of(findings, arguments.data)))
+        print("\n\n".join(table.to_markdown() for table in tables_of(findings, arguments.data, read_chosen(arguments.chosen))))
         print(f"\n{missing_line(findings)}\n", flush=True)
     return 0
 
@@ -51,7 +54,7 @@ def play_table(arguments: argparse.Namespace) -> int:
 def play_figure(arguments: argparse.Namespace) -> int:
     """Draw the figures and print their paths."""
     for spec in _specs(arguments.specs, of="figure"):
-        drawn = draw_figures(Findings.of(spec, read_chosen(), arguments.results), arguments.out)
+        drawn = draw_figures(Findings.of(spec, read_chosen(arguments.chosen), arguments.results), arguments.out)
         for path in drawn:
             print(path, flush=True)
         if not drawn:
@@ -59,13 +62,13 @@ def play_figure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def tables_of(findings: Findings, data: Path) -> list[Table]:
+def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> list[Table]:
     """The tables of an experiment's kind. Raises EdgeError."""
     match findings.spec.table:
         case "paper":
             return paper_tables(findings, {name: read_published(data, name) for name in TABLES})
         case "assist-rewards":
-            return dynamics.assist_table(findings, read_chosen())
+            return dynamics.assist_table(findings, chosen)
         case "lambda":
             return dynamics.lambda_table(findings)
         case "schedules":
