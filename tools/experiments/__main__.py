@@ -1,4 +1,4 @@
-"""`python -m tools.experiments`: measurements of the running system that are not part of a test."""
+"""`python -m tools.experiments run | table | figure | report | dial`. Knows the command line only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ import asyncio
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from edge.core.errors import EdgeError
 from tools.experiments import dial
+from tools.experiments.command import add_cell, add_run
+from tools.experiments.report import add_report
+from tools.experiments.show import add_figure, add_table
+
+_INTERRUPTED = 130
 
 
-def main() -> int:
-    """Parse the command line and run one experiment; 1 when what it measures does not hold."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        code: int = chosen.play(chosen)
+        return code
+    except EdgeError as error:
+        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.experiments", description=__doc__)
     experiments = parser.add_subparsers(dest="experiment", required=True)
     rates = experiments.add_parser(
@@ -32,8 +51,13 @@ def main() -> int:
         help="a state folder of which a copy is measured, with the adapter that serves there",
     )
     rates.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
-    arguments = parser.parse_args()
-    return run_dial(arguments)
+    rates.set_defaults(play=run_dial)
+    add_run(experiments)
+    add_cell(experiments)
+    add_table(experiments)
+    add_figure(experiments)
+    add_report(experiments)
+    return parser
 
 
 def run_dial(arguments: argparse.Namespace) -> int:

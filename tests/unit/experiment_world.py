@@ -1,0 +1,76 @@
+"""Results of experiments that were never run: made from a seed, in the form that cells leave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tools.experiments.cells import Cell
+from tools.experiments.result import FORM, result_file, write_result
+
+
+def made_look(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:
+    """One look: the cloud is nearly always right, the local model in six of ten; what it fails on has higher log-odds."""
+    forced = [rng.random() < 0.6 for _ in range(items)]
+    cloud = [rng.random() < 0.98 for _ in range(items)]
+    help_odds = [round(rng.gauss(-2.0 if right else 1.0, 1.5), 1) for right in forced]
+    asked = [odds > 0.0 for odds in help_odds]
+    joint = [theirs if asks else ours for asks, ours, theirs in zip(asked, forced, cloud, strict=True)]
+    own = [right and not asks for asks, right in zip(asked, forced, strict=True)]
+    body: dict[str, Any] = {
+        "step": step, "phase": phase, "source": source, "items": items, "asked": bits(asked), "own": bits(own),
+        "forced": bits(forced), "cloud": bits(cloud), "joint": bits(joint), "format": "1" * items, "help": help_odds, "tokens": 60.0,
+    }  # fmt: skip
+    if router:
+        body["router"] = [round(min(1.0, max(0.0, 0.5 + odds / 6)), 3) for odds in help_odds]
+        body["router_fit"] = {"threshold": 0.5, "auc": 0.8, "asked": 0.3, "fitted": 300}
+    return body
+
+
+def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:
+    """A whole result of a cell."""
+    rng = random.Random(cell.key)
+    steps = cell.steps
+    targets = [phase.target_rate for phase in cell.phases for _ in range(phase.steps)]
+    looks, done = [], 0
+    for number, phase in enumerate(cell.phases, 1):
+        done += phase.steps
+        sources = cell.evaluate.sources if cell.evaluate.items else ()
+        looks += [made_look(done, number, source, cell.evaluate.items, rng, cell.router) for source in sources]
+    if not cell.phases:
+        looks = [made_look(0, 0, source, cell.evaluate.items, rng) for source in cell.evaluate.sources]
+    training = {
+        "steps": steps, "prompts": 8 * steps, "responses": 64 * steps, "help_units": 19 * steps, "billed_calls": 5 * steps,
+        "cloud_tokens": 900 * steps, "spend_uusd": 200 * steps, "response_rate": 0.3, "billed_rate": 0.6, "seconds": 2.5 * steps,
+    }  # fmt: skip
+    return {
+        "form": FORM, "key": cell.key, "cell": cell.to_json(), "commits": ["0123456789ab"],
+        "machine": {"cpu": "A processor", "cores": 2, "memory_mib": 24000},
+        "threads": {"engine": 1, "torch": 1, "coordinator": 1},
+        "settings": {"learning": {"assist_reward": cell.settings.get("learning.assist_reward", 0.4)}, "adapter": {}},
+        "cost": {
+            "processes": 1, "wall_s": 2.5 * steps + 90, "cpu_agent_s": 2.0 * steps, "cpu_programs_s": 10.0,
+            "cpu_coordinator_s": 30.0, "peak_agent_mib": 900, "peak_coordinator_mib": 210, "looks_s": 80.0, "training": training,
+        },
+        "series": {
+            "dual": [round(0.5 + 0.001 * rng.gauss(0, 1), 4) for _ in range(steps)],
+            "assist": [round(min(1.0, max(0.0, target + rng.gauss(0, 0.05))), 4) for target in targets],
+            "joint": [0.8] * steps, "kept": [0.7] * steps, "reward": [0.8] * steps, "format": [1] * steps,
+            "entropy": [0.1] * steps, "calls": [5] * steps,
+        },
+        "held_out": looks,
+        **changes,
+    }  # fmt: skip
+
+
+def make_results(cells: Iterable[Cell], folder: Path) -> None:
+    """Write a result for each cell."""
+    for cell in cells:
+        write_result(result_file(cell, folder), made_result(cell))
+
+
+def bits(values: Iterable[bool]) -> str:
+    """As results write truth values."""
+    return "".join("01"[value] for value in values)

@@ -1,0 +1,152 @@
+"""Specifications of experiments: their keys, their errors, and the cells they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edge.core.errors import ConfigError, UsageError
+from edge.dagrpo.schedules import PAPER_SCHEDULES
+from tools.experiments.cells import Cell, ChosenRewards, expand, shared
+from tools.experiments.spec import Spec, load_spec, spec_names
+
+CHOSEN: ChosenRewards = {
+    model: {method: {"group1": 0.3, "group2": 0.4} for method in ("grpo", "gvpo", "gapg")}
+    for model in ("nano-edge", "nano-edge-llama")
+}
+
+
+def _spec(folder: Path, **changes: Any) -> Spec:
+    """A small specification, from a file, with some keys changed."""
+    body = {
+        "name": "small",
+        "about": "A small one.",
+        "models": ["nano-edge"],
+        "seeds": [0, 1],
+        "phases": {"g1-g2": [{"source": "group1", "steps": 2}, {"source": "group2", "steps": 3}]},
+        **changes,
+    }
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(body), encoding="utf-8")
+    return load_spec(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seedz": [1]}, "unknown key seedz; did you mean seeds?"),
+        ({"phases": {"a": [{"source": "group1", "step": 2}]}}, "unknown key phases.a.0.step"),
+        ({"phases": {"a": [{"source": "group1", "steps": 0}]}}, "phases.a.0.steps must be at least 1, not 0"),
+        ({"phases": {"a": []}}, "a has no phase"),
+        ({"vary": {"learning.dual_lr": []}}, "learning.dual_lr has no value to try"),
+        ({"routers": ["grpo"]}, "grpo is no method of this experiment; there is: da-grpo"),
+        ({"table": "papers"}, "table must be"),
+        ({"evaluate": {"items": -1}}, "evaluate.items must be at least 0"),
+    ],
+)
+def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _spec(tmp_path, **changes)
+    assert told in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}:")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_setting_that_the_agent_does_not_have_names_the_experiment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"experiment small: small: learning\.dual_speed: unknown key learning\.dual_speed"):
+        expand(_spec(tmp_path, settings={"learning.dual_speed": 1}), {})
+
+
+def test_an_unknown_experiment_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match="tabel: no such experiment") as caught:
+        load_spec("tabel")
+    assert "table" in caught.value.hint
+
+
+def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_first(tmp_path: Path) -> None:
+    spec = _spec(
+        tmp_path, methods={"da-grpo": {}, "edge-only": {"learning.method": "edge-only"}}, vary={"learning.dual_init": [0.1, 0.2]}
+    )
+    grid = expand(spec, {})
+    assert len(grid.placed) == 2 * 2 * 2
+    keys = [cell.key for cell in grid.cells]
+    assert keys[0].startswith("nano-edge.bare.s0-")
+    assert [key.split(".")[-1].split("-")[0] for key in keys[1:]] == ["s0"] * 4 + ["s1"] * 4
+
+
+def test_methods_of_a_file_take_the_place_of_the_usual_one(tmp_path: Path) -> None:
+    grid = expand(_spec(tmp_path, methods={"edge-only": {"learning.method": "edge-only"}}), {})
+    assert {one.method for one in grid.placed} == {"edge-only"}
+
+
+def test_settings_that_hold_anyway_do_not_make_another_cell(tmp_path: Path) -> None:
+    plain = expand(_spec(tmp_path), {})
+    told = expand(_spec(tmp_path, name="other", settings={"learning.dual_init": 0.5, "learning.group_size": 8}), {})
+    assert [cell.key for cell in plain.cells] == [cell.key for cell in told.cells]
+    assert len(shared([plain, told])) == len(plain.cells)
+
+
+def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"settings": {"learning.dual_init": 0.4}},
+        {"evaluate": {"items": 10}},
+        {"phases": {"g1-g2": [{"source": "group1", "steps": 2}, {"source": "group2", "steps": 4}]}},
+        {"phases": {"g1-g2": [{"source": "group1", "steps": 2, "target_rate": 0.4}, {"source": "group2", "steps": 3}]}},
+        {"routers": ["da-grpo"]},
+    ]
+    keys = {expand(_spec(tmp_path, **change), {}).cells[-1].key for change in changes}
+    assert len(keys) == len(changes)
+
+
+def test_a_cell_is_read_back_from_what_it_is_written_as(tmp_path: Path) -> None:
+    for cell in expand(_spec(tmp_path, routers=["da-grpo"], settings={"learning.dual_init": 0.1}), {}).cells:
+        again = Cell.from_json(cell.to_json())
+        assert again == cell
+        assert again.key == cell.key
+
+
+def test_the_key_of_a_cell_stays_what_it_was() -> None:
+    """Results are found by it: a change here leaves all of them behind."""
+    cells = {cell.key for cell in expand(load_spec("table"), CHOSEN).cells}
+    assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
+
+
+def test_a_cell_works_on_one_thread_without_a_gate(tmp_path: Path) -> None:
+    config = expand(_spec(tmp_path), {}).cells[-1].resolved("/tmp/state").config
+    assert (config.engine.threads, config.learning.torch_threads, config.coordinator.embedded.threads) == (1, 1, 1)
+    assert config.gate.enabled is False
+    assert [phase.source for phase in config.phases] == ["practice:group1", "practice:group2"]
+
+
+def test_what_is_not_chosen_yet_is_waited_for_and_the_rest_can_be_run() -> None:
+    grid = expand(load_spec("table"), {})
+    assert {one.method for one in grid.placed} == {"edge-only", "da-grpo"}
+    assert "the assistance reward of grpo for nano-edge on group1" in grid.waits_for
+
+
+def test_chosen_rewards_go_into_the_cells_by_task() -> None:
+    grid = expand(load_spec("table"), CHOSEN)
+    assert not grid.waits_for
+    settings = [dict(one.cell.settings) for one in grid.placed if one.method == "gapg"]
+    assert len(settings) == 12
+    wanted = {"learning.method": "gapg", "learning.assist_rewards": {"group1": 0.3, "group2": 0.4}}
+    assert all(one == wanted for one in settings)
+
+
+@pytest.mark.parametrize("name", spec_names())
+def test_every_specification_can_be_expanded_and_is_called_as_its_file(name: str) -> None:
+    spec = load_spec(name)
+    assert spec.name == name
+    grid = expand(spec, CHOSEN)
+    assert grid.cells
+    for cell in grid.cells[:3]:
+        cell.resolved("/tmp/state")
+
+
+def test_the_schedules_are_the_papers() -> None:
+    phases = load_spec("schedules").phases
+    assert {name: tuple(phase.target_rate for phase in levels) for name, levels in phases.items()} == PAPER_SCHEDULES

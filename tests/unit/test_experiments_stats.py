@@ -1,0 +1,143 @@
+"""Intervals and measures of experiments, against values worked out by hand or known from tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.experiments.measures import (
+    accuracy,
+    at_random,
+    by_threshold,
+    difference,
+    forgetting,
+    kept_accuracy,
+    never,
+    oracle,
+    own_decision,
+    rate,
+    routed,
+    side_by_side,
+)
+from tools.experiments.stats import over_seeds, over_seeds_and_items, t_quantile
+
+LOOK: dict[str, Any] = {
+    "asked": "1100", "own": "0010", "forced": "0110", "cloud": "1101", "joint": "1110",
+    "help": [2.0, 1.0, 1.0, None], "router": [0.9, 0.2, None, 0.8], "router_fit": {"threshold": 0.5},
+}  # fmt: skip
+
+
+def _of(statistic: Any, rule: Any, look: Any = LOOK) -> Any:
+    return statistic([sum(column) for column in zip(*(share.columns for share in rule(look)), strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("df", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1e7, 1.960)]
+)
+def test_students_quantiles_are_those_of_the_tables(df: float, value: float) -> None:
+    assert t_quantile(df) == pytest.approx(value, abs=6e-4)
+
+
+@given(st.floats(0.5, 200.0), st.floats(0.5, 200.0))
+def test_students_quantile_falls_with_the_degrees_of_freedom(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert t_quantile(low) >= t_quantile(high) - 1e-9
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    found = over_seeds([0.2, 0.4, 0.6])
+    assert found.mean == pytest.approx(0.4)
+    assert found.half == pytest.approx(4.3027 * 0.2 / math.sqrt(3), rel=1e-4)
+
+
+def test_one_seed_tells_nothing_of_chance() -> None:
+    assert over_seeds([0.2]).half is None
+
+
+def test_with_one_seed_the_interval_is_that_of_the_items() -> None:
+    columns = [[(1.0, 0.0, 0.0, right) for right in (1.0, 0.0, 1.0, 1.0, 0.0)]]
+    found = over_seeds_and_items(columns, accuracy)
+    assert found is not None
+    assert found.mean == pytest.approx(0.6)
+    # the variance of a mean of five: s²/5 with s² = 0.3; four degrees of freedom
+    assert found.half == pytest.approx(2.7764 * math.sqrt(0.3 / 5), rel=1e-4)
+
+
+def test_seeds_and_items_both_widen_the_interval() -> None:
+    seeds = [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
+    found = over_seeds_and_items([[(1.0, 0.0, 0.0, right) for right in items] for items in seeds], accuracy)
+    assert found is not None
+    between = ((0.5 - 0.625) ** 2 + (0.75 - 0.625) ** 2) / 1 / 2
+    by_item = [1.0, 1.0, 0.5, 0.0]  # means over seeds
+    items = sum((value - 0.625) ** 2 for value in by_item) / 3 / 4
+    variance = between + items
+    df = variance**2 / (between**2 / 1 + items**2 / 3)
+    assert found.mean == pytest.approx(0.625)
+    assert found.half == pytest.approx(t_quantile(df) * math.sqrt(variance), rel=1e-9)
+
+
+def test_what_is_not_defined_for_a_seed_has_no_mean() -> None:
+    assert over_seeds_and_items([[(1.0, 1.0, 0.0, 1.0)] * 3], kept_accuracy) is None
+
+
+def test_the_models_own_decision_counts_kept_and_joint_answers() -> None:
+    assert _of(rate, own_decision) == 0.5
+    assert _of(accuracy, own_decision) == 0.75
+    assert _of(kept_accuracy, own_decision) == 0.5
+
+
+def test_without_asking_only_the_forced_answers_count() -> None:
+    assert _of(rate, never) == 0.0
+    assert _of(accuracy, never) == _of(kept_accuracy, never) == 0.5
+
+
+def test_random_routing_is_its_own_expectation() -> None:
+    assert _of(rate, at_random(0.3)) == pytest.approx(0.3)
+    assert _of(accuracy, at_random(0.3)) == pytest.approx(0.7 * 0.5 + 0.3 * 0.75)
+    assert _of(kept_accuracy, at_random(0.3)) == pytest.approx(0.5)
+
+
+def test_a_router_sends_what_lies_above_its_threshold_and_keeps_what_it_never_saw() -> None:
+    assert [share.asked for share in routed(LOOK)] == [1.0, 0.0, 0.0, 1.0]
+    assert _of(accuracy, routed) == 1.0
+
+
+def test_a_threshold_sends_the_highest_log_odds_and_ties_share_the_rest() -> None:
+    assert [share.asked for share in by_threshold(0.5)(LOOK)] == [1.0, 0.5, 0.5, 0.0]
+    # right: cloud; half forced right, half cloud right; half forced right, half cloud wrong; forced wrong
+    assert _of(accuracy, by_threshold(0.5)) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
+
+
+def test_items_without_a_decision_stay_whatever_the_rate() -> None:
+    assert _of(rate, by_threshold(1.0)) == 0.75
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30), st.floats(0.0, 1.0))
+def test_no_threshold_beats_the_oracle_with_a_perfect_cloud(items: list[tuple[bool, bool, float]], share: float) -> None:
+    bits = ["".join("01"[value] for value in column) for column in ([one[0] for one in items], [True for _ in items])]
+    look = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items]}
+    assert _of(rate, by_threshold(share), look) == pytest.approx(share)
+    assert _of(accuracy, by_threshold(share), look) <= oracle(look, share) + 1e-9
+
+
+def test_forgetting_is_what_is_lost_of_what_was_there() -> None:
+    after = {**LOOK, "joint": "1000"}
+    columns = side_by_side(own_decision(LOOK), own_decision(after))
+    assert forgetting(accuracy)([sum(column) for column in zip(*columns, strict=True)]) == pytest.approx((0.75 - 0.25) / 0.75)
+
+
+def test_forgetting_of_nothing_is_not_defined() -> None:
+    nothing = {**LOOK, "joint": "0000"}
+    columns = side_by_side(own_decision(nothing), own_decision(LOOK))
+    assert forgetting(accuracy)([sum(column) for column in zip(*columns, strict=True)]) is None
+
+
+def test_a_paired_difference_of_the_same_answers_is_nothing_for_sure() -> None:
+    columns = [side_by_side(own_decision(LOOK), own_decision(LOOK)) for _ in range(3)]
+    found = over_seeds_and_items(columns, difference(accuracy))
+    assert found is not None
+    assert (found.mean, found.half) == (0.0, 0.0)

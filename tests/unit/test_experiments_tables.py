@@ -1,0 +1,262 @@
+"""Tables, figures and the report made of results that were never run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.core.errors import ConfigError, EdgeError
+from tests.unit.experiment_world import made_result, make_results
+from tests.unit.test_experiments_spec import CHOSEN
+from tools.experiments.__main__ import main
+from tools.experiments.cells import Cell, expand
+from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
+from tools.experiments.dynamics import end_mean, schedule_table, settled_after, tracked_rate
+from tools.experiments.figures import draw_figures
+from tools.experiments.findings import Findings
+from tools.experiments.paper_tables import cost_table, paper_table
+from tools.experiments.published import read_published
+from tools.experiments.report import Report
+from tools.experiments.result import Result, read_result, result_file, write_result
+from tools.experiments.show import tables_of
+from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
+
+NO_DATA = Path("there-is-no-such-folder")
+
+
+def _findings(name: str, folder: Path, *, missing: int = 0) -> Findings:
+    """An experiment with made results, the last cells without one."""
+    spec = load_spec(name)
+    cells = expand(spec, CHOSEN).cells
+    make_results(cells[: len(cells) - missing], folder)
+    return Findings.of(spec, CHOSEN, folder)
+
+
+def _schedule(rates: list[float]) -> Result:
+    phases = (Phase(source="group1", steps=120, target_rate=0.3),)
+    cell = Cell("nano-edge", 0, phases, {}, Evaluate(items=0))
+    body = made_result(cell)
+    body["series"]["assist"] = rates
+    return Result(cell, body)
+
+
+def test_every_accuracy_of_the_papers_tables_has_its_rate_and_interval(tmp_path: Path) -> None:
+    joint = paper_table(_findings("table", tmp_path), "table1", "joint", None)
+    row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
+    accuracy, _, rate = row[2].partition(" @ ")
+    assert " ± " in accuracy
+    assert rate.endswith(" %")
+    assert not any("missing" in cell for cell in row)
+
+
+def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_seeds(tmp_path: Path) -> None:
+    findings = _findings("table", tmp_path)
+    for cell in findings.grid.cells:
+        if cell.method == "gapg" or (cell.method == "grpo" and cell.seed == 2):
+            result_file(cell, tmp_path).unlink()
+    joint = paper_table(Findings.of(findings.spec, CHOSEN, tmp_path), "table1", "joint", None)
+    rows = {row[1]: row for row in joint.rows if row[0] == "nano-edge"}
+    assert rows["GAPG"][2:] == ("missing",) * 6
+    assert rows["GRPO"][2].endswith("(2 of 3 seeds)")
+    assert "seeds" not in rows["DA-GRPO"][2]
+
+
+def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:
+    for name in spec_names():
+        for table in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN):
+            assert table.rows
+            assert all("missing" in row for row in table.rows)
+            assert "missing" in table.to_markdown()
+
+
+def test_what_the_model_was_before_learning_stands_below(tmp_path: Path) -> None:
+    table = paper_table(_findings("table", tmp_path), "table2", "forced", None)
+    row = next(row for row in table.rows if row[:2] == ("nano-edge", "before learning"))
+    assert [cell == "-" for cell in row[2:]] == [False, True, True, False, True, True]
+    assert "±" in row[2]
+
+
+def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None:
+    data = tmp_path / "paper"
+    data.mkdir()
+    (data / "table1.csv").write_text(
+        "responses,model,method,math_during,math_post,math_forgetting,taco_during,taco_post,taco_forgetting\n"
+        "joint,Qwen2.5-1.5B-Instruct,DA-GRPO,84.5,75.5,10.7,84.8,72.8,14.1\n",
+        encoding="utf-8",
+    )
+    published = {"table1": read_published(data, "table1"), "table2": read_published(data, "table2")}
+    assert published["table2"] is None
+    joint = paper_table(_findings("table", tmp_path / "results"), "table1", "joint", published["table1"])
+    row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
+    assert joint.header[8:] == (
+        "", "paper MATH during", "paper MATH post", "paper MATH forgetting", "paper TACO during", "paper TACO post",
+        "paper TACO forgetting",
+    )  # fmt: skip
+    assert row[8:] == ("", "84.5", "75.5", "10.7", "84.8", "72.8", "14.1")
+    grpo = next(row for row in joint.rows if row[:2] == ("nano-edge", "GRPO"))
+    assert grpo[8:] == ("", "-", "-", "-", "-", "-", "-")
+
+
+def test_the_cost_table_tells_asked_responses_beside_billed_prompts(tmp_path: Path) -> None:
+    table = cost_table(_findings("table", tmp_path))
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["asked, % of responses"] == "30.0"
+    assert row["billed, % of prompts"] == "60.0"
+    assert row["cloud calls"] == "1000"
+
+
+def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
+    result = _schedule([0.0] * 119 + [1.0])
+    result.body["series"]["kept"] = [0.5] * 119 + [None]
+    assert end_mean(result, "kept") == pytest.approx(0.5)
+    result.body["series"]["assist"] = [0.0] * 95 + [0.5] * 25
+    result.body["series"]["kept"] = [1.0] * 95 + [0.4] * 25
+    assert end_mean(result, "kept") == pytest.approx((25 * 1.0 + 25 * 0.5 * 0.4) / (25 + 12.5))
+
+
+def test_a_schedule_is_judged_around_the_hundredth_step_after_the_switch() -> None:
+    result = _schedule([0.9] * 90 + [0.3] * 30)
+    assert tracked_rate(result, 0) == pytest.approx(0.3)
+    # the means of 20 steps are within the band once at most one of them is from before
+    assert settled_after(result, 0) == 109
+    assert settled_after(_schedule([0.9] * 120), 0) is None
+
+
+def test_levels_that_are_not_tracked_are_counted_as_such(tmp_path: Path) -> None:
+    findings = _findings("schedules", tmp_path)
+    body = dict(next(iter(findings.results.values())).body)
+    body["series"]["assist"][360:480] = [0.95] * 120
+    (table,) = schedule_table(findings)
+    assert [row[5] for row in table.rows].count("no") == 1
+    assert "levels are tracked" in table.notes[1]
+
+
+def test_the_assistance_reward_nearest_to_the_target_is_chosen_and_kept(tmp_path: Path) -> None:
+    spec = load_spec("assist-reward")
+    results = []
+    for one in expand(spec, {}).placed:
+        body = made_result(one.cell)
+        value = float(one.varied["learning.assist_reward"])
+        body["settings"]["learning"]["assist_reward"] = value
+        body["series"]["assist"] = [value] * one.cell.steps
+        results.append(Result(one.cell, body))
+    values = [float(str(value)) for value in spec.vary["learning.assist_reward"]]
+    nearest = min(values, key=lambda value: (abs(value - 0.3), value))
+    assert last_rate(results[0]) == pytest.approx(values[0])
+    chosen = choose(results)
+    assert chosen["nano-edge"]["gapg"] == {"group1": nearest, "group2": nearest}
+    write_chosen(results, tmp_path / "chosen.json")
+    assert read_chosen(tmp_path / "chosen.json") == chosen
+    assert not expand(load_spec("table"), chosen).waits_for
+
+
+def test_a_damaged_file_of_choices_is_told(tmp_path: Path) -> None:
+    (tmp_path / "chosen.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no chosen assistance rewards"):
+        read_chosen(tmp_path / "chosen.json")
+
+
+def test_a_result_of_another_cell_or_form_is_refused(tmp_path: Path) -> None:
+    one, other = expand(load_spec("table"), CHOSEN).cells[:2]
+    write_result(result_file(one, tmp_path), made_result(other))
+    with pytest.raises(EdgeError, match="not the result of nano-edge") as caught:
+        read_result(one, tmp_path)
+    assert "remove the file" in caught.value.hint
+
+
+def test_a_whole_result_stays_small(tmp_path: Path) -> None:
+    cell = next(cell for cell in expand(load_spec("table"), CHOSEN).cells if cell.router)
+    write_result(result_file(cell, tmp_path), made_result(cell))
+    assert result_file(cell, tmp_path).stat().st_size < 32_000
+    assert json.loads(result_file(cell, tmp_path).read_text(encoding="utf-8"))["key"] == cell.key
+
+
+@pytest.mark.parametrize("name", [name for name in spec_names() if load_spec(name).figure])
+def test_figures_are_small_pictures_and_always_the_same(tmp_path: Path, name: str) -> None:
+    findings = _findings(name, tmp_path / "results")
+    first = draw_figures(findings, tmp_path / "a")
+    again = draw_figures(findings, tmp_path / "b") if name != "table" else first  # the largest: once is enough
+    assert [path.name for path in first] == [f"{name}-{kind}.png" for kind in findings.spec.figure]
+    for path, other in zip(first, again, strict=True):
+        picture = path.read_bytes()
+        assert picture.startswith(b"\x89PNG\r\n")
+        assert 3_000 < len(picture) < 80_000
+        assert picture == other.read_bytes()
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+    assert draw_figures(Findings.of(load_spec("schedules"), CHOSEN, tmp_path), tmp_path / "figures") == []
+
+
+def test_figures_of_a_part_of_the_results_are_drawn(tmp_path: Path) -> None:
+    for name in ("lambda-convergence", "target-rates"):
+        findings = _findings(name, tmp_path / name, missing=3)
+        assert len(draw_figures(findings, tmp_path / "figures")) == len(findings.spec.figure)
+
+
+def test_the_commands_print_tables_draw_figures_and_write_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = _findings("schedules", tmp_path / "results")
+    where = ["--results", str(tmp_path / "results"), "--chosen", str(tmp_path / "chosen.json")]
+    assert main(["table", "schedules", "--data", str(NO_DATA), *where]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"# schedules: {findings.spec.about}\n")
+    assert told.rstrip().endswith(f"{len(findings.grid.cells)} of {len(findings.grid.cells)} cells measured.")
+    assert main(["figure", "schedules", "--out", str(tmp_path / "figures"), *where]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'figures' / 'schedules-schedules.png'}\n"
+    out = ["--out", str(tmp_path / "REPORT.md"), "--figures", str(tmp_path / "figures"), "--data", str(NO_DATA)]
+    assert main(["report", *out, *where]) == 0
+    report = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
+    assert main(["report", *out, *where]) == 0
+    assert (tmp_path / "REPORT.md").read_text(encoding="utf-8") == report
+    assert "(figures/schedules-schedules.png)" in report
+
+
+def _report(folder: Path, every: dict[str, Findings], template: str) -> str:
+    (folder / "template").write_text(template, encoding="utf-8")
+    return Report(every, CHOSEN, NO_DATA, folder / "figures", folder).filled(folder / "template")
+
+
+def test_the_report_has_tables_between_paragraphs_and_is_always_the_same(tmp_path: Path) -> None:
+    every = {name: _findings(name, tmp_path / "results") for name in ("schedules", "lambda-convergence")}
+    template = "# Title\n\nA paragraph.\n\n{{ setting }}\n\n{{ hours }}\n\n{{ table schedules }}\n{{ figure schedules }}\n"
+    text = _report(tmp_path, every, template)
+    assert text == _report(tmp_path, every, template)
+    assert text.startswith("# Title\n\nA paragraph.\n\n")
+    assert "| rising " in text
+    assert "one thread each, at commit 0123456789ab" in text
+    assert "## Further experiments" in text
+    assert "### lambda-convergence" in text
+    assert "png" not in text
+    draw_figures(every["schedules"], tmp_path / "figures")
+    assert "(figures/schedules-schedules.png)" in _report(tmp_path, every, template)
+
+
+def test_compute_hours_are_summed_with_shared_cells_once(tmp_path: Path) -> None:
+    one = _findings("lambda-convergence", tmp_path)
+    text = _report(tmp_path, {"first": one, "second": one}, "{{ hours }}\n{{ table first }}\n{{ table second }}\n")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| first", "| second", "| all"))]
+    cells = [int(row[1]) for row in rows]
+    assert cells == [len(one.grid.cells), 0, len(one.grid.cells)]
+    wall_h = sum(result.body["cost"]["wall_s"] for result in one.results.values()) / 3600
+    assert float(rows[2][3]) == pytest.approx(wall_h, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("mark", "told"), [("{{ table tabel }}", "no experiment is called tabel"), ("{{ tables first }}", "no mark is called tables")]
+)
+def test_a_mark_that_means_nothing_is_told_with_its_line(tmp_path: Path, mark: str, told: str) -> None:
+    every = {"first": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
+    with pytest.raises(ConfigError, match=f"template:2: {told}"):
+        _report(tmp_path, every, f"# Title\n{mark}\n")
+
+
+def test_the_reports_template_names_experiments_that_there_are(tmp_path: Path) -> None:
+    from tools.experiments.report import TEMPLATE
+
+    every: dict[str, Any] = {name: Findings.of(load_spec(name), CHOSEN, tmp_path) for name in spec_names()}
+    text = Report(every, CHOSEN, NO_DATA, tmp_path, tmp_path).filled(TEMPLATE)
+    assert "No cell has been measured yet." in text
+    assert "{{" not in text

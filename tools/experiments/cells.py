@@ -1,0 +1,188 @@
+"""Cells: the runs that experiments are made of. Knows how a specification becomes cells and when two cells are one; runs nothing.
+
+A cell is one complete configuration with its phases, seed and evaluation. Settings that say what the agent does anyway are left out, so
+that equal cells of several experiments have the same key and are run once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from edge.config.agent import resolve_agent_config
+from edge.config.loader import Flag, Resolved, dotted, leaves
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError
+from tools.experiments.spec import CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
+
+METHOD, ASSIST = "learning.method", "learning.assist_rewards"
+ChosenRewards = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""The assistance reward by model, method and task label."""
+_ONE_THREAD: Settings = {"engine.threads": 1, "learning.torch_threads": 1, "coordinator.embedded.threads": 1}
+_MEASURED: Settings = {"gate.enabled": False, "device_profile": "none", **_ONE_THREAD}
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. `phases` (): nothing is learned, the bare model is looked at. `router`: a classifier is trained after each phase."""
+
+    model: str
+    seed: int
+    phases: tuple[Phase, ...]
+    settings: Mapping[str, Any]
+    evaluate: Evaluate
+    router: bool = False
+
+    @property
+    def method(self) -> str:
+        """How it learns."""
+        return str(self.settings.get(METHOD, AgentConfig().learning.method)) if self.phases else "bare"
+
+    @property
+    def steps(self) -> int:
+        """Learning steps over all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    @cached_property
+    def key(self) -> str:
+        """A readable name with a hash of all that the results depend on."""
+        digest = hashlib.blake2b(json.dumps(self.to_json(), sort_keys=True).encode(), digest_size=_HASH_DIGITS // 2)
+        parts = [self.model.rpartition("/")[2].removesuffix(".gguf"), _way(self.phases), self.method, f"s{self.seed}"]
+        return f"{'.'.join(part for part in parts if part)}-{digest.hexdigest()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The cell as plain data, without what is as usual: a key that comes later changes no cell that does not use it."""
+        return {
+            "model": self.model,
+            "seed": self.seed,
+            "phases": [phase.model_dump(mode="json", exclude_defaults=True) for phase in self.phases],
+            "settings": dict(sorted(self.settings.items())),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude_defaults=True),
+            **({"router": True} if self.router else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cell:
+        """From what `to_json` made."""
+        phases = tuple(Phase(**phase) for phase in data["phases"])
+        return cls(data["model"], data["seed"], phases, data["settings"], Evaluate(**data["evaluate"]), data.get("router", False))
+
+    def resolved(self, state_folder: str) -> Resolved[AgentConfig]:
+        """The agent's configuration. Raises ConfigError for settings it does not have."""
+        flags = [Flag(key, value, key) for key, value in {**_MEASURED, **self.settings}.items()]
+        phases = [{"source": phase.full_source, "steps": phase.steps, "target_rate": phase.target_rate} for phase in self.phases]
+        flags += [Flag("model.path", self.model, "models"), Flag("learning.seed", self.seed, "seeds")]
+        flags += [Flag("state_folder", state_folder, "state_folder")]
+        if phases:
+            flags.append(Flag("phases", phases, "phases"))
+        return resolve_agent_config(flags=flags)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A cell in its experiment's grid: the names of its method and phases there, and the values of what is varied."""
+
+    cell: Cell
+    method: str
+    phases: str
+    varied: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of an experiment. `waits_for`: what must be chosen before the others can be named."""
+
+    spec: Spec
+    placed: tuple[Placed, ...]
+    bare: tuple[Cell, ...]
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Each cell once, seed by seed, those without learning first."""
+        by_seed = sorted((one.cell for one in self.placed), key=lambda cell: self.spec.seeds.index(cell.seed))
+        return list({cell.key: cell for cell in [*self.bare, *by_seed]}.values())
+
+
+def expand(spec: Spec, chosen: ChosenRewards) -> Grid:
+    """All cells of an experiment. Raises ConfigError, naming the experiment, for settings that the agent does not have."""
+    placed: list[Placed] = []
+    waits: dict[str, None] = {}
+    for model, (phases_name, phases), (method, settings), varied, seed in _points(spec):
+        merged = {**spec.settings, **settings, **varied}
+        try:
+            merged = _with_chosen(merged, model, phases, chosen)
+        except KeyError as missing:
+            waits[str(missing.args[0])] = None
+            continue
+        cell = Cell(model, seed, phases, _that_matter(spec, merged), spec.evaluate, method in spec.routers)
+        placed.append(Placed(cell, method, phases_name, varied))
+    return Grid(spec, tuple(placed), tuple(_bare_cells(spec)), tuple(waits))
+
+
+def shared(grids: Sequence[Grid]) -> list[Cell]:
+    """The cells of several experiments, each once, those without learning first."""
+    cells = {cell.key: cell for grid in grids for cell in grid.cells}
+    return sorted(cells.values(), key=lambda cell: bool(cell.phases))
+
+
+def _points(spec: Spec) -> Iterator[tuple[str, tuple[str, tuple[Phase, ...]], tuple[str, Settings], Settings, int]]:
+    varied = [dict(zip(spec.vary, values, strict=True)) for values in itertools.product(*spec.vary.values())]
+    return itertools.product(spec.models, spec.phases.items(), spec.ways.items(), varied, spec.seeds)
+
+
+def _bare_cells(spec: Spec) -> Iterator[Cell]:
+    """The models before any learning; what is drawn there is at T = 0, so one seed is all."""
+    if spec.bare and spec.evaluate.items:
+        evaluate = spec.evaluate.model_copy(update={"every": None})
+        yield from (Cell(model, 0, (), {}, evaluate) for model in spec.models)
+
+
+def _with_chosen(settings: Settings, model: str, phases: Sequence[Phase], chosen: ChosenRewards) -> Settings:
+    """The settings with the assistance rewards of this model, method and these phases. Raises KeyError: which one is missing."""
+    if settings.get(ASSIST) != CHOSEN:
+        return settings
+    method = str(settings.get(METHOD))
+    rewards: dict[str, Scalar] = {}
+    for source in dict.fromkeys(phase.source for phase in phases):
+        try:
+            rewards[source] = chosen[model][method][source]
+        except KeyError:
+            raise KeyError(f"the assistance reward of {method} for {model} on {source}") from None
+    return {**settings, ASSIST: rewards}
+
+
+def _that_matter(spec: Spec, settings: Settings) -> Settings:
+    """The settings without those that say what holds anyway."""
+    try:
+        flags = [Flag(key, value, f"{spec.name}: {key}") for key, value in settings.items()]
+        given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
+    except ConfigError as error:
+        raise ConfigError(f"experiment {spec.name}: {error}", hint=error.hint) from error
+    usual = AgentConfig().model_dump(mode="json")
+    return {key: _at(given, key) for key in settings if _at(given, key) != _at(usual, key)}
+
+
+def _at(data: Any, key: str) -> Any:
+    for part in key.split("."):
+        data = data[part]
+    return data
+
+
+def _way(phases: Sequence[Phase]) -> str:
+    """`group1-group2`, or `group1x4` where one source comes again and again."""
+    names = [phase.source.removeprefix("practice:").replace("/", "_") for phase in phases]
+    if len(names) > 1 and len(set(names)) == 1:
+        return f"{names[0]}x{len(names)}"
+    return "-".join(names)
+
+
+def told_settings(cell: Cell) -> str:
+    """What is set beside the usual, in one line."""
+    return ", ".join(f"{dotted(path)} {value}" for path, value in leaves(dict(cell.settings)))

@@ -1,0 +1,201 @@
+"""`run` and `cell` of `python -m tools.experiments`. Knows the command line and the order of things; knows nothing of learning."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fnmatch
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.cli.stopping import stop_on_signals
+from edge.core.clock import SystemClock
+from edge.core.counts import counted
+from edge.core.errors import UsageError
+from edge.core.names import shown
+from tools.experiments.cells import Cell, Grid, expand, shared
+from tools.experiments.chosen import CHOSEN_FILE, read_chosen, write_chosen
+from tools.experiments.compute import Pace
+from tools.experiments.queue import Board, CellProcess, Ended, run_all, tell_now_and_then, told_hours
+from tools.experiments.result import RESULTS, Result, read_result
+from tools.experiments.run_cell import BUSY, DONE, STOPPED, run_cell
+from tools.experiments.spec import load_spec, spec_names
+
+WORK = Path("runs") / "experiments"
+_TELL_EVERY_S = 60.0
+_NICE = 10
+
+
+def add_run(commands: Any) -> None:
+    """`run SPEC...`"""
+    run = commands.add_parser("run", help="run the cells of experiments; goes on where it was cut")
+    run.add_argument("specs", nargs="*", metavar="SPEC", help="names or files (none: every specification)")
+    run.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
+    run.add_argument("--only", metavar="GLOB", help="cells whose key matches, such as 'nano-edge.*'")
+    run.add_argument("--seeds", type=_seeds, help="only these seeds, as 0,1")
+    run.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after so many hours")
+    run.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
+    run.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
+    run.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+    run.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
+    run.set_defaults(play=play_run)
+
+
+def add_cell(commands: Any) -> None:
+    """`cell FILE`: what `run` starts for each cell."""
+    cell = commands.add_parser("cell", help="run one cell here; for run")
+    cell.add_argument("file", type=Path, help="the cell's cell.json")
+    cell.add_argument("--results", type=Path, default=RESULTS)
+    cell.set_defaults(play=play_cell)
+
+
+def play_cell(arguments: argparse.Namespace) -> int:
+    """Run one cell in this process, telling its progress as JSON lines."""
+    os.nice(_NICE)
+    cell = Cell.from_json(json.loads(arguments.file.read_text(encoding="utf-8")))
+    return run_cell(cell, arguments.file.parent.parent, arguments.results, _tell)
+
+
+def play_run(arguments: argparse.Namespace) -> int:
+    """Run what is not done yet; 0, 1 when a cell failed, 130 when stopped before the end."""
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
+    plan = Plan.of(arguments)
+    print("\n".join(plan.lines(arguments.jobs, every_cell=arguments.list)), flush=True)
+    if arguments.list:
+        return 0
+    code = asyncio.run(_run(plan, arguments))
+    _choose(plan, arguments.results, arguments.chosen)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells that are meant, and those of them that have results."""
+
+    grids: tuple[Grid, ...]
+    cells: tuple[Cell, ...]
+    results: dict[str, Result]
+    pace: Pace
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Plan:
+        """What the command line means. Raises UsageError, ConfigError."""
+        chosen = read_chosen(arguments.chosen)
+        grids = tuple(expand(load_spec(name), chosen) for name in arguments.specs or spec_names())
+        meant = [cell for cell in shared(grids) if _is_meant(cell, arguments.only, arguments.seeds)]
+        if not meant and (arguments.only is not None or not any(grid.waits_for for grid in grids)):
+            raise UsageError(f"no cell matches {shown(str(arguments.only))}", hint="--list without --only shows their keys")
+        every = {cell.key: read_result(cell, arguments.results) for cell in shared(grids)}
+        results = {key: result for key, result in every.items() if result is not None}
+        return cls(grids, tuple(meant), results, Pace.of(results.values()))
+
+    @property
+    def missing(self) -> list[Cell]:
+        """The cells that have no result yet."""
+        return [cell for cell in self.cells if cell.key not in self.results]
+
+    def lines(self, jobs: int, *, every_cell: bool) -> list[str]:
+        """The budget of compute before anything begins."""
+        missing = self.missing
+        steps, seconds = sum(cell.steps for cell in missing), sum(map(self.pace.cell_s, missing))
+        cells = [self._cell_line(cell) for cell in self.cells] if every_cell else []
+        waits = [f"not yet: {what} is not chosen; run assist-reward first" for grid in self.grids for what in grid.waits_for]
+        basis = "measured on finished cells" if self.pace.phase_s else "guessed; no cell is finished yet"
+        share = "" if jobs == 1 else f", {told_hours(seconds / jobs)} with {jobs} at a time"
+        done = len(self.cells) - len(missing)
+        return [
+            *cells,
+            *dict.fromkeys(waits),
+            f"{counted(len(self.cells), 'cell')}, {done} done; to do: {counted(len(missing), 'cell')}, {counted(steps, 'step')}, "
+            f"{told_hours(seconds)} of one core{share} ({basis})",
+        ]
+
+    def _cell_line(self, cell: Cell) -> str:
+        mark = "done" if cell.key in self.results else f"{told_hours(self.pace.cell_s(cell))}"
+        return f"{mark:>7}  {cell.steps:>5} steps  {cell.key}"
+
+
+async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
+    clock, stop, missing = SystemClock(), asyncio.Event(), plan.missing
+    board = Board(missing, clock.monotonic())
+
+    def left_s() -> float:
+        ended = {one.cell.key for one in board.ended}
+        waiting = [cell for cell in missing if cell.key not in ended]
+        shares = (1.0 - board.steps_done.get(cell.key, 0) / max(1, cell.steps) for cell in waiting)
+        alone_s = sum(share * plan.pace.cell_s(cell) for share, cell in zip(shares, waiting, strict=True))
+        return alone_s / float(arguments.jobs)
+
+    def told(ended: Ended) -> None:
+        if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:
+            plan.pace.learn(result)
+        _say(_ended_line(ended))
+        _say(board.line(clock.monotonic(), left_s()))
+
+    def stopping() -> None:
+        _say("stopping after the steps under way; the same command goes on from here")
+        stop.set()
+
+    telling = asyncio.create_task(tell_now_and_then(board, clock, left_s, _say, _TELL_EVERY_S))
+    with stop_on_signals(stopping):
+        limit_s = math.inf if arguments.max_hours is None else arguments.max_hours * 3600
+        ending = asyncio.create_task(_after(limit_s, stopping))
+        try:
+            await run_all(missing, arguments.jobs, CellProcess(arguments.work, arguments.results), board, stop, told)
+        finally:
+            telling.cancel()
+            ending.cancel()
+    if any(ended.code not in (DONE, STOPPED, BUSY) for ended in board.ended):
+        return 1
+    return STOPPED if stop.is_set() and board.done < len(missing) else 0
+
+
+async def _after(seconds: float, act: Callable[[], None]) -> None:
+    if seconds < math.inf:
+        await asyncio.sleep(seconds)
+        act()
+
+
+def _choose(plan: Plan, results: Path, file: Path) -> None:
+    """When a grid search is complete, write what it has chosen."""
+    for grid in plan.grids:
+        if grid.spec.table != "assist-rewards":
+            continue
+        found = [read_result(one.cell, results) for one in grid.placed]
+        complete = [result for result in found if result is not None]
+        if len(complete) == len(found):
+            write_chosen(complete, file)
+            _say(f"{grid.spec.name} is complete; the chosen values are in {file.name}")
+
+
+def _is_meant(cell: Cell, only: str | None, seeds: Sequence[int] | None) -> bool:
+    if seeds is not None and cell.phases and cell.seed not in seeds:
+        return False
+    return only is None or fnmatch.fnmatchcase(cell.key, only)
+
+
+def _ended_line(ended: Ended) -> str:
+    words = {DONE: "done", STOPPED: "stopped", BUSY: "is being run elsewhere"}
+    return f"{ended.cell.key}: {words.get(ended.code) or f'failed ({ended.code}): {ended.words}'}"
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no list of seeds, as 0,1") from error
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

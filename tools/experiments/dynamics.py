@@ -1,0 +1,211 @@
+"""How λ and the rate move while learning: convergence, schedules, sensitivity, other target rates, the grid of assistance rewards. Knows
+series of steps; knows nothing of files.
+
+The end of a phase is its last 50 steps. A level of a schedule is tracked where the mean rate of the 30 steps from the 91st to the 120th
+after the switch, a window around the 100th, lies within ±0.05 of τ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.experiments.chosen import LAST_STEPS, last_rate
+from tools.experiments.findings import Findings, Runs, pooled
+from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
+from tools.experiments.result import Result
+from tools.experiments.spec import Value
+from tools.experiments.stats import over_seeds
+from tools.experiments.tables import MISSING, Table, percent, plain, shown, told_seeds, with_half
+
+END_STEPS = 50
+BAND = 0.05
+TRACKED_FROM, TRACKED_TO = 91, 120
+SMOOTH_STEPS = 20
+Columns = Sequence[tuple[str, Callable[[Runs], str]]]
+
+
+def phase_values(result: Result, name: str, phase: int) -> list[Any]:
+    """The values of a series in one phase, counted from 0."""
+    begin = sum(one.steps for one in result.cell.phases[:phase])
+    return result.series[name][begin : begin + result.cell.phases[phase].steps]
+
+
+def end_mean(result: Result, name: str, phase: int = -1) -> float:
+    """Mean over the end of a phase; kept accuracy weighs each step by what was kept."""
+    number = phase % len(result.cell.phases)
+    values: list[float | None] = phase_values(result, name, number)[-END_STEPS:]
+    if name != "kept":
+        return sum(value or 0.0 for value in values) / len(values)
+    weights: list[float] = [1.0 - asked for asked in phase_values(result, "assist", number)[-END_STEPS:]]
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
+    return sum(value * weight for value, weight in known) / max(1e-12, sum(weight for _, weight in known))
+
+
+def spread(result: Result) -> float:
+    """Standard deviation of λ over the end: how much it oscillates."""
+    values = result.series["dual"][-END_STEPS:]
+    centre = sum(values) / len(values)
+    return float((sum((value - centre) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5)
+
+
+def tracked_rate(result: Result, phase: int) -> float:
+    """Mean rate of the window around the 100th step after a switch."""
+    window = phase_values(result, "assist", phase)[TRACKED_FROM - 1 : TRACKED_TO]
+    return float(sum(window) / len(window))
+
+
+def settled_after(result: Result, phase: int) -> int | None:
+    """The first step of a phase from which on the mean of 20 steps stays within the band; None: it never does."""
+    values, target = phase_values(result, "assist", phase), result.cell.phases[phase].target_rate
+    ends = range(SMOOTH_STEPS, len(values) + 1)
+    inside = [abs(sum(values[end - SMOOTH_STEPS : end]) / SMOOTH_STEPS - target) <= BAND for end in ends]
+    outside = [index for index, is_in in enumerate(inside) if not is_in]
+    first = outside[-1] + 1 if outside else 0
+    return first + SMOOTH_STEPS if first < len(inside) else None
+
+
+def _number(value: Callable[[Result], float], digits: int = 3) -> Callable[[Runs], str]:
+    def told(runs: Runs) -> str:
+        found = runs.mean(value)
+        return MISSING if found is None else told_seeds(plain(found, digits), found.seeds, runs.wanted)
+
+    return told
+
+
+def _held_out(rule: Any, statistic: Any, *, kept: bool = False, rated: bool = True) -> Callable[[Runs], str]:
+    """Accuracy over all held-out items that were looked at after the last phase."""
+
+    def told(runs: Runs) -> str:
+        cell = runs.results[0].cell if runs.results else None
+        parts = [(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
+        found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
+        if found is None or asked is None:
+            return MISSING
+        share = percent(1 - asked.mean if kept else asked.mean, 0)
+        return told_seeds(f"{with_half(found)} @ {share} %" if rated else with_half(found), found.seeds, runs.wanted)
+
+    return told
+
+
+_END: Columns = (
+    ("end rate", _number(lambda result: end_mean(result, "assist"))),
+    ("end λ", _number(lambda result: end_mean(result, "dual"))),
+    ("λ's deviation", _number(spread)),
+    ("end joint (T = 1)", _number(lambda result: end_mean(result, "joint"))),
+    ("held-out joint, %", _held_out(own_decision, accuracy)),
+    ("held-out kept, % @ kept", _held_out(own_decision, kept_accuracy, kept=True)),
+    ("held-out forced local, %", _held_out(never, accuracy, rated=False)),
+)
+_END_NOTE = f"End: mean over the last {END_STEPS} steps of training at T = 1; ± is a 95 % interval over seeds (held out: seeds and items)."
+
+
+def lambda_table(findings: Findings) -> list[Table]:
+    """Where λ comes to from each initial value, and whether the SLMs differ."""
+    values = findings.spec.vary["learning.dual_init"]
+    rows = [
+        (model, shown(value), *(told(runs) for _, told in _END))
+        for model in findings.spec.models
+        for value in values
+        if (runs := findings.runs(model, varied={"learning.dual_init": value})) is not None
+    ]
+    pooled = [(model, "all", *_pooled(findings, model, values)) for model in findings.spec.models]
+    header = ("SLM", "λ_0", *(name for name, _ in _END))
+    whole = Table("λ from several initial values at τ = 0.3", header, tuple(rows), (_END_NOTE,))
+    header = ("SLM", "λ_0", "mean end λ", "largest difference between the λ_0", "mean end rate")
+    return [whole, Table("One λ for each SLM?", header, tuple(pooled), ("Means over every run of an SLM, whatever its λ_0.",))]
+
+
+def _pooled(findings: Findings, model: str, values: Sequence[Value]) -> tuple[str, str, str]:
+    by_value = [findings.runs(model, varied={"learning.dual_init": value}) for value in values]
+    every = [result for runs in by_value for result in runs.results]
+    if not every:
+        return (MISSING, MISSING, MISSING)
+    means = [found.mean for runs in by_value if (found := runs.mean(lambda result: end_mean(result, "dual"))) is not None]
+    dual, assist = (over_seeds([end_mean(result, name) for result in every]) for name in ("dual", "assist"))
+    return (plain(dual), f"{max(means) - min(means):.3f}", plain(assist))
+
+
+def schedule_table(findings: Findings) -> list[Table]:
+    """Each level of each schedule: the rate around the 100th step after the switch, and whether it is tracked."""
+    rows = [row for model in findings.spec.models for name in findings.spec.phases for row in _levels(findings, model, name)]
+    note = (
+        f"Rate: mean over steps {TRACKED_FROM} to {TRACKED_TO} after the switch (training, T = 1); tracked: within ±{BAND:g} of τ in the "
+        f"mean over seeds. Settled: the step from which on every mean of {SMOOTH_STEPS} steps stays within ±{BAND:g}, for each seed."
+    )
+    header = ("SLM", "schedule", "level", "τ", "rate", "tracked", "settled after", "λ at the end")
+    tracked = [row[5] for row in rows]
+    count = f"{tracked.count('yes')} of {len(tracked)} levels are tracked" + (
+        f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
+    )
+    return [Table("Schedules of τ", header, tuple(rows), (note, f"{count}."))]
+
+
+def _levels(findings: Findings, model: str, name: str) -> Iterator[tuple[str, ...]]:
+    runs = findings.runs(model, phases=name)
+    for number, phase in enumerate(findings.spec.phases[name]):
+        found = runs.mean(lambda result, at=number: tracked_rate(result, at))
+        where = (model, name, str(number + 1), f"{phase.target_rate:g}")
+        if found is None:
+            yield (*where, MISSING, MISSING, MISSING, MISSING)
+            continue
+        held = "yes" if abs(found.mean - phase.target_rate) <= BAND else "no"
+        settled = [settled_after(result, number) for result in runs.results]
+        after = "/".join("never" if step is None else str(step) for step in settled)
+        dual = over_seeds([phase_values(result, "dual", number)[-1] for result in runs.results])
+        yield (*where, told_seeds(plain(found), found.seeds, runs.wanted), held, after, plain(dual))
+
+
+def sensitivity_table(findings: Findings) -> list[Table]:
+    """What each value of the setting that is varied comes to."""
+    return [_varied_table(findings, key) for key in findings.spec.vary]
+
+
+def _varied_table(findings: Findings, key: str) -> Table:
+    rows = [
+        (model, shown(value), *(told(findings.runs(model, varied={key: value})) for _, told in _END))
+        for model in findings.spec.models
+        for value in findings.spec.vary[key]
+    ]
+    return Table(f"Sensitivity to {key}", ("SLM", key, *(name for name, _ in _END)), tuple(rows), (_END_NOTE,))
+
+
+def rates_table(findings: Findings) -> list[Table]:
+    """What each target rate comes to."""
+    rows = [
+        (model, f"{phases[-1].target_rate:g}", *(told(findings.runs(model, phases=name)) for _, told in _END))
+        for model in findings.spec.models
+        for name, phases in findings.spec.phases.items()
+    ]
+    return [Table("Target rates", ("SLM", "τ", *(name for name, _ in _END)), tuple(rows), (_END_NOTE,))]
+
+
+def assist_table(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
+    """The realised rate of each assistance reward; a star marks what is chosen."""
+    ((key, values),) = findings.spec.vary.items()
+    rows = []
+    for model in findings.spec.models:
+        for method in findings.spec.ways:
+            for name, phases in findings.spec.phases.items():
+                mine = chosen.get(model, {}).get(method, {}).get(phases[-1].source)
+                cells = [_chosen_cell(findings.runs(model, method, name, {key: value}), value == mine) for value in values]
+                rows.append((model, method, phases[-1].source, *cells))
+    title = f"Realised rate over the last {LAST_STEPS} steps by assistance reward (chosen: *)"
+    return [Table(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows))]
+
+
+def _chosen_cell(runs: Runs, is_chosen: bool) -> str:
+    found = runs.mean(last_rate)
+    return MISSING if found is None else plain(found) + (" *" if is_chosen else "")
+
+
+def methods_table(findings: Findings) -> list[Table]:
+    """Every method, phases and varied value of an experiment, side by side: for what has no layout of its own."""
+    placed = {(one.cell.model, one.method, one.phases, tuple(one.varied.items())): one for one in findings.grid.placed}
+    rows = []
+    for model, method, phases, varied in placed:
+        runs = findings.runs(model, method, phases, dict(varied))
+        set_to = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in varied)
+        rows.append((model, method, phases, set_to or "-", *(told(runs) for _, told in _END)))
+    header = ("SLM", "method", "phases", "varied", *(name for name, _ in _END))
+    return [Table(findings.spec.about.rstrip("."), header, tuple(rows), (_END_NOTE,))]

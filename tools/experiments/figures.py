@@ -1,0 +1,265 @@
+"""Figures as small PNG files. Knows matplotlib and what each figure shows; knows nothing of how results came about.
+
+A figure of what has no result is not drawn. The same results give the same picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
+from tools.experiments.findings import Findings, Runs
+from tools.experiments.measures import Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.paper_tables import ROWS, TABLES, Family, Row
+from tools.experiments.published import METHODS
+from tools.experiments.result import Result
+from tools.experiments.tables import shown
+
+FIGURES = Path(__file__).parent / "figures"
+_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
+_GREY = "#666666"
+_PALETTE = 96
+_RATES = tuple(number / 20 for number in range(15))
+Paint = Callable[[Any, Findings], bool]
+"""Draws on a figure; False where there is nothing to draw."""
+
+
+def draw_figures(findings: Findings, out: Path) -> list[Path]:
+    """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png`."""
+    drawn = []
+    for kind in findings.spec.figure:
+        path = out / f"{findings.spec.name}-{kind}.png"
+        if _draw(path, findings, _PAINT[kind]):
+            drawn.append(path)
+    return drawn
+
+
+def _draw(path: Path, findings: Findings, paint: Paint) -> bool:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "font.size": 9}
+    with rc_context(style):
+        figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
+        FigureCanvasAgg(figure)
+        if not paint(figure, findings):
+            return False
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_small(path, drawn)
+    return True
+
+
+def _write_small(path: Path, png: io.BytesIO) -> None:
+    """With few colours, which is a third of the bytes."""
+    from PIL import Image
+
+    with Image.open(png) as picture:
+        picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
+
+
+def _lambda(figure: Any, findings: Findings) -> bool:
+    """Left λ, right the rate, for every initial value; one row for each SLM."""
+    models, ((key, values),) = findings.spec.models, findings.spec.vary.items()
+    figure.set_size_inches(9, 2.6 * len(models) + 0.6)
+    axes = figure.subplots(len(models), 2, squeeze=False, sharex=True)
+    for (left, right), model in zip(axes, models, strict=True):
+        for value, colour in zip(values, _COLOURS, strict=False):
+            runs = findings.runs(model, varied={key: value})
+            _lines(left, runs, "dual", colour, f"λ_0 = {shown(value)}", smooth=1)
+            _lines(right, runs, "assist", colour, "", smooth=SMOOTH_STEPS)
+        left.set(title=f"{model}: λ", ylim=(0, None))
+        _target(right, findings.spec.phases[next(iter(findings.spec.phases))][-1].target_rate)
+        right.set(title=f"{model}: assist rate, mean of {SMOOTH_STEPS} steps", ylim=(0, 1))
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    _legend(figure, axes[0][0])
+    return bool(findings.results)
+
+
+def _schedules(figure: Any, findings: Findings) -> bool:
+    """The rate beside τ, one panel for each schedule."""
+    names = list(findings.spec.phases)
+    figure.set_size_inches(9, 5.2)
+    axes = figure.subplots(-(-len(names) // 2), 2, squeeze=False, sharey=True).ravel()
+    for axis, name in zip(axes, names, strict=False):
+        targets = [phase.target_rate for phase in findings.spec.phases[name] for _ in range(phase.steps)]
+        steps = range(1, len(targets) + 1)
+        axis.plot(steps, targets, color=_GREY, linewidth=1.2, linestyle="--", label="τ")
+        axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=_GREY, alpha=0.15, linewidth=0)
+        for model, colour in zip(findings.spec.models, _COLOURS, strict=False):
+            _lines(axis, findings.runs(model, phases=name), "assist", colour, model, smooth=SMOOTH_STEPS)
+        axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
+    _legend(figure, axes[0])
+    return bool(findings.results)
+
+
+def _sensitivity(figure: Any, findings: Findings) -> bool:
+    """Left the rate while learning, right what each value ends with."""
+    ((key, values),) = findings.spec.vary.items()
+    left, right = figure.subplots(1, 2)
+    model, name = findings.spec.models[0], key.rpartition(".")[2]
+    for value, colour in zip(values, _COLOURS, strict=False):
+        _lines(left, findings.runs(model, varied={key: value}), "dual", colour, f"{name} {shown(value)}", smooth=1)
+    left.set(title=f"{model}: λ", xlabel="step", ylim=(0, None))
+    left.legend(fontsize=8)
+    for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+        points = [(at, findings.runs(model, varied={key: value}).mean(_end_of(series))) for at, value in enumerate(values)]
+        _points(right, [(at, found) for at, found in points if found is not None], colour, series)
+    right.set_xticks(range(len(values)), [shown(value) for value in values])
+    _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
+    right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, ylim=(0, 1))
+    right.legend(fontsize=8)
+    return bool(findings.results)
+
+
+def _rates(figure: Any, findings: Findings) -> bool:
+    """Left the rate while learning towards each τ, right accuracy against τ."""
+    left, right = figure.subplots(1, 2)
+    for (name, phases), colour in zip(findings.spec.phases.items(), _COLOURS, strict=False):
+        left.axhline(phases[-1].target_rate, color=colour, linestyle=":", linewidth=1.0)
+        for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
+            label = f"τ = {phases[-1].target_rate:g}" if style == "-" else ""
+            _lines(left, findings.runs(model, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS, style=style)
+    told = " / ".join(f"{model} {word}" for model, word in zip(findings.spec.models, ("solid", "dashed"), strict=False))
+    left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({told})", ylim=(0, 1))
+    left.legend(fontsize=8)
+    for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
+        for series, colour in (("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+            points = [
+                (phases[-1].target_rate, findings.runs(model, phases=name).mean(_end_of(series)))
+                for name, phases in findings.spec.phases.items()
+            ]
+            _points(right, [(at, found) for at, found in points if found is not None], colour, f"{series}, {model}", style)
+    right.set(title=f"accuracy, mean of the last {END_STEPS} steps (T = 1)", xlabel="τ", ylim=(0, 1))
+    right.legend(fontsize=8)
+    return bool(findings.results)
+
+
+def _curves(figure: Any, findings: Findings) -> bool:
+    """Joint accuracy at every rate, each adapter frozen, with the methods' own decisions as points."""
+    families = [family for pair in TABLES.values() for family in pair]
+    figure.set_size_inches(9, 4.4)
+    axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
+    for axis, model in zip(axes, findings.spec.models, strict=True):
+        for row, colour in list(zip(ROWS, _COLOURS, strict=False))[1:]:
+            _curve(axis, findings, model, row, families, colour)
+        bounds = [_mean_over(findings, model, "da-grpo", families, partial(oracle, share=at)) for at in _RATES]
+        known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
+        axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
+                  label="oracle over DA-GRPO")  # fmt: skip
+        axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
+    axes[0].set_ylabel("joint accuracy (%), mean of four families")
+    _legend(figure, axes[0])
+    return bool(findings.results)
+
+
+def _curve(axis: Any, findings: Findings, model: str, row: Row, families: Sequence[Family], colour: str) -> None:
+    points = [(_mean_rule(findings, model, row.runs_of, families, row.at(at))) for at in _RATES]
+    known = [point for point in points if point is not None]
+    if not known:
+        return
+    style = ":" if row.name == "naive-router" else "-"
+    xs, ys = zip(*known, strict=True)
+    axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=METHODS[row.name])
+    if (point := _mean_rule(findings, model, row.runs_of, families, row.rule)) is not None:
+        axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
+
+
+def _mean_rule(findings: Findings, model: str, method: str, families: Sequence[Family], rule: Rule) -> tuple[float, float] | None:
+    asked = _mean_over(findings, model, method, families, lambda look: _of_look(look, rule, rate))
+    right = _mean_over(findings, model, method, families, lambda look: _of_look(look, rule, accuracy))
+    return None if asked is None or right is None else (100 * asked, 100 * right)
+
+
+def _of_look(look: Any, rule: Rule, statistic: Any) -> float:
+    return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(look)), strict=True)]))
+
+
+def _mean_over(
+    findings: Findings, model: str, method: str, families: Sequence[Family], value: Callable[[Any], float]
+) -> float | None:
+    """Mean over families and seeds of something of the look after the first phase."""
+    means = []
+    for family in families:
+        looks = [result.look(family.source, 1) for result in findings.runs(model, method, family.direction).results]
+        known = [value(look) for look in looks if look is not None]
+        if not known:
+            return None
+        means.append(sum(known) / len(known))
+    return sum(means) / len(means)
+
+
+def _forgetting(figure: Any, findings: Findings) -> bool:
+    """The forgetting rate of each method and family, joint accuracy."""
+    families = [family for pair in TABLES.values() for family in pair]
+    axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
+    for axis, model in zip(axes, findings.spec.models, strict=True):
+        for number, row in enumerate(ROWS):
+            found = [
+                findings.runs(model, row.runs_of, family.direction).across(family.source, (1, 2), row.rule, forgetting(accuracy))
+                for family in families
+            ]
+            at = [place + 0.11 * (number - 3) for place in range(len(families))]
+            known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
+            _points(axis, [(x, one) for x, one in known], _COLOURS[number], METHODS[row.name], "", hundred=True)
+        axis.axhline(0.0, color=_GREY, linewidth=0.8)
+        axis.set_xticks(range(len(families)), [family.name for family in families])
+        axis.set_title(model)
+    axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
+    _legend(figure, axes[0])
+    return any(result.cell.phases for result in findings.results.values())
+
+
+def _lines(axis: Any, runs: Runs, series: str, colour: str, label: str, *, smooth: int, style: str = "-") -> None:
+    """One thin line for each seed; the first one has the label."""
+    for number, result in enumerate(runs.results):
+        values = list(_smoothed(result.series[series], smooth))
+        steps = range(smooth, smooth + len(values))
+        axis.plot(steps, values, color=colour, linewidth=1.1, alpha=0.85, linestyle=style, label="" if number else label)
+
+
+def _smoothed(values: Sequence[float], steps: int) -> Iterator[float]:
+    for end in range(steps, len(values) + 1):
+        yield sum(values[end - steps : end]) / steps
+
+
+def _points(
+    axis: Any, points: Sequence[tuple[float, Any]], colour: str, label: str, style: str = "-", *, hundred: bool = False
+) -> None:
+    scale = 100 if hundred else 1
+    if points:
+        axis.errorbar(
+            [at for at, _ in points], [scale * one.mean for _, one in points], yerr=[scale * (one.half or 0.0) for _, one in points],
+            color=colour, linestyle=style, marker="o", markersize=4, capsize=2, linewidth=1.2, label=label,
+        )  # fmt: skip
+
+
+def _end_of(series: str) -> Callable[[Result], float]:
+    return lambda result: end_mean(result, series)
+
+
+def _target(axis: Any, target: float) -> None:
+    axis.axhline(target, color=_GREY, linestyle="--", linewidth=1.0)
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+
+
+_PAINT: dict[str, Paint] = {
+    "lambda": _lambda,
+    "schedules": _schedules,
+    "sensitivity": _sensitivity,
+    "rates": _rates,
+    "curves": _curves,
+    "forgetting": _forgetting,
+}

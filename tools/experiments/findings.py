@@ -1,0 +1,120 @@
+"""The results of one experiment, found by their place in its grid. Knows grids and results; knows nothing of what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.experiments.cells import ChosenRewards, Grid, Placed, expand
+from tools.experiments.measures import Look, Rule, side_by_side
+from tools.experiments.result import RESULTS, Result, read_result
+from tools.experiments.spec import Spec
+from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of one place that differ in their seeds only: those that are there, by seed, and how many there should be."""
+
+    results: tuple[Result, ...]
+    wanted: int
+
+    def mean(self, value: Any) -> Estimate | None:
+        """Mean over seeds of a number of each run; None where there is no run, or a run without the number."""
+        values = [value(result) for result in self.results]
+        return over_seeds(values) if values and None not in values else None
+
+    def at(self, source: str, phase: int, rule: Rule, statistic: Statistic) -> Estimate | None:
+        """A statistic of one look under a rule."""
+        looks = self._looks(source, phase)
+        return over_seeds_and_items([[one.columns for one in rule(look)] for look in looks], statistic) if looks else None
+
+    def across(self, source: str, phases: tuple[int, int], rule: Rule, statistic: Statistic) -> Estimate | None:
+        """A statistic of two looks of the same runs at the same items."""
+        first, second = (self._looks(source, phase) for phase in phases)
+        if not first or len(first) != len(second):
+            return None
+        pairs = zip(first, second, strict=True)
+        return over_seeds_and_items([side_by_side(rule(one), rule(other)) for one, other in pairs], statistic)
+
+    def against(self, other: Runs, source: str, phase: int, rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
+        """A statistic of these runs and others with the same seeds, item by item."""
+        pairs = [(mine, theirs) for mine in self.results for theirs in other.results if mine.cell.seed == theirs.cell.seed]
+        looks = [(mine.look(source, phase), theirs.look(source, phase)) for mine, theirs in pairs]
+        known = [(mine, theirs) for mine, theirs in looks if mine is not None and theirs is not None]
+        if not known:
+            return None
+        return over_seeds_and_items([side_by_side(rules[0](mine), rules[1](theirs)) for mine, theirs in known], statistic)
+
+    def by_seed(self, source: str, phase: int) -> dict[int, Look]:
+        """The looks at one source by seed."""
+        found = {result.cell.seed: result.look(source, phase) for result in self.results}
+        return {seed: look for seed, look in found.items() if look is not None}
+
+    def _looks(self, source: str, phase: int) -> list[Look]:
+        found = [result.look(source, phase) for result in self.results]
+        return [look for look in found if look is not None]
+
+
+def pooled(parts: Sequence[tuple[Runs, str, int]], rule: Rule, statistic: Statistic) -> Estimate | None:
+    """A statistic over the items of several looks together, by seed: (runs, source, phases done) of each. None where one has no run."""
+    looks = [runs.by_seed(source, phase) for runs, source, phase in parts]
+    seeds = sorted(set.intersection(*(set(found) for found in looks))) if looks else []
+    if not seeds:
+        return None
+    together = [[one.columns for found in looks for one in rule(found[seed])] for seed in seeds]
+    return over_seeds_and_items(together, statistic)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """An experiment's grid with the results that are there."""
+
+    grid: Grid
+    results: Mapping[str, Result]
+
+    @classmethod
+    def of(cls, spec: Spec, chosen: ChosenRewards, folder: Path = RESULTS) -> Findings:
+        """Read what there is. Raises EdgeError for a file that is no result."""
+        grid = expand(spec, chosen)
+        found = {cell.key: read_result(cell, folder) for cell in grid.cells}
+        return cls(grid, {key: result for key, result in found.items() if result is not None})
+
+    @property
+    def spec(self) -> Spec:
+        """The experiment."""
+        return self.grid.spec
+
+    def runs(
+        self, model: str, method: str | None = None, phases: str | None = None, varied: Mapping[str, Any] | None = None
+    ) -> Runs:
+        """The runs of a place in the grid; None stands for the only one there is."""
+
+        def meant(one: Placed) -> bool:
+            return (
+                one.cell.model == model
+                and (method is None or one.method == method)
+                and (phases is None or one.phases == phases)
+                and (varied is None or dict(one.varied) == dict(varied))
+            )
+
+        return Runs(_by_seed(self._of(one for one in self.grid.placed if meant(one))), len(self.spec.seeds))
+
+    def bare(self, model: str) -> Runs:
+        """The model before any learning."""
+        cells = [cell for cell in self.grid.bare if cell.model == model]
+        return Runs(tuple(self.results[cell.key] for cell in cells if cell.key in self.results), 1)
+
+    def missing(self) -> int:
+        """Cells without a result."""
+        return len(self.grid.cells) - len(self.results)
+
+    def _of(self, placed: Iterable[Placed]) -> list[Result]:
+        keys = dict.fromkeys(one.cell.key for one in placed)
+        return [self.results[key] for key in keys if key in self.results]
+
+
+def _by_seed(results: Sequence[Result]) -> tuple[Result, ...]:
+    return tuple(sorted(results, key=lambda result: result.cell.seed))

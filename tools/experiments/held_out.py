@@ -1,0 +1,192 @@
+"""What a cell's adapter makes of held-out items. Knows which answers are kept and in which form; knows nothing of steps or experiments.
+
+Each item is answered by the model's own decision and with asking made impossible, at T = 0; the cloud's answers to the items are asked once
+for all cells and lie in one recording. A source that is done is a file, so that an interrupted look goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge.agent.agent import Agent
+from edge.agent.cloud import CloudDesk
+from edge.agent.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
+from edge.agent.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
+from edge.agent.evaluation.judged import Judged
+from edge.agent.gathering import all_of
+from edge.agent.parts import with_prompt_form
+from edge.agent.rollout import RolloutSettings, call_key, cloud_messages
+from edge.bootstrap import agent_settings, build_verifier
+from edge.config.schema import AgentConfig
+from edge.core.clock import Clock
+from edge.core.errors import EdgeError
+from edge.core.types import LocalResponse, TaskItem
+from edge.routing.policy import OffloadPolicy
+from edge.rpc.cassette import read_cassette
+from edge.rpc.client import CloudCall
+from edge.tasks.registry import open_source
+
+MOST_LOG_ODDS = 30.0
+"""Certainty: further ones have no use."""
+_CALLS_AT_ONCE = 4
+
+
+class Router(Protocol):
+    """Tells how likely it is that the local model fails."""
+
+    def probability(self, item: TaskItem, response: LocalResponse) -> float:
+        """p(fail) of one response."""
+        ...
+
+
+class Onlooker:
+    """Implements `OffloadPolicy` as another one, and writes down what a router would have said of each response."""
+
+    def __init__(self, decides: OffloadPolicy, router: Router) -> None:
+        self._decides = decides
+        self._router = router
+        self.probabilities: dict[str, float] = {}
+
+    def wants_cloud(self, item: TaskItem, response: LocalResponse) -> bool:
+        """As the other one."""
+        self.probabilities[Candidate(item).key] = self._router.probability(item, response)
+        return self._decides.wants_cloud(item, response)
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """Looks at held-out items with the engine of an open agent. `recording`: the cloud's answers, shared by all cells."""
+
+    agent: Agent
+    config: AgentConfig
+    recording: Path
+    clock: Clock
+
+    async def look(
+        self, sources: Sequence[str], items: int, folder: Path, router: Router | None, told: Callable[[str, int, int], None]
+    ) -> None:
+        """Write `SOURCE.json` for each source that has none yet. `told` is told source, items done and items."""
+        for source in sources:
+            file = folder / f"{source.replace(':', '_').replace('/', '_')}.json"
+            if file.is_file():
+                continue
+            began = self.clock.monotonic()
+            found = await self._answers(source, open_source(source).test(items), router, told)
+            write_whole(file, json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}))
+
+    async def _answers(
+        self, source: str, items: Sequence[TaskItem], router: Router | None, told: Callable[[str, int, int], None]
+    ) -> dict[str, Any]:
+        parts, backend = self.agent.parts, self.agent.adapter.backend
+        settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
+        settings = replace(settings, temperature=0.0)
+        policy = parts.policy if router is None else Onlooker(parts.policy, router)
+        candidates, done = candidates_of((item, 1.0) for item in items), 0
+
+        def count(*_: object) -> None:
+            nonlocal done
+            done += 1
+            told(source, done, len(candidates))
+
+        roles = EvalRoles(backend, build_verifier(self.config), policy, await self._cloud(settings, items))
+        evaluation = Evaluation(roles, settings, cloud_all=True)
+        judged = await evaluation.judge_all(candidates, f"{parts.state.run_id} {source}", on_judged=count)
+        by_key = {one.candidate.key: one.judged for one in judged}
+        keys = [Candidate(item).key for item in items]
+        _require_answered(source, list(by_key.values()))
+        known = [policy.probabilities.get(key) for key in keys] if isinstance(policy, Onlooker) else None
+        return {"source": source, **packed([by_key[key] for key in keys], known)}
+
+    async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:
+        """The recorded answers, first those asked that are not there; with hints every question is one of its own."""
+        desk = CloudDesk(self.agent.link.client, self.config.coordinator.call_deadline_s)
+        if settings.hint_chars:
+            return desk
+        calls = [_call(settings, item) for item in items]
+        async with _alone(self.recording.with_suffix(".lock")):
+            known = read_cassette(self.recording) if self.recording.exists() else {}
+            if missing := [call for call in calls if digest_of(call) not in known]:
+                await _record(missing, RecordingAnswers(self.recording, desk, settings.cloud_prompt_form))
+        return ReplayedAnswers(self.recording)
+
+
+def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:
+    """Verdicts as texts of 0, 1 and - (not known), one character an item; log-odds of asking (nats) to one digit, None: no decision.
+
+    `router`: p(fail) of each item where a router was asked.
+    """
+    body: dict[str, Any] = {
+        "items": len(judged),
+        "asked": _bits([one.asked for one in judged]),
+        "own": _bits([one.own.right for one in judged]),
+        "forced": _bits([one.forced.right for one in judged]),
+        "cloud": _bits([None if one.cloud is None else one.cloud.right for one in judged]),
+        "joint": _bits([None if one.joint is None else one.joint.right for one in judged]),
+        "format": _bits([one.format_ok for one in judged]),
+        "help": [_rounded(one.help_log_odds) for one in judged],
+        "tokens": round(sum(one.tokens for one in judged) / max(1, len(judged)), 1),
+    }
+    if router is not None:
+        body["router"] = [None if p is None else round(p, 3) for p in router]
+    return body
+
+
+def _require_answered(source: str, judged: Sequence[Judged]) -> None:
+    """Raises EdgeError unless the cloud answered every item: what is missing is asked again with the next run."""
+    if silent := [one.failure for one in judged if one.failure]:
+        raise EdgeError(f"{source}: the cloud did not answer {len(silent)} of {len(judged)} held-out items: {silent[0]}")
+
+
+async def _record(calls: Sequence[CloudCall], answers: RecordingAnswers) -> None:
+    slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+
+    async def one(call: CloudCall) -> None:
+        async with slots:
+            await answers.ask(call)
+
+    await all_of(one(call) for call in calls)
+
+
+@asynccontextmanager
+async def _alone(path: Path) -> AsyncIterator[None]:
+    """One process at a time; the lock falls with the process that holds it."""
+    with path.open("a") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        yield
+
+
+def _call(settings: RolloutSettings, item: TaskItem) -> CloudCall:
+    return CloudCall(
+        call_key=call_key(settings.run_id, "held-out", 0, 0, Candidate(item).key),
+        task=item.task,
+        step=-1,
+        prompt_id=f"held-out:{item.id}",
+        help_units=1,
+        messages=cloud_messages(item, settings.cloud_prompt_form),
+        max_output_tokens=settings.max_output_tokens,
+        model_alias=settings.model_alias,
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The new text or the old one, whenever the machine stops."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _bits(values: Sequence[bool | None]) -> str:
+    return "".join("-" if value is None else "01"[value] for value in values)
+
+
+def _rounded(log_odds: float | None) -> float | None:
+    if log_odds is None or log_odds != log_odds:
+        return None
+    return round(min(max(log_odds, -MOST_LOG_ODDS), MOST_LOG_ODDS), 1)

@@ -1,0 +1,149 @@
+"""What is measured on held-out items: who answers which item under a rule, and what that is worth. Knows the verdicts of one look; knows
+nothing of seeds or tables.
+
+A rule says of each item how likely it is that the cloud answers it. Random routing is not drawn: its share stands for itself, so that its
+accuracy is the expected one. Items that a threshold ties share what is left of the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from edge.dagrpo.metrics import oracle_router_bound
+from tools.experiments.stats import Sums
+
+Look = Mapping[str, Any]
+By = Literal["help", "router"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One item under a rule: the chance that the cloud answers it, that it is kept and right, and that it is right in the end."""
+
+    asked: float
+    kept_right: float
+    right: float
+
+    @property
+    def columns(self) -> tuple[float, float, float, float]:
+        """As the statistics below take sums of it: item, asked, kept and right, right in the end."""
+        return (1.0, self.asked, self.kept_right, self.right)
+
+
+Rule = Callable[[Look], list[Share]]
+
+
+def own_decision(look: Look) -> list[Share]:
+    """The model asks or answers, as it has learned."""
+    bits = zip(_bits(look["asked"]), _bits(look["own"]), _bits(look["joint"]), strict=True)
+    return [Share(asked, (1.0 - asked) * own, joint) for asked, own, joint in bits]
+
+
+def never(look: Look) -> list[Share]:
+    """Nothing is asked."""
+    return [Share(0.0, right, right) for right in _bits(look["forced"])]
+
+
+def at_random(rate: float) -> Rule:
+    """Each item goes to the cloud with the same chance."""
+    return lambda look: [_mixed(rate, local, cloud) for local, cloud in _pairs(look)]
+
+
+def routed(look: Look) -> list[Share]:
+    """A trained classifier sends what it expects to fail; what it never saw (an unfinished response) stays."""
+    threshold = look["router_fit"]["threshold"]
+    sent = [float(p is not None and p > threshold) for p in look["router"]]
+    return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(sent, _pairs(look), strict=True)]
+
+
+def by_threshold(rate: float, by: By = "help") -> Rule:
+    """The items that score highest go to the cloud until this share is reached; items without a score stay."""
+    return lambda look: [
+        _mixed(chance, local, cloud) for chance, (local, cloud) in zip(_highest(look[by], rate), _pairs(look), strict=True)
+    ]
+
+
+def accuracy(sums: Sums) -> float | None:
+    """Right in the end."""
+    return sums[3] / sums[0]
+
+
+def rate(sums: Sums) -> float | None:
+    """Share that the cloud answers."""
+    return sums[1] / sums[0]
+
+
+def kept_accuracy(sums: Sums) -> float | None:
+    """Right among what is kept; None where nothing is."""
+    kept = sums[0] - sums[1]
+    return sums[2] / kept if kept > 1e-9 else None
+
+
+def forgetting(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
+    """(during - after) / during of sums of both looks, the earlier one's first."""
+
+    def value(sums: Sums) -> float | None:
+        half = len(sums) // 2
+        during, after = of(sums[:half]), of(sums[half:])
+        return None if not during or after is None else (during - after) / during
+
+    return value
+
+
+def difference(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
+    """First minus second of sums of two."""
+
+    def value(sums: Sums) -> float | None:
+        half = len(sums) // 2
+        first, second = of(sums[:half]), of(sums[half:])
+        return None if first is None or second is None else first - second
+
+    return value
+
+
+def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[float, ...]]:
+    """The columns of two looks at the same items."""
+    return [(*one.columns, *other.columns) for one, other in zip(first, second, strict=True)]
+
+
+def oracle(look: Look, share: float) -> float:
+    """The most that this rate can give: the cloud gets what fails locally, first."""
+    pairs = _pairs(look)
+    local, cloud = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    return oracle_router_bound(share, local, cloud)
+
+
+def cloud_accuracy(look: Look) -> float:
+    """The cloud LLM alone."""
+    bits = _bits(look["cloud"])
+    return sum(bits) / len(bits)
+
+
+def _mixed(chance: float, local: float, cloud: float) -> Share:
+    kept = (1.0 - chance) * local
+    return Share(chance, kept, kept + chance * cloud)
+
+
+def _pairs(look: Look) -> list[tuple[float, float]]:
+    return list(zip(_bits(look["forced"]), _bits(look["cloud"]), strict=True))
+
+
+def _highest(scores: Sequence[float | None], rate: float) -> list[float]:
+    """The chance of each item to be among the highest `rate · N`; tied ones share it."""
+    left, chances = rate * len(scores), [0.0] * len(scores)
+    known = sorted((-score, index) for index, score in enumerate(scores) if score is not None)
+    for _, group in groupby(known, key=lambda one: one[0]):
+        tied = [index for _, index in group]
+        share = min(1.0, left / len(tied))
+        for index in tied:
+            chances[index] = share
+        left = max(0.0, left - share * len(tied))
+    return chances
+
+
+def _bits(text: str) -> list[float]:
+    """Not known counts as not right, as in the reward."""
+    return [float(character == "1") for character in text]

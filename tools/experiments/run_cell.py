@@ -1,0 +1,208 @@
+"""Running one cell in this process: learn its phases with the product's own loop, look at held-out items in between, write the result.
+
+Knows the order of things; knows nothing of other cells. Everything is kept in the cell's folder as it happens: `state` (the agent's own),
+`events.jsonl`, `looks/step-000100/SOURCE.json`, `adapters/step-000100`, `usage`; the same call goes on wherever it was cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.agent.agent import Agent
+from edge.agent.evaluation.plan import EvalPlan
+from edge.agent.runfolder import RunFolder, require_same_run
+from edge.agent.step import StepPlan
+from edge.agent.stop import Stop
+from edge.bootstrap import build_agent, check_inputs, train_router
+from edge.cli.stopping import stop_on_signals
+from edge.config.schema import AgentConfig
+from edge.core.clock import SystemClock
+from edge.core.errors import EdgeError
+from edge.core.events import MemorySink
+from edge.core.machine_facts import machine_facts
+from tools.experiments.cells import Cell
+from tools.experiments.held_out import Examiner, Router, write_whole
+from tools.experiments.meter import Meter, account, machine_told
+from tools.experiments.result import FORM, RESULTS, result_file, series_of, training_cost, write_result
+
+RECORDING = "held-out-answers.jsonl"
+"""The cloud's answers to held-out items, in the folder of all cells."""
+DONE, STOPPED, BUSY = 0, 130, 75
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambda line: None) -> int:
+    """Run a cell to its end; DONE, STOPPED where a signal cut it, BUSY where another process is at it. Raises EdgeError."""
+    folder = work / cell.key
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return BUSY
+        if result_file(cell, results).is_file():
+            return DONE
+        write_whole(folder / "cell.json", json.dumps(cell.to_json(), indent=1) + "\n")
+        resolved = cell.resolved(str((folder / "state").absolute()))
+        check_inputs(resolved.config)
+        require_same_run(folder, resolved.config)
+        with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
+            body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
+    if body is None:
+        return STOPPED
+    write_result(result_file(cell, results), body)
+    return DONE
+
+
+async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, tell: Tell) -> dict[str, Any] | None:
+    """The result, None where it was stopped."""
+    clock, folder, stop = SystemClock(), run_folder.folder, Stop()
+    async with build_agent(config, run_folder) as agent:
+        meter = Meter(folder / "usage", clock, lambda: getattr(agent.parts.coordinator, "pid", None))
+        examiner = Examiner(agent, config, folder.parent / RECORDING, clock)
+        looker = Looker(cell, config, agent, examiner, meter, folder, tell)
+
+        def end() -> None:
+            stop.ask()
+            agent.request_stop()
+
+        with stop_on_signals(end):
+            if cell.phases:
+                finished = await agent.learn(between_steps=_watching_parent(looker.between_steps, end))
+                done = finished.reason == "done"
+            else:
+                await stop.cuts(looker.look(0, 0))
+                done = not stop.asked
+        meter.note()
+        return _body(cell, config, agent, folder) if done else None
+
+
+def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
+    """A cell whose runner is gone ends after its step."""
+    parent = os.getppid()
+
+    async def watched(plan: StepPlan | None, steps_done: int, version: int) -> None:
+        if os.getppid() != parent:
+            end()
+        await between(plan, steps_done, version)
+
+    return watched
+
+
+@dataclass(frozen=True, slots=True)
+class Looker:
+    """Looks at held-out items when it is time to: after each phase and, if asked for, every so many steps."""
+
+    cell: Cell
+    config: AgentConfig
+    agent: Agent
+    examiner: Examiner
+    meter: Meter
+    folder: Path
+    tell: Tell
+
+    async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
+        """`plan` is what comes next, None when all phases are done."""
+        self.meter.note()
+        self.tell({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
+        phases_done = len(self.cell.phases) if plan is None else plan.phase
+        boundary = steps_done > 0 and (plan is None or plan.phase_step == 1)
+        every = self.cell.evaluate.every
+        if boundary or (every and steps_done and steps_done % every == 0):
+            await self.look(steps_done, phases_done if boundary else None)
+
+    async def look(self, steps_done: int, phases_done: int | None) -> None:
+        """Keep the adapter, train the router where one is wanted, and look at every source."""
+        evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
+        if not evaluate.items:
+            return
+        looks.mkdir(parents=True, exist_ok=True)
+        adapter = self._keep_adapter(steps_done)
+        router = None
+        if self.cell.router and phases_done and adapter is not None:
+            router = await self._router(phases_done, adapter, looks)
+
+        def told(source: str, done: int, of: int) -> None:
+            self.tell({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
+
+        write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
+        await self.examiner.look(evaluate.sources, evaluate.items, looks, router, told)
+        self.meter.note()
+
+    def _keep_adapter(self, steps_done: int) -> Path | None:
+        """A copy of the adapter in use, for what is done with it later."""
+        used = self.agent.adapter.in_use()
+        if used is None:
+            return None
+        kept, unfinished = (self.folder / "adapters" / f"{dot}step-{steps_done:06d}" for dot in ("", "."))
+        if not kept.is_dir():
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(used.folder, unfinished)
+            unfinished.rename(kept)
+        return kept
+
+    async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
+        """The classifier for the phase that has just ended, fitted once, its threshold at the phase's τ."""
+        from edge.routing.classifier import ThresholdRouter
+
+        phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
+        if not (looks / "router.json").is_file():
+            self.tell({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
+            plan = EvalPlan((phase.full_source,), limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
+            quality = await train_router(self.config, MemorySink(), plan, phase.target_rate, file)
+            found = ThresholdRouter(file)
+            auc = None if quality.auc is None else round(quality.auc, 3)
+            told = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
+            write_whole(looks / "router.json", json.dumps(told))
+        return ThresholdRouter(file)
+
+
+def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[str, Any]:
+    steps = agent.steps()
+    if len(steps) != cell.steps:
+        raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
+    looks = list(_looks(folder / "looks"))
+    used = account(folder / "usage")
+    return {
+        "form": FORM,
+        "key": cell.key,
+        "cell": cell.to_json(),
+        "commits": used.pop("commits"),
+        "machine": machine_told(machine_facts()),
+        "threads": {
+            "engine": config.engine.threads,
+            "torch": config.learning.torch_threads,
+            "coordinator": config.coordinator.embedded.threads,
+        },
+        "settings": {
+            "learning": config.learning.model_dump(mode="json", exclude={"when", "enabled"}),
+            "adapter": config.adapter.model_dump(mode="json"),
+        },
+        "cost": {
+            **used,
+            "looks_s": round(sum(look.pop("seconds") for look in looks), 1),
+            "training": training_cost(steps),
+        },
+        "series": series_of(steps),
+        "held_out": looks,
+    }
+
+
+def _looks(folder: Path) -> Any:
+    for place in sorted(folder.glob("step-*")):
+        when = json.loads((place / "look.json").read_text(encoding="utf-8"))
+        router = place / "router.json"
+        fitted = {"router_fit": json.loads(router.read_text(encoding="utf-8"))} if router.is_file() else {}
+        for file in sorted(place.glob("*.json")):
+            if file.name not in ("look.json", "router.json"):
+                found = json.loads(file.read_text(encoding="utf-8"))
+                yield {**when, **found, **(fitted if "router" in found else {})}

@@ -1,0 +1,144 @@
+"""Means with 95 % intervals over few seeds and many items. Knows Student's t and two sources of chance; knows nothing of what is measured.
+
+A result hangs on the seed of a run and on which items were drawn, and every seed is asked the same items. So the variance of a mean over
+seeds is the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of
+freedom are Welch and Satterthwaite's. What chance a seed and an item have only together is in both parts: the interval errs to the wide
+side. Unlike a bootstrap over three seeds, which takes them for the whole world, t has their small number in it, and nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Sums = Sequence[float]
+Statistic = Callable[[Sums], float | None]
+"""A number made of sums over items, None where it is not defined."""
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `seeds` seeds and half the width of its 95 % interval (None: one seed and no items, so nothing is known of chance)."""
+
+    mean: float
+    half: float | None
+    seeds: int
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end."""
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        """The interval's upper end."""
+        return self.mean + (self.half or 0.0)
+
+
+def over_seeds(values_S: Sequence[float]) -> Estimate:
+    """Mean of one value a seed with Student's interval. Raises ValueError of none."""
+    if not values_S:
+        raise ValueError("a mean of no seeds")
+    mean = math.fsum(values_S) / len(values_S)
+    if len(values_S) == 1:
+        return Estimate(mean, None, 1)
+    df = len(values_S) - 1
+    return Estimate(mean, t_quantile(df) * math.sqrt(_variance(values_S) / len(values_S)), len(values_S))
+
+
+def over_seeds_and_items(columns_S_I_C: Sequence[Sequence[Sequence[float]]], statistic: Statistic) -> Estimate | None:
+    """Mean over seeds of a statistic of the items' columns; the items are the same in each seed. None where it is not defined."""
+    sums_S = [[math.fsum(column) for column in zip(*items, strict=True)] for items in columns_S_I_C]
+    whole_S = [statistic(sums) for sums in sums_S]
+    known_S = [value for value in whole_S if value is not None]
+    if not known_S or len(known_S) < len(whole_S):
+        return None
+    between = _variance(known_S) / len(known_S) if len(known_S) > 1 else 0.0
+    items = _jackknife(columns_S_I_C, sums_S, statistic)
+    variance = between + items
+    mean = math.fsum(known_S) / len(known_S)
+    if variance == 0.0:
+        return Estimate(mean, 0.0, len(known_S))
+    parts = [(between, len(known_S) - 1), (items, len(columns_S_I_C[0]) - 1)]
+    df = variance**2 / math.fsum(part**2 / of for part, of in parts if part)
+    return Estimate(mean, t_quantile(df) * math.sqrt(variance), len(known_S))
+
+
+def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
+    """How many standard errors hold the middle `confidence` of Student's t with `df` degrees of freedom, which need not be whole.
+
+    Raises ValueError for df that are not positive.
+    """
+    if not df > 0.0:
+        raise ValueError(f"degrees of freedom must be positive, not {df}")
+    low, high = 0.0, 1.0
+    while _middle(high, df) < confidence:
+        high *= 2.0
+    for _ in range(100):
+        half = 0.5 * (low + high)
+        low, high = (half, high) if _middle(half, df) < confidence else (low, half)
+    return 0.5 * (low + high)
+
+
+def _jackknife(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sums_S: Sequence[Sums], statistic: Statistic) -> float:
+    """Variance of the mean over seeds that comes from the items; items without which it is not defined are passed over."""
+    count = len(columns_S_I_C[0])
+    found: dict[tuple[tuple[float, ...], ...], float | None] = {}
+    for one in zip(*columns_S_I_C, strict=True):
+        rows = tuple(map(tuple, one))
+        if rows not in found:  # alike items leave the same behind
+            found[rows] = _without(rows, sums_S, statistic)
+    values = (found[tuple(map(tuple, one))] for one in zip(*columns_S_I_C, strict=True))
+    without = [value for value in values if value is not None]
+    if len(without) < 2:
+        return 0.0
+    centre = math.fsum(without) / len(without)
+    return (count - 1) / count * math.fsum((value - centre) ** 2 for value in without)
+
+
+def _without(rows_S: Sequence[Sequence[float]], sums_S: Sequence[Sums], statistic: Statistic) -> float | None:
+    """The mean over seeds without one item; None where it is not defined."""
+    values = [statistic([a - b for a, b in zip(sums, row, strict=True)]) for sums, row in zip(sums_S, rows_S, strict=True)]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
+
+def _variance(values: Sequence[float]) -> float:
+    """With Bessel's correction."""
+    centre = math.fsum(values) / len(values)
+    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
+def _middle(t: float, df: float) -> float:
+    """P(|T| <= t) = 1 - I_x(df/2, 1/2) at x = df / (df + t²)."""
+    return 1.0 - _incomplete_beta(0.5 * df, 0.5, df / (df + t * t))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction where that converges fast."""
+    if x <= 0.0 or x >= 1.0:
+        return min(max(x, 0.0), 1.0)
+    if x > (a + 1.0) / (a + b + 2.0):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    return front * _continued_fraction(a, b, x)
+
+
+def _continued_fraction(a: float, b: float, x: float) -> float:
+    """Lentz's method; a few dozen terms suffice on the side where it is used."""
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0) or tiny)
+    value = d
+    for m in range(1, 500):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / (1.0 + term * d or tiny)
+            c = 1.0 + term / c or tiny
+            value *= c * d
+        if abs(c * d - 1.0) < 1e-14:
+            break
+    return value

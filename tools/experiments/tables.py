@@ -1,0 +1,62 @@
+"""Tables as text. Knows rows, columns and how numbers are written; knows nothing of what they mean.
+
+What has not been measured is written as missing, never filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.experiments.stats import Estimate
+
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, what the columns are called, rows of as many texts, and remarks below."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def to_markdown(self) -> str:
+        """Aligned, so that it can be read as it is."""
+        widths = [max(len(cell) for cell in column) for column in zip(self.header, *self.rows, strict=True)]
+        lines = [_line(self.header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
+        lines += [_line(row, widths) for row in self.rows]
+        notes = [f"\n{note}" for note in self.notes]
+        return "\n".join([f"**{self.title}**", "", *lines, *notes])
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A share as `84.5`."""
+    return f"{100 * value:.{digits}f}"
+
+
+def with_half(estimate: Estimate, digits: int = 1) -> str:
+    """A share as `84.5 ± 2.1`; without an interval where nothing is known of chance."""
+    half = "" if estimate.half is None else f" ± {percent(estimate.half, digits)}"
+    return f"{percent(estimate.mean, digits)}{half}"
+
+
+def plain(estimate: Estimate, digits: int = 3) -> str:
+    """A number as `0.482 ± 0.013`."""
+    half = "" if estimate.half is None else f" ± {estimate.half:.{digits}f}"
+    return f"{estimate.mean:.{digits}f}{half}"
+
+
+def shown(value: object) -> str:
+    """A setting's value."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def told_seeds(text: str, seeds: int, wanted: int) -> str:
+    """A remark where fewer seeds than wanted are there."""
+    return text if seeds == wanted else f"{text} ({seeds} of {wanted} seeds)"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
