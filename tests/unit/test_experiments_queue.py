@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edge.core.counts import counted
 from tests.unit.experiment_world import made_result, make_results
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
@@ -108,7 +109,8 @@ def test_the_budget_of_compute_is_told_before_anything_begins(tmp_path: Path, ca
     assert main(["run", "lambda-convergence", "--list", "--jobs", "2", "--results", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.lstrip().startswith("done ") for line in lines) == 3
-    assert lines[-1].startswith(f"{len(CELLS)} cells, 3 done; to do: {len(CELLS) - 3} cells, ")
+    to_do = counted(len(CELLS) - 3, "cell")
+    assert lines[-1].startswith(f"{len(CELLS)} cells, 3 done; to do: {to_do}, ")
     assert "of one core" in lines[-1]
     assert "with 2 at a time (measured on finished cells)" in lines[-1]
 

@@ -130,7 +130,7 @@ def test_levels_that_are_not_tracked_are_counted_as_such(tmp_path: Path) -> None
     body = dict(next(iter(findings.results.values())).body)
     body["series"]["assist"][360:480] = [0.95] * 120
     (table,) = schedule_table(findings)
-    assert [row[5] for row in table.rows].count("no") == 1
+    assert [row[6] for row in table.rows].count("no") == 1
     assert "levels are tracked" in table.notes[1]
 
 

@@ -128,24 +128,27 @@ def _pooled(findings: Findings, model: str, values: Sequence[Value]) -> tuple[st
 
 def schedule_table(findings: Findings) -> list[Table]:
     """Each level of each schedule: the rate around the 100th step after the switch, and whether it is tracked."""
-    rows = [row for model in findings.spec.models for name in findings.spec.phases for row in _levels(findings, model, name)]
+    spec = findings.spec
+    rows = [
+        row for model in spec.models for way in spec.ways for name in spec.phases for row in _levels(findings, model, way, name)
+    ]
     note = (
         f"Rate: mean over steps {TRACKED_FROM} to {TRACKED_TO} after the switch (training, T = 1); tracked: within ±{BAND:g} of τ in the "
         f"mean over seeds. Settled: the step from which on every mean of {SMOOTH_STEPS} steps stays within ±{BAND:g}, for each seed."
     )
-    header = ("SLM", "schedule", "level", "τ", "rate", "tracked", "settled after", "λ at the end")
-    tracked = [row[5] for row in rows]
+    header = ("SLM", "method", "schedule", "level", "τ", "rate", "tracked", "settled after", "λ at the end")
+    tracked = [row[6] for row in rows]
     count = f"{tracked.count('yes')} of {len(tracked)} levels are tracked" + (
         f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
     )
     return [Table("Schedules of τ", header, tuple(rows), (note, f"{count}."))]
 
 
-def _levels(findings: Findings, model: str, name: str) -> Iterator[tuple[str, ...]]:
-    runs = findings.runs(model, phases=name)
+def _levels(findings: Findings, model: str, way: str, name: str) -> Iterator[tuple[str, ...]]:
+    runs = findings.runs(model, method=way, phases=name)
     for number, phase in enumerate(findings.spec.phases[name]):
         found = runs.mean(lambda result, at=number: tracked_rate(result, at))
-        where = (model, name, str(number + 1), f"{phase.target_rate:g}")
+        where = (model, way, name, str(number + 1), f"{phase.target_rate:g}")
         if found is None:
             yield (*where, MISSING, MISSING, MISSING, MISSING)
             continue

@@ -93,11 +93,16 @@ def _schedules(figure: Any, findings: Findings) -> bool:
         steps = range(1, len(targets) + 1)
         axis.plot(steps, targets, color=_GREY, linewidth=1.2, linestyle="--", label="τ")
         axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=_GREY, alpha=0.15, linewidth=0)
-        for model, colour in zip(findings.spec.models, _COLOURS, strict=False):
-            _lines(axis, findings.runs(model, phases=name), "assist", colour, model, smooth=SMOOTH_STEPS)
+        for (model, way), colour in zip(_lines_of(findings), _COLOURS, strict=False):
+            label = model if len(findings.spec.ways) == 1 else way
+            _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
     _legend(figure, axes[0])
     return bool(findings.results)
+
+
+def _lines_of(findings: Findings) -> list[tuple[str, str]]:
+    return [(model, way) for model in findings.spec.models for way in findings.spec.ways]
 
 
 def _sensitivity(figure: Any, findings: Findings) -> bool:
