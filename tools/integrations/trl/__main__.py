@@ -40,14 +40,20 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("config", type=Path, help="YAML file, see tools/integrations/trl/configs")
     run.add_argument("--out", help="folder of the run (out)")
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in the folder")
-    run.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, as agent.learning.seed=1; may be repeated")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="a setting, as agent.learning.seed=1; may be repeated"
+    )
     run.set_defaults(play=_run)
 
 
 def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare = commands.add_parser("compare", help="do two runs have the same λ and rates? exit code 1 where they do not")
-    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_A", help="folder of a run, of this program or of edge-agent learn")
-    compare.add_argument("--with", dest="others", type=Path, nargs="+", required=True, metavar="RUN_B", help="what it is held against")
+    compare.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN_A", help="folder of a run, of this program or of edge-agent learn"
+    )
+    compare.add_argument(
+        "--with", dest="others", type=Path, nargs="+", required=True, metavar="RUN_B", help="what it is held against"
+    )
     compare.add_argument("--json", action="store_true", help="as JSON")
     compare.set_defaults(play=_compare)
 

@@ -14,7 +14,7 @@ from edge.training.settings import LoraSpec
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import StepDesk
 from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.responses import Reader
+from tools.integrations.trl.responses import reader_of
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
 from tools.integrations.trl.trainer import config_fields, keep_quiet, paper_scale
 
@@ -25,7 +25,7 @@ def build_trainer(
     """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that GRPOConfig refuses."""
     learning = config.agent.learning
     steps = SharedSteps(desk, processes)
-    rewards = GroupRewards(steps, reader_of(tokenizer))
+    rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
     scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
     callback = DualCallback(steps, scale)
     keep_quiet()
@@ -38,6 +38,7 @@ def build_trainer(
         callbacks=[callback],
         peft_config=adapter_of(config),
     )
+    rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     callback.move(trainer.reward_weights)
     trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
     return trainer
@@ -57,12 +58,3 @@ def adapter_of(config: TrlConfig) -> LoraConfig | None:
         return None
     adapter = config.agent.adapter
     return lora_config(LoraSpec(adapter.rank, adapter.alpha, tuple(adapter.targets)))
-
-
-def reader_of(tokenizer: Any) -> Reader:
-    """From ids to text with this tokenizer."""
-
-    def decode(ids: Any) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    return Reader(decode, frozenset({int(tokenizer.eos_token_id)}))

@@ -11,12 +11,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import ModelFileError, UsageError
+from edge.core.errors import UsageError
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
 
 _BUNDLED = "bundled:"
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+_PRE_TOKENIZER = "qwen2"
 _TOKENIZER_KEYS = ("tokens", "merges")
 
 
@@ -84,8 +85,8 @@ def _write_tokenizer(model: GGUFModel, folder: Path) -> None:
 
     from tools.nano.tokenizer import tokenizer_from
 
-    if model.metadata("tokenizer.ggml.pre") != "qwen2":
-        raise ModelFileError(f"{model.path}: not the tokenizer of a bundled model", hint="use the model's own folder")
+    if model.metadata("tokenizer.ggml.pre") != _PRE_TOKENIZER:
+        raise UsageError(f"{model.path}: not the tokenizer of a bundled model", hint="use the model's own folder")
     tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in _TOKENIZER_KEYS)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer_from(tokens, merges),

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,12 @@ def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
     if len(shared) < 2:
         raise UsageError("the runs have fewer than two steps in common", hint="compare runs with the same phases")
     between = len(a) > 1 and len(b) > 1
-    sides = tuple([[run[step] for step in shared] for run in side] for side in (a, b))
-    measured = [_measured(name, value, *sides, between=between) for name, value in MEASURES.items()]
+    side_a, side_b = ([[run[step] for step in shared] for run in side] for side in (a, b))
+    measured = [_measured(name, value, side_a, side_b, between=between) for name, value in MEASURES.items()]
     found = [one for one in measured if one is not None]
     rate = next(one for one in found if one.measure == "assist_rate")
     noise = "the spread between runs" if between else f"{min(BLOCKS, len(shared))} blocks of steps"
-    return Comparison(len(shared), len(a), len(b), noise, (_dual(*sides, rate, between=between), *found))
+    return Comparison(len(shared), len(a), len(b), noise, (_dual(side_a, side_b, rate, between=between), *found))
 
 
 def read_steps(folder: Path) -> dict[int, StepFinished]:
@@ -157,7 +158,7 @@ def _of_blocks(differences: Sequence[float]) -> float:
     """Standard error of the mean from the means of blocks."""
     count = min(BLOCKS, len(differences))
     bounds = [round(index * len(differences) / count) for index in range(count + 1)]
-    return _standard_error([mean(differences[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)])
+    return _standard_error([mean(differences[low:high]) for low, high in pairwise(bounds)])
 
 
 def _between_runs(value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> float:

@@ -45,7 +45,9 @@ class TrlConfig(Section):
     budget limits, privacy and programs.
     """
 
-    out: str = Field("runs/trl", description="Folder of the run: events, metrics, checkpoints, the ledger of an embedded coordinator.")
+    out: str = Field(
+        "runs/trl", description="Folder of the run: events, metrics, checkpoints, the ledger of an embedded coordinator."
+    )
     model: str = Field(
         "bundled:nano-edge",
         description="A model of the hub by name, a Hugging Face folder, or bundled:NAME for one that comes with the project.",

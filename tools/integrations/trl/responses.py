@@ -5,8 +5,9 @@ TRL has sampled when its reward functions are called, so the rollout that scores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge.core.rng import derive_seed
 from edge.core.types import FinishReason, LocalResponse, Message, PromptGroup, Sampling
@@ -35,6 +36,15 @@ class Reader:
         """One completion."""
         ids = tuple(token_ids)
         return Completion(position, ids, self.decode(ids), bool(ids) and ids[-1] in self.ends)
+
+
+def reader_of(tokenizer: Any, ends: Iterable[int]) -> Reader:
+    """From ids to text with a transformers tokenizer; some models have more than one id that ends a response."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return Reader(decode, frozenset(map(int, ends)))
 
 
 def as_response(completion: Completion, max_steps: int) -> LocalResponse:

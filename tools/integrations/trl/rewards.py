@@ -69,7 +69,7 @@ class GroupRewards:
 
     def __init__(self, steps: SharedSteps, reader: Reader) -> None:
         self._steps = steps
-        self._reader = reader
+        self.reader = reader
         self._scored: tuple[int, tuple[int, ...]] | None = None
         self._verdicts: list[Verdict | None] = []
 
@@ -87,7 +87,7 @@ class GroupRewards:
         """A step generates once, so its number and places name its responses."""
         key = (self._steps.step, tuple(position))
         if key != self._scored:
-            self._verdicts, self._scored = self._steps.verdicts(self._reader, position, ids), key
+            self._verdicts, self._scored = self._steps.verdicts(self.reader, position, ids), key
         return self._verdicts
 
 

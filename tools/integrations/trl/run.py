@@ -64,7 +64,7 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
     from transformers import AutoTokenizer
 
-    from edge.tasks.registry import open_source
+    from tools.integrations.trl.sources import open_mixed
 
     model = processes.from_main(lambda: _model_folder(config))
     form = config.agent.model.prompt_form
@@ -73,8 +73,10 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise UsageError(f"model {config.model} cannot be read: {_first_line(error)}", hint="give a folder, or a hub name") from error
-    plan = curriculum(config.agent, open_source, _fits(tokenizer, form, config.trainer.prompt_tokens))
+        raise UsageError(
+            f"model {config.model} cannot be read: {_first_line(error)}", hint="give a folder, or a hub name"
+        ) from error
+    plan = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
     return Prepared(model, tokenizer, form, plan)
 
 
@@ -190,8 +192,15 @@ async def _open_desk(
     from edge.agent.cloud import CloudDesk
     from edge.agent.link import WatchedClient
     from edge.agent.stepbook import StepBook
-    from edge.bootstrap import build_embedded, build_policy, build_registry, build_verifier, coordinator_address, guarded_client
-    from edge.bootstrap import switched_off
+    from edge.bootstrap import (
+        build_embedded,
+        build_policy,
+        build_registry,
+        build_verifier,
+        coordinator_address,
+        guarded_client,
+        switched_off,
+    )
 
     agent = config.agent
     registry = build_registry(agent)
@@ -222,7 +231,13 @@ def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, regist
     return replace(settings, prompt_form=prepared.prompt_form)
 
 
-_MAY_CHANGE = ("out", "trainer.rows_per_pass", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.gradient_checkpointing")
+_MAY_CHANGE = (
+    "out",
+    "trainer.rows_per_pass",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.gradient_checkpointing",
+)
 
 
 def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> None:

@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer as DA-GRPO wants it. Knows GRPOConfig's fields and which of them the algorithm fixes; knows nothing of coordinators.
 
-The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1, and
+The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1,
+and
 
     luspo    L = 1/(P·G) Σ_i Σ_t (...)            paper = G/(G-1) · L
     dr_grpo  L = 1/(P·G·T) Σ_i Σ_t (...)          paper = G·T/(G-1) · L        T = max_tokens
@@ -117,7 +118,7 @@ class NoTexts(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is let through."""
-        return not str(record.msg).startswith(_WARNS_WITH_TEXTS)
+        return _WARNS_WITH_TEXTS not in str(record.msg)
 
 
 def keep_quiet() -> None:
