@@ -77,6 +77,7 @@ def test_the_launch_files_have_the_papers_settings(name):
         ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {advantage_scale: group}}", "advantage_scale"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {temperature: 0.7}}", "temperature"),
+        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
         ("trainer: {tunning: full}", "tunning"),
     ],
 )

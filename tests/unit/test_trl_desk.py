@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge.agent.events import Notice, StepFinished
-from edge.agent.step import training_groups
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
-from edge.dagrpo.advantages import AdvantageScale
 from edge.rpc.scripted_client import ScriptedTerms
 from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
 from tests.unit.trl_world import TrlWorld, completions
@@ -114,7 +113,7 @@ async def test_the_weighted_verdicts_give_the_coefficients_of_the_agents_own_upd
     world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
     await desk.verdicts(1, completions(1, [[HELP, HELP, RIGHT, WRONG], [RIGHT, HELP, WRONG, WRONG]]))
     groups = desk._now.groups
-    own = training_groups(groups, dual, AdvantageScale.NONE)
+    own = DaGrpo().training_groups(groups, StepTerms(1, "math", dual, 0.25))
     expected = [sample.advantage * group.group_weight / len(own) for group in own for sample in group.samples]
     assert trl_coefficients(verdicts_of(groups), dual, 4) == pytest.approx(expected)
 

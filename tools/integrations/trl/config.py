@@ -60,6 +60,8 @@ class TrlConfig(Section):
         learning = self.agent.learning
         if any(phase.steps is None for phase in self.agent.phases):
             raise ValueError("agent.phases: each phase needs a number of steps")
+        if learning.method != "da-grpo":
+            raise ValueError(f"agent.learning.method must be da-grpo; the agent's own loop runs {learning.method}")
         if learning.advantage_scale != "none":
             raise ValueError("agent.learning.advantage_scale must be none; with any other λ is no price")
         if learning.temperature != 1.0:

@@ -16,16 +16,17 @@ from typing import Any, Protocol, cast
 
 from edge.agent.cloud import CloudDesk
 from edge.agent.events import Notice, PhaseStarted, RunFinished, StepFinished, StepSeconds, StopReason
+from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, step_units
 from edge.agent.state import StateFolder
 from edge.agent.state_rows import Commit, Position
-from edge.agent.step import StepPlan, training_groups
+from edge.agent.step import StepPlan
 from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
 from edge.agent.summary import StepSetting, summarise
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
-from edge.dagrpo.advantages import AdvantageScale, has_signal
+from edge.dagrpo.advantages import has_signal
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.training.learner import LearnerReport
@@ -273,7 +274,8 @@ def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -
 
 def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
     """TRL samples with the weights it trains, so sampler and trainer do not differ."""
-    groups = training_groups(now.groups, now.opened.dual, AdvantageScale.NONE)
+    terms = StepTerms(now.plan.step, now.plan.task, now.opened.dual, now.opened.target_rate)
+    groups = DaGrpo().training_groups(now.groups, terms)
     dead = sum(not has_signal([sample.advantage for sample in group.samples]) for group in groups)
     return LearnerReport(
         groups=len(groups),
