@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == "step_finished"]
 
 
-def ledger(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    """What the embedded coordinator's ledger says."""
-    path = next((folder / "run" / "state" / "coordinator").glob("*.sqlite*"))
-    with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
-        return database.execute(query).fetchall()
+def charged(folder: Path) -> dict[tuple[int, str], int]:
+    """What the embedded coordinator's ledger charged: calls by step and prompt."""
+    path = folder / "run" / "state" / "coordinator" / "ledger.sqlite3"
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT step, prompt_id, sum(charged_calls) FROM call GROUP BY step, prompt_id").fetchall()
+    return {(step, prompt): calls for step, prompt, calls in rows}
 
 
 def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs_leave(tmp_path):
@@ -89,6 +91,7 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["reason"], summary["cloud_calls"]) == (2, "done", second["total_cloud_calls"])
     assert (folder / "adapter" / "adapter.gguf").is_file()
+    assert sum(charged(tmp_path).values()) == summary["cloud_calls"]
     assert any(float(values.abs().max()) > 0 for name, values in adapter(folder).items() if "lora_B" in name)
     assert "What" not in done.stderr  # prompts are in no log
     again = run(written(tmp_path, agent={**SMALL["agent"], "learning": {"group_size": 8}}))
@@ -119,7 +122,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
     assert "turned out otherwise" not in done.stderr
     ours, theirs = adapter(whole / "run"), adapter(cut / "run")
     assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
-    assert steps_of(cut)[-1]["total_cloud_calls"] == steps_of(whole)[-1]["total_cloud_calls"]
+    assert charged(cut) == charged(whole)
 
 
 def kill_after_first_step(config: Path, folder: Path) -> None:
@@ -142,7 +145,8 @@ def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):
     steps = steps_of(tmp_path)
     assert [(step["step"], step["prompts"], step["responses"]) for step in steps] == [(1, 3, 12), (2, 3, 12)]
     assert steps[1]["dual_before"] == steps[0]["dual_after"]
-    assert all(step["cloud_calls"] <= 3 for step in steps)
+    assert all(calls <= 1 for calls in charged(tmp_path).values())
+    assert sum(charged(tmp_path).values()) == steps[-1]["total_cloud_calls"]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.events import Notice, StepFinished
+from edge.agent.events import Notice, RunStarted, StepFinished
 from edge.agent.methods import DaGrpo, StepTerms
 from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
 from edge.rpc.scripted_client import ScriptedTerms
@@ -227,3 +227,13 @@ async def test_the_end_hands_in_what_waits_and_sums_up(world):
     await make(world, desk, 1)
     finished = await desk.finish("done", 3.0)
     assert (finished.steps_done, finished.total_cloud_calls, finished.reason, finished.seconds) == (1, 2, "done", 3.0)
+    assert world.sink.events[-1] == finished
+
+
+async def test_a_run_that_goes_on_tells_how_far_it_had_come(world):
+    desk = world.desk()
+    await desk.begin("a model")
+    await make(world, desk, 1)
+    await world.desk().begin("a model")
+    told = [(event.steps_done, event.steps_planned) for event in world.sink.events if isinstance(event, RunStarted)]
+    assert told == [(0, 4), (1, 4)]

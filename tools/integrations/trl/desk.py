@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
 from edge.agent.cloud import CloudDesk
-from edge.agent.events import Notice, PhaseStarted, RunFinished, StepFinished, StepSeconds, StopReason
+from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
 from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, step_units
 from edge.agent.state import StateFolder
@@ -116,6 +116,11 @@ class Desk:
         self._now: _Underway | None = None
         self._was_refused = False
 
+    async def begin(self, model: str) -> None:
+        """Tell that the run begins, or goes on."""
+        state, done = self._roles.state, self._roles.state.position().steps_done
+        self._roles.sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._roles.clock.now()))
+
     async def open(self, step: int) -> float:
         """See StepDesk."""
         roles, plan = self._roles, self._plans[step - 1]
@@ -176,7 +181,9 @@ class Desk:
         steps = state.steps(last=1)
         totals = (steps[0].total_cloud_calls, steps[0].total_cloud_tokens, steps[0].total_spend_uusd) if steps else (0, 0, 0)
         done = state.position().steps_done
-        return RunFinished(state.run_id, reason, done, done, *totals, seconds, clock.now())
+        finished = RunFinished(state.run_id, reason, done, done, *totals, seconds, clock.now())
+        self._roles.sink.emit(finished)
+        return finished
 
     async def _opened(self, plan: StepPlan) -> OpenStep:
         """The step at the coordinator, durably noted before anything is asked under its number."""

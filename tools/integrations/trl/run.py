@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from edge.agent.rollout import RolloutSettings
 from edge.config.loader import Resolved
@@ -52,7 +52,10 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr) -> dict[str,
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
     require_trl()
+    from transformers.utils.logging import disable_progress_bar
+
     config, processes = resolved.config, AccelerateProcesses()
+    disable_progress_bar()
     prepared = prepare(config, processes)
     if not processes.is_main:
         return _train_along(config, prepared, processes)
@@ -80,19 +83,19 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     return Prepared(model, tokenizer, form, plan)
 
 
-def train(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> Any:
-    """TRL's trainer over the desk, run to its end; returns it."""
+def train(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> None:
+    """TRL's trainer over the desk, run to its end; every process takes part in saving what was trained."""
     from tools.integrations.trl.building import build_trainer
 
     trainer = build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, desk)
     trainer.train(resume_from_checkpoint=_checkpoint(config))
-    return trainer
+    trainer.save_model(str(_trained(config)))
 
 
 def _train_along(config: TrlConfig, prepared: Prepared, processes: Processes) -> dict[str, Any]:
     from tools.integrations.trl.rewards import NoDesk
 
-    train(config, prepared, processes, NoDesk())  # type: ignore[arg-type]
+    train(config, prepared, processes, cast(StepDesk, NoDesk()))
     return {}
 
 
@@ -102,6 +105,10 @@ def _checkpoint(config: TrlConfig) -> str | None:
 
     folder = Path(config.out).expanduser() / "trl"
     return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+
+
+def _trained(config: TrlConfig) -> Path:
+    return Path(config.out).expanduser() / "trained"
 
 
 def _model_folder(config: TrlConfig) -> str:
@@ -121,9 +128,13 @@ def _data_set(prepared: Prepared) -> Any:
 
 def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
     def fits(item: TaskItem) -> bool:
-        ids = tokenizer.apply_chat_template(messages(item, form), add_generation_prompt=True, tokenize=True, return_dict=True)
-        return len(ids["input_ids"]) <= most
+        if item.id not in known:  # a data set comes by many times
+            prompt = messages(item, form)
+            ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+            known[item.id] = len(ids) <= most
+        return known[item.id]
 
+    known: dict[str, bool] = {}
     return fits
 
 
@@ -133,27 +144,26 @@ class MainDesk:
     def __init__(self, loop: LoopThread, desk: Desk, folder: Any, state: Any, clock: Clock, config: TrlConfig) -> None:
         self._loop, self._desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
 
-    def train(self, train: Callable[[StepDesk], Any]) -> dict[str, Any]:
+    def train(self, train: Callable[[StepDesk], None]) -> dict[str, Any]:
         """Train to the end and write the summary; what was made is summed up, too, when training is interrupted."""
         began = self._clock.monotonic()
+        self._loop.run(self._desk.begin(self._config.model))
         try:
-            trainer = train(BlockingDesk(self._desk, self._loop))
+            train(BlockingDesk(self._desk, self._loop))
         except BaseException:
             with contextlib.suppress(EdgeError):
                 self._finish("stopped", self._clock.monotonic() - began, None)
             raise
-        return self._finish("done", self._clock.monotonic() - began, self._save(trainer))
+        return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
 
     def _finish(self, reason: Any, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
         finished = self._loop.run(self._desk.finish(reason, seconds))
         summary: dict[str, Any] = self._folder.finish(self._state.steps(), finished, adapter)
         return summary
 
-    def _save(self, trainer: Any) -> AdapterRef | None:
-        """The trained model beside the run; an adapter of a bundled model also in the form that llama.cpp and the agent read."""
-        folder = Path(self._config.out).expanduser() / "trained"
-        trainer.save_model(str(folder))
-        name = bundled_name(self._config.model)
+    def _agents_adapter(self) -> AdapterRef | None:
+        """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
+        name, folder = bundled_name(self._config.model), _trained(self._config)
         if name is None or self._config.trainer.tuning != "lora":
             return None
         from edge.bootstrap import model_file
