@@ -91,6 +91,7 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["reason"], summary["cloud_calls"]) == (2, "done", second["total_cloud_calls"])
     assert (folder / "adapter" / "adapter.gguf").is_file()
+    assert not list(folder.glob("*/training_args.bin"))
     assert sum(charged(tmp_path).values()) == summary["cloud_calls"]
     assert any(float(values.abs().max()) > 0 for name, values in adapter(folder).items() if "lora_B" in name)
     assert "What" not in done.stderr  # prompts are in no log

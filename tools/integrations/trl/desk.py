@@ -108,11 +108,14 @@ class _Underway:
 class Desk:
     """The asynchronous desk; `BlockingDesk` is the one that trainers call."""
 
-    def __init__(self, roles: DeskRoles, plans: Sequence[StepPlan], settings: RolloutSettings, phases: int = 1) -> None:
+    def __init__(
+        self, roles: DeskRoles, plans: Sequence[StepPlan], settings: RolloutSettings, phases: Sequence[int] = ()
+    ) -> None:
+        """`phases`: how many steps each phase has."""
         self._roles = roles
         self._plans = plans
         self._settings = settings
-        self._phases = phases
+        self._phases = tuple(phases)
         self._now: _Underway | None = None
         self._was_refused = False
 
@@ -316,8 +319,9 @@ def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: Stat
     )
 
 
-def _phase(plan: StepPlan, opened: OpenStep, phases: int) -> PhaseStarted:
-    return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, None, plan.phase_step, phases)
+def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStarted:
+    steps = phases[plan.phase] if plan.phase < len(phases) else None
+    return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))
 
 
 class _Runs(Protocol):

@@ -164,6 +164,7 @@ class MainDesk:
     def _agents_adapter(self) -> AdapterRef | None:
         """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
         name, folder = bundled_name(self._config.model), _trained(self._config)
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
         if name is None or self._config.trainer.tuning != "lora":
             return None
         from edge.bootstrap import model_file
@@ -231,7 +232,8 @@ async def _open_desk(
         sink=sink,
         clock=clock,
     )
-    return Desk(roles, prepared.plan.steps, _rollout_settings(config, prepared, state.run_id, registry), len(agent.phases))
+    phases = [phase.steps or 0 for phase in agent.phases]
+    return Desk(roles, prepared.plan.steps, _rollout_settings(config, prepared, state.run_id, registry), phases)
 
 
 def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:
