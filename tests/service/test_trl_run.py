@@ -1,0 +1,179 @@
+"""DA-GRPO on TRL's own trainer with the bundled model and an embedded coordinator, as a person runs it, very small."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
+
+from safetensors.torch import load_file
+
+from tools.integrations.trl.compare import compare
+
+TIMEOUT_S = 300
+TWO_PROCESSES = "tools/integrations/trl/accelerate/two-cpu-processes.yaml"
+SMALL = {
+    "model": "bundled:nano-edge",
+    "agent": {
+        "learning": {"prompts_per_step": 3, "group_size": 4, "max_tokens": 96, "dual_lr": 0.1},
+        "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 2}],
+    },
+    "trainer": {"rows_per_pass": 6, "checkpoint_every": 1},
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes, "out": str(folder / "run")}))
+    return path
+
+
+def command(config: Path, *words: str, processes: int = 1) -> list[str]:
+    module = ["-m", "tools.integrations.trl", "run", str(config), *words]
+    if processes == 1:
+        return [sys.executable, *module]
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", TWO_PROCESSES, *module]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(config, *words, processes=processes),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+        check=False,
+    )
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == "step_finished"]
+
+
+def charged(folder: Path) -> dict[tuple[int, str], int]:
+    """What the embedded coordinator's ledger charged: calls by step and prompt."""
+    path = folder / "run" / "state" / "coordinator" / "ledger.sqlite3"
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT step, prompt_id, sum(charged_calls) FROM call GROUP BY step, prompt_id").fetchall()
+    return {(step, prompt): calls for step, prompt, calls in rows}
+
+
+def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs_leave(tmp_path):
+    done = run(written(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, second = steps_of(tmp_path)
+    assert first["dual_before"] == 0.5
+    for step in (first, second):
+        assert step["dual_after"] == pytest.approx(max(0.0, step["dual_before"] + 0.1 * (step["assist_rate"] - 0.3)))
+        assert (step["prompts"], step["responses"], step["masked"], step["offline"]) == (3, 12, 0, False)
+        assert step["cloud_calls"] <= 3
+        assert step["format_ok"] > 0.5
+    assert second["dual_before"] == first["dual_after"]
+    assert (second["grad_norm"] > 0.0) == (second["frac_reward_zero_std"] < 1.0)
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["reason"], summary["cloud_calls"]) == (2, "done", second["total_cloud_calls"])
+    assert (folder / "adapter" / "adapter.gguf").is_file()
+    assert not list(folder.glob("*/training_args.bin"))
+    assert sum(charged(tmp_path).values()) == summary["cloud_calls"]
+    assert any(float(values.abs().max()) > 0 for name, values in adapter(folder).items() if "lora_B" in name)
+    assert "What" not in done.stderr  # prompts are in no log
+    again = run(written(tmp_path, agent={**SMALL["agent"], "learning": {"group_size": 8}}))
+    assert (again.returncode, len(again.stderr.strip().splitlines()[-1:])) == (2, 1)
+    assert "holds a run with other settings (agent.learning.group_size 4 -> 8)" in again.stderr
+
+
+def adapter(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "trained" / "adapter_model.safetensors")
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
+    agent = {**SMALL["agent"], "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 3}]}
+    trainer = {**SMALL["trainer"], "checkpoint_every": 2}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(written(whole, agent=agent, trainer=trainer)).returncode == 0
+    config = written(cut, agent=agent, trainer=trainer)
+    kill_after_first_step(config, cut)
+    assert len(steps_of(cut)) == 1
+    done = run(config)
+    assert done.returncode == 0, done.stderr
+    rates = [
+        [(step["step"], step["assist_rate"], step["dual_after"], step["reward_mean"]) for step in steps_of(f)]
+        for f in (whole, cut)
+    ]
+    assert rates[0] == rates[1]
+    assert "turned out otherwise" not in done.stderr
+    ours, theirs = adapter(whole / "run"), adapter(cut / "run")
+    assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+    assert charged(cut) == charged(whole)
+
+
+def kill_after_first_step(config: Path, folder: Path) -> None:
+    """SIGKILL between the first step's record and the checkpoint behind the second."""
+    process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    try:
+        for _ in range(TIMEOUT_S * 50):
+            events = folder / "run" / "events.jsonl"
+            if process.poll() is not None or (events.is_file() and '"step_finished"' in events.read_text()):
+                break
+            time.sleep(0.02)  # noqa: TID251 - a process of its own is watched
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):
+    done = run(written(tmp_path), processes=2)
+    assert done.returncode == 0, done.stderr
+    steps = steps_of(tmp_path)
+    assert [(step["step"], step["prompts"], step["responses"]) for step in steps] == [(1, 3, 12), (2, 3, 12)]
+    assert steps[1]["dual_before"] == steps[0]["dual_after"]
+    assert all(calls <= 1 for calls in charged(tmp_path).values())
+    assert sum(charged(tmp_path).values()) == steps[-1]["total_cloud_calls"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.long
+def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(tmp_path):
+    steps = 24
+    learn = [
+        "learn",
+        "--tasks",
+        "practice:arith",
+        "--steps",
+        str(steps),
+        "--target-rate",
+        "0.3",
+        "--out",
+        str(tmp_path / "agent"),
+    ]
+    learn += ["--state", str(tmp_path / "state"), "--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
+    own = subprocess.run(
+        [sys.executable, "-m", "edge.cli", *learn], capture_output=True, text=True, timeout=1800, env=environment(), check=False
+    )
+    assert own.returncode == 0, own.stderr
+    agent = {"phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": steps}]}
+    config = written(tmp_path, agent=agent, trainer={"rows_per_pass": 64})
+    theirs = subprocess.run(command(config), capture_output=True, text=True, timeout=1800, env=environment(), check=False)
+    assert theirs.returncode == 0, theirs.stderr
+    result = compare([tmp_path / "agent"], [tmp_path / "run"])
+    assert result.steps == steps
+    assert result.agree, result.text()

@@ -1,0 +1,112 @@
+"""A bundled model as a Hugging Face folder: the same logits as the project's own decoder, the same tokens as llama.cpp."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edge.bootstrap import model_file
+from edge.core.errors import UsageError
+from edge.core.types import Message, TaskItem
+from edge.dagrpo.prompts import prompt_messages
+from edge.inference.gguf_model import GgufModel
+from edge.inference.llamacpp import template_of
+from edge.models.decoder import load_decoder
+from edge.tasks.practice import FAMILIES, practice_stream
+from tools.integrations.trl.bundled import bundled_name, write_hf_folder
+from tools.integrations.trl.plans import messages
+from tools.integrations.trl.responses import reader_of
+
+MODELS = ("nano-edge", "nano-edge-llama")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    gguf = model_file(request.param)
+    return gguf, write_hf_folder(gguf, tmp_path_factory.mktemp("hf") / request.param)
+
+
+def practice_items(each: int) -> list[TaskItem]:
+    return [item for family in FAMILIES for item in islice(practice_stream(family, "train", 3), each)]
+
+
+def prompt_ids(tokenizer: Any, item: TaskItem) -> list[int]:
+    rendered = tokenizer.apply_chat_template(
+        messages(item, "compact"), add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return list(rendered["input_ids"])
+
+
+def test_transformers_computes_the_decoders_logits_on_real_prompts(written):
+    gguf, folder = written
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer, decoder = AutoTokenizer.from_pretrained(folder), load_decoder(gguf).eval()
+    for item in practice_items(2):
+        ids = torch.tensor([prompt_ids(tokenizer, item) + tokenizer(item.solution)["input_ids"]])
+        with torch.no_grad():
+            assert torch.allclose(model(ids).logits, decoder(ids), atol=2e-4)
+
+
+def test_prompts_are_the_ids_that_llama_cpp_reads(written):
+    gguf, folder = written
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), GgufModel(gguf, vocab_only=True)
+    template = template_of(model)
+    for item in practice_items(25):
+        assert prompt_ids(tokenizer, item) == template.prompt_ids(prompt_messages(item, "compact"))
+        assert tokenizer(item.solution)["input_ids"] == model.vocabulary.tokenise(item.solution)
+    model.close()
+
+
+def test_a_response_reads_as_the_engine_reads_it_tags_kept_and_control_tokens_left_out(written):
+    _, folder = written
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "<think>\nStep 1: 2 + 3 = 5\n</think>\n<answer>\\boxed{5}</answer>"
+    ended = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    read = reader_of(tokenizer, [tokenizer.eos_token_id]).read(4, ended)
+    assert (read.text, read.ended, read.position, read.token_ids) == (text, True, 4, tuple(ended))
+    assert not reader_of(tokenizer, [tokenizer.eos_token_id]).read(0, ended[:-1]).ended
+
+
+def test_the_template_carries_the_models_own_system_prompt(written):
+    _, folder = written
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False)
+    assert text == "<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_folder_that_is_there_is_kept_and_a_half_written_one_is_not(tmp_path):
+    folder = tmp_path / "model"
+    (tmp_path / "model.partial").mkdir()
+    (tmp_path / "model.partial" / "rubbish").touch()
+    write_hf_folder(model_file("nano-edge"), folder)
+    assert not (tmp_path / "model.partial").exists()
+    (folder / "note").touch()
+    write_hf_folder(model_file("nano-edge"), folder)
+    assert (folder / "note").exists()
+
+
+def test_a_gguf_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.integrations.trl.bundled._PRE_TOKENIZER", "llama-bpe")
+    with pytest.raises(UsageError, match="not the tokenizer of a bundled model"):
+        write_hf_folder(model_file("nano-edge"), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_bundled_models_are_named_by_their_prefix():
+    assert bundled_name("bundled:nano-edge") == "nano-edge"
+    assert bundled_name("Qwen/Qwen2.5-1.5B-Instruct") is None
+
+
+def test_messages_are_the_agents_own(written):
+    item = practice_items(1)[0]
+    assert messages(item, "full") == [
+        {"role": one.role, "content": one.content} for one in prompt_messages(item, "full") if isinstance(one, Message)
+    ]

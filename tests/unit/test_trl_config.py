@@ -1,0 +1,293 @@
+"""What a TRL run is told, which prompts its steps get, and how two runs are held against each other; none of it needs TRL."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent.curriculum import Curriculum as AgentsCurriculum
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position
+from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.core.errors import ConfigError, EdgeError, TaskFileError, UsageError
+from edge.core.types import FinishReason
+from edge.tasks.registry import open_source
+from tests.unit.agent_world import Sums, open_sums
+from tests.unit.test_console import step as finished_step
+from tools.integrations.trl.__main__ import main
+from tools.integrations.trl.compare import compare, dual_lr, read_steps
+from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
+from tools.integrations.trl.loop_thread import LoopThread
+from tools.integrations.trl.plans import columns, curriculum
+from tools.integrations.trl.processes import AccelerateProcesses, OneProcess
+from tools.integrations.trl.responses import Completion, as_response
+from tools.integrations.trl.sources import open_mixed
+from tools.integrations.trl.trainer import config_fields, paper_scale, passes
+
+CONFIGS = Path("tools/integrations/trl/configs")
+ACCELERATE = Path("tools/integrations/trl/accelerate")
+
+
+def config_of(**changes: Any) -> TrlConfig:
+    agent = AgentConfig(
+        learning=LearningConfig(group_size=8, prompts_per_step=128), phases=(PhaseConfig(source="practice:arith", steps=3),)
+    )
+    return TrlConfig(agent=agent, trainer=TrainerConfig(**changes))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_launch_file_can_be_read_and_its_responses_fit_one_and_eight_processes(path):
+    config = resolve_run(path).config
+    assert config.steps > 0
+    for processes in (1, 2) if "cpu" in path.stem else (1, 2, 4, 8):
+        assert config_fields(config, processes)["gradient_accumulation_steps"] >= 1
+
+
+@pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_every_file_of_machines(path):
+    pytest.importorskip("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert load_config_from_file(str(path)).num_processes in (1, 2, 8)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b-instruct", "llama-3.2-3b-instruct"])
+def test_the_launch_files_have_the_papers_settings(name):
+    config = resolve_run(CONFIGS / f"{name}.yaml").config
+    learning, fields = config.agent.learning, config_fields(config, 8)
+    assert (learning.prompts_per_step, learning.group_size, learning.max_tokens, config.trainer.prompt_tokens) == (
+        128,
+        8,
+        1024,
+        1024,
+    )
+    assert (learning.learning_rate, learning.dual_lr, learning.dual_init, config.trainer.tuning) == (2e-6, 0.01, 0.5, "full")
+    assert ([phase.steps for phase in config.agent.phases], config.steps) == ([840, 400], 1240)
+    assert (fields["beta"], fields["num_iterations"], fields["scale_rewards"]) == (0.0, 1, "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
+        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {advantage_scale: group}}", "advantage_scale"),
+        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {temperature: 0.7}}", "temperature"),
+        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
+        ("trainer: {tunning: full}", "tunning"),
+    ],
+)
+def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        resolve_run(path)
+
+
+def test_the_command_line_tells_what_is_wrong_in_one_line(tmp_path, capsys):
+    assert main(["run", str(tmp_path / "missing.yaml")]) != 0
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_other_fields_of_trl_are_passed_on_and_those_that_the_algorithm_fixes_are_refused():
+    assert config_fields(config_of(options={"use_vllm": True}), 1)["use_vllm"] is True
+    with pytest.raises(UsageError, match="beta is set by the run itself"):
+        config_fields(config_of(options={"beta": 0.1}), 1)
+
+
+def test_one_update_takes_all_responses_however_many_processes_there_are():
+    assert [passes(config_of(rows_per_pass=8), count) for count in (1, 2, 8)] == [128, 64, 16]
+    with pytest.raises(UsageError, match="no multiple of 3 processes x 8 rows"):
+        passes(config_of(rows_per_pass=8), 3)
+
+
+def test_the_bound_on_the_gradient_is_in_trls_scale():
+    fields = config_fields(config_of(loss_type="dr_grpo"), 1)
+    assert fields["max_grad_norm"] * paper_scale("dr_grpo", 8, 288) == pytest.approx(1.0)
+
+
+def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path):
+    phases = (PhaseConfig(source="practice:group1", steps=2), PhaseConfig(source="practice:group2", target_rate=0.5, steps=1))
+    config = AgentConfig(learning=LearningConfig(prompts_per_step=4, seed=5), phases=phases)
+    own = curriculum(config, open_source, lambda item: True).steps
+    with StateFolder(tmp_path) as state:
+        theirs = AgentsCurriculum(phases, open_source, state, 5, 4)
+        for plan in own:
+            expected = theirs.next_step()
+            assert plan == expected
+            state.set_position(Position(plan.step, plan.phase, plan.phase_step))
+            with state.database:
+                state.database.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (plan.source, 5, plan.cursor_after))
+        assert theirs.next_step() is None
+
+
+def test_two_phases_of_one_source_go_on_in_its_stream():
+    phases = tuple(PhaseConfig(source="sums", steps=1) for _ in range(2))
+    steps = curriculum(
+        AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases), open_sums, lambda item: True
+    ).steps
+    assert [item.id for step in steps for item in step.items] == ["math-0", "math-1", "math-2", "math-3"]
+
+
+class Listed(Sums):
+    """Sums of which there are so many."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, task=name)
+        self.train_items = tuple(range({"large": 9000, "small": 1000, "first": 3000}[name]))
+
+
+def shares(name: str, opened: Any, count: int = 4000) -> dict[str, float]:
+    tasks = [item.task for item in islice(open_mixed(name, opened).train(3), count)]
+    return {task: round(tasks.count(task) / count, 1) for task in sorted(set(tasks))}
+
+
+def test_a_mixture_takes_from_each_source_in_proportion_but_never_more_than_from_the_first():
+    assert shares("first+small", Listed) == {"first": 0.8, "small": 0.2}
+    assert shares("first+large", Listed) == {"first": 0.5, "large": 0.5}
+    assert shares("other+sums", lambda name: Sums(name, task=name)) == {"other": 0.5, "sums": 0.5}
+
+
+def test_a_mixture_goes_on_where_it_was_and_holds_items_of_each_source_back():
+    mixed = open_mixed("first+small", Listed)
+    assert [item.id for item in islice(mixed.train(3, 5), 4)] == [item.id for item in islice(mixed.train(3), 9)][5:]
+    assert [item.task for item in mixed.test(3)] == ["first", "small", "first"]
+    assert (mixed.name, open_mixed("sums", open_sums).name) == ("first+small", "sums")
+    with pytest.raises(UsageError, match="a source is missing"):
+        open_mixed("math+")
+
+
+def test_prompts_that_are_too_long_are_passed_over_and_counted():
+    phases = (PhaseConfig(source="sums", steps=1),)
+    config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
+    plan = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
+    assert ([item.id for item in plan.items], plan.passed_over, plan.steps[0].cursor_after) == (["math-1", "math-3"], 2, 4)
+    with pytest.raises(TaskFileError, match="no prompt of the first 1000 fits"):
+        curriculum(config, open_sums, lambda item: False)
+
+
+def test_the_data_set_has_each_prompt_as_messages_and_its_place():
+    items = tuple(islice(open_sums("sums").train(0), 2))
+    assert columns(items, "compact") == {
+        "prompt": [[{"role": "user", "content": "What is 0 + 1?"}], [{"role": "user", "content": "What is 1 + 1?"}]],
+        "position": [0, 1],
+    }
+    assert columns(items, "full")["prompt"][0][0]["role"] == "system"
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "finish"),
+    [
+        ("<think>\nStep 1: a", True, FinishReason.EOS),
+        ("<think>\nStep 1: a", False, FinishReason.LENGTH),
+        ("<think>\nStep 1: a\nStep 2: b", True, FinishReason.STEP_LIMIT),
+        ("<think>\nStep 1: a\nStep 2: b", False, FinishReason.STEP_LIMIT),
+    ],
+)
+def test_a_response_ended_by_itself_at_the_limit_of_tokens_or_beyond_its_steps(text, ended, finish):
+    assert as_response(Completion(0, (1,), text, ended), max_steps=1).finish is finish
+
+
+def test_a_failure_of_the_main_process_is_raised_as_it_is():
+    with pytest.raises(TaskFileError):
+        OneProcess().from_main(lambda: (_ for _ in ()).throw(TaskFileError("gone")))
+
+
+def test_a_single_process_under_accelerate_needs_no_others():
+    pytest.importorskip("accelerate")
+    processes = AccelerateProcesses()
+    assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
+    assert processes.gather([1, 2]) == [1, 2]
+    assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
+    with pytest.raises(EdgeError, match="gone"):
+        processes.from_main(lambda: (_ for _ in ()).throw(EdgeError("gone")))
+
+
+def test_a_loop_on_a_thread_runs_coroutines_and_cancels_what_is_left():
+    import asyncio
+
+    ended = []
+
+    async def left() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def begin() -> int:
+        running.append(asyncio.create_task(left()))
+        await asyncio.sleep(0)
+        return 7
+
+    running: list[asyncio.Task[None]] = []
+    with LoopThread() as loop:
+        assert loop.run(begin()) == 7
+    loop.close()
+    assert ended == ["cancelled"]
+
+
+def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
+    """A run whose rates are given, as the agent writes it."""
+    folder.mkdir()
+    dual, lines = 0.5, []
+    for number, rate in enumerate(rates, 1):
+        after = dual + dual_lr * (rate - 0.3)
+        event = replace(
+            finished_step(number),
+            assist_rate=rate,
+            target_rate=0.3,
+            dual_before=dual,
+            dual_after=after,
+            joint_accuracy=0.5 + rate / 10,
+        )
+        lines.append(json.dumps(event.to_json()))
+        dual = after
+    (folder / "events.jsonl").write_text("\n".join(['{"kind": "notice"}', *lines, '{"kind": "step_fin']) + "\n")
+    return folder
+
+
+def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:
+    from edge.core.rng import stream
+
+    random = stream(seed, "rates")
+    return [mean + random.uniform(-0.1, 0.1) for _ in range(steps)]
+
+
+def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path):
+    a, same = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "same", noisy(0.3, 2))
+    other = write_run(tmp_path / "other", noisy(0.4, 3))
+    assert compare([a], [same]).agree
+    result = compare([a], [other])
+    told = {one.measure: one for one in result.differences}
+    assert not told["assist_rate"].agree
+    assert not told["dual at the end"].agree
+    assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
+    assert "not the same" in result.text()
+
+
+def test_lambdas_difference_is_held_against_what_the_rates_noise_adds_up_to(tmp_path):
+    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.3, 2))
+    assert dual_lr(list(read_steps(a).values())) == pytest.approx(0.02)
+    told = {one.measure: one for one in compare([a], [b]).differences}
+    rate, dual = told["assist_rate"], told["dual at the end"]
+    assert dual.difference == pytest.approx(0.02 * 60 * rate.difference)
+    assert dual.standard_error == pytest.approx(0.02 * 60 * rate.standard_error)
+
+
+def test_several_runs_on_both_sides_are_held_against_their_own_spread(tmp_path):
+    a = [write_run(tmp_path / f"a{seed}", noisy(0.3, seed)) for seed in (1, 2, 3)]
+    b = [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5, 6)]
+    result = compare(a, b)
+    assert (result.noise, result.runs_a, result.agree) == ("the spread between runs", 3, True)
+
+
+def test_compare_on_the_command_line_tells_by_its_exit_code(tmp_path, capsys):
+    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.5, 2))
+    assert main(["compare", str(a), "--with", str(a)]) == 0
+    assert main(["compare", str(a), "--with", str(b), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out.split("the same within noise\n")[1])["agree"] is False
+    assert main(["compare", str(a), "--with", str(tmp_path)]) == 2

@@ -1,0 +1,239 @@
+"""The desk of the TRL integration: steps at a scripted coordinator, scored by the agent's own rollout, written to its own state folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.agent.events import Notice, RunStarted, StepFinished
+from edge.agent.methods import DaGrpo, StepTerms
+from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
+from edge.rpc.scripted_client import ScriptedTerms
+from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
+from tests.unit.trl_world import TrlWorld, completions
+from tools.integrations.trl.desk import TrainerNumbers, Verdict, verdicts_of
+
+RIGHT, WRONG = local_answer(1), local_answer(99)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[TrlWorld]:
+    world = TrlWorld(tmp_path / "state")
+    yield world
+    world.close()
+
+
+def groups_of(step: int) -> list[list[str]]:
+    """Two prompts (numbers 2(step-1) and one more); one response in each group asks, one is right."""
+    first = 2 * (step - 1)
+    return [[local_answer(first + index + 1), HELP, WRONG, "no format"] for index in range(2)]
+
+
+async def make(world: TrlWorld, desk, step: int, groups=None) -> list[Verdict | None]:
+    await desk.open(step)
+    verdicts = await desk.verdicts(step, completions(step, groups or groups_of(step)))
+    await desk.close(step)
+    await desk.write_down(step, TrainerNumbers(loss=0.5, grad_norm=0.25, entropy=1.0, learning_rate=1e-3))
+    return verdicts
+
+
+def steps_told(world: TrlWorld) -> list[StepFinished]:
+    return [event for event in world.sink.events if isinstance(event, StepFinished)]
+
+
+async def test_responses_get_the_reward_of_the_composed_text_and_the_cost_of_asking(world):
+    verdicts = await make(world, world.desk(), 1)
+    assert verdicts[:4] == [Verdict(1.0, 0, 1.0), Verdict(1.0, 1, 1.0), Verdict(0.0, 0, 1.0), Verdict(-0.1, 0, 1.0)]
+    assert len(world.client.calls) == 2
+
+
+async def test_a_group_in_which_many_ask_makes_one_call(world):
+    verdicts = await make(world, world.desk(), 1, [[HELP, HELP, HELP, RIGHT], [WRONG] * 4])
+    assert [one.cost for one in verdicts] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert [call.help_units for call in world.client.calls] == [3]
+
+
+async def test_a_malformed_request_and_a_request_in_a_cut_response_ask_for_nothing(world):
+    desk = world.desk()
+    await desk.open(1)
+    cut = HELP + " "
+    verdicts = await desk.verdicts(1, completions(1, [[BROKEN_HELP, cut, RIGHT, RIGHT], [WRONG] * 4], cut=[cut]))
+    assert [(one.reward, one.cost) for one in verdicts[:2]] == [(-0.1, 0), (-0.1, 0)]
+    assert world.client.calls == []
+
+
+async def test_a_response_beyond_the_step_limit_breaks_the_format(world):
+    steps = "\n".join(f"Step {number}: more" for number in range(1, 6))
+    long = f"<think>\n{steps}\n</think>\n<answer>\\boxed{{1}}</answer>"
+    verdicts = await make(world, world.desk(), 1, [[long, RIGHT, RIGHT, RIGHT], [WRONG] * 4])
+    assert [one.reward for one in verdicts[:2]] == [-0.1, 1.0]
+    assert steps_told(world)[0].truncated == 0.0
+
+
+async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
+    desk = world.desk()
+    assert await desk.open(1) == 0.5
+    await desk.verdicts(1, completions(1, groups_of(1)))
+    await desk.close(1)
+    await desk.write_down(1, TrainerNumbers())
+    assert await desk.open(2) == pytest.approx(0.5)  # 2 of 8 asked, which is the target rate
+    await desk.verdicts(2, completions(2, [[HELP] * 4, [WRONG] * 4]))
+    await desk.close(2)
+    await desk.write_down(2, TrainerNumbers())
+    assert await desk.open(3) == pytest.approx(0.5 + 0.1 * (0.5 - 0.25))
+    assert [(step.dual_before, step.dual_after) for step in steps_told(world)] == [(0.5, 0.5), (0.5, pytest.approx(0.525))]
+
+
+async def test_a_failed_call_takes_its_responses_out_and_reweights_what_is_left(world):
+    desk = world.desk()
+    await desk.open(1)
+    world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
+    verdicts = await desk.verdicts(1, completions(1, [[HELP, RIGHT, WRONG, WRONG], [RIGHT, WRONG, WRONG, WRONG]]))
+    assert verdicts[0] is None
+    assert [one.weight for one in verdicts[1:]] == [3 / 2] * 3 + [1.0] * 4
+    await desk.close(1)
+    await desk.write_down(1, TrainerNumbers())
+    assert (steps_told(world)[0].masked, steps_told(world)[0].assist_rate) == (1, 1 / 8)
+
+
+async def test_a_group_without_two_responses_left_counts_nothing_and_the_mean_goes_over_the_others(world):
+    desk = world.desk()
+    await desk.open(1)
+    world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
+    verdicts = await desk.verdicts(1, completions(1, [[HELP, HELP, HELP, RIGHT], [RIGHT, WRONG, WRONG, WRONG]]))
+    assert verdicts[:4] == [None] * 4
+    assert [one.weight for one in verdicts[4:]] == [2.0] * 4
+
+
+async def test_the_weighted_verdicts_give_the_coefficients_of_the_agents_own_update(world):
+    desk = world.desk()
+    dual = await desk.open(1)
+    world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
+    await desk.verdicts(1, completions(1, [[HELP, HELP, RIGHT, WRONG], [RIGHT, HELP, WRONG, WRONG]]))
+    groups = desk._now.groups
+    own = DaGrpo().training_groups(groups, StepTerms(1, "math", dual, 0.25))
+    expected = [sample.advantage * group.group_weight / len(own) for group in own for sample in group.samples]
+    assert trl_coefficients(verdicts_of(groups), dual, 4) == pytest.approx(expected)
+
+
+def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> list[float]:
+    """What TRL multiplies Σ log π with, in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of those that count."""
+    found = []
+    for start in range(0, len(verdicts), size):
+        shaped = [one.weight * (one.reward - dual * one.cost) for one in verdicts[start : start + size] if one is not None]
+        average = sum(shaped) / len(shaped) if shaped else 0.0
+        found += [(value - average) / (size - 1) / (len(verdicts) // size) for value in shaped]
+    return found
+
+
+async def test_a_refusal_by_the_hard_cap_costs_but_gets_no_answer(tmp_path):
+    world = TrlWorld(tmp_path / "state", terms=ScriptedTerms(calls_limit=0, step_credit_kappa=None))
+    verdicts = await make(world, world.desk(), 1)
+    assert [(one.reward, one.cost) for one in verdicts[:4]] == [(1.0, 0), (0.0, 1), (0.0, 0), (-0.1, 0)]
+    assert (steps_told(world)[0].refused, steps_told(world)[0].cloud_calls) == (2, 0)
+    assert any("budget used up" in event.text for event in world.sink.events if isinstance(event, Notice))
+    world.close()
+
+
+async def test_a_unanimous_group_makes_no_call_where_that_is_asked_for(tmp_path):
+    world = TrlWorld(tmp_path / "state", skip_unanimous_calls=True)
+    verdicts = await make(world, world.desk(), 1, [[HELP] * 4, [RIGHT] * 4])
+    assert [one.cost for one in verdicts] == [1] * 4 + [0] * 4
+    assert (world.client.calls, steps_told(world)[0].uncalled) == ([], 4)
+    world.close()
+
+
+async def test_the_step_is_told_as_the_agent_tells_its_own(world):
+    await make(world, world.desk(), 1)
+    (step,) = steps_told(world)
+    assert (step.step, step.steps_planned, step.prompts, step.responses, step.cloud_calls) == (1, 4, 2, 8, 2)
+    assert (step.joint_accuracy, step.kept_accuracy, step.assist_rate, step.coverage) == (0.5, pytest.approx(1 / 3), 0.25, 0.75)
+    assert (step.reward_mean, step.loss, step.grad_norm, step.entropy) == (pytest.approx(3.8 / 8), 0.5, 0.25, 1.0)
+    assert (step.groups_trained, step.frac_reward_zero_std, step.offline) == (2, 0.0, False)
+
+
+async def test_other_prompts_than_the_steps_are_refused(world):
+    desk = world.desk()
+    await desk.open(1)
+    with pytest.raises(EdgeError, match="other prompts than this step's"):
+        await desk.verdicts(1, completions(2, groups_of(2)))
+
+
+async def test_a_step_that_was_killed_before_its_report_pays_nothing_twice(world):
+    desk = world.desk()
+    await desk.open(1)
+    await desk.verdicts(1, completions(1, groups_of(1)))
+    spent = len(world.client.calls)
+    await make(world, world.desk(), 1)
+    assert len(world.client.calls) == spent
+    assert [step.cloud_calls for step in steps_told(world)] == [2]
+
+
+async def test_a_step_that_was_killed_behind_its_report_keeps_its_number_and_the_first_answer(world):
+    desk = world.desk()
+    await desk.open(1)
+    await desk.verdicts(1, completions(1, groups_of(1)))
+    await desk.close(1)
+    spent = len(world.client.calls)
+    await make(world, world.desk(), 1)
+    registered = await world.client.register("1", ["math"])
+    assert (len(world.client.calls), registered.tasks[0].next_step) == (spent, 1)
+    assert len(steps_told(world)) == 1
+
+
+async def test_steps_made_again_behind_an_older_checkpoint_get_the_lambda_they_had(world):
+    desk = world.desk()
+    await make(world, desk, 1, [[HELP] * 4, [WRONG] * 4])
+    await make(world, desk, 2)
+    spent, dual = len(world.client.calls), steps_told(world)[1].dual_before
+    again = world.desk()
+    await make(world, again, 1, [[HELP] * 4, [WRONG] * 4])
+    assert await again.open(2) == dual
+    verdicts = await again.verdicts(2, completions(2, groups_of(2)))
+    await again.close(2)
+    await again.write_down(2, TrainerNumbers())
+    assert [one.cost for one in verdicts] == [0, 1, 0, 0, 0, 1, 0, 0]
+    assert (len(world.client.calls), len(steps_told(world))) == (spent, 2)
+    await make(world, again, 3)
+    assert [step.step for step in steps_told(world)] == [1, 2, 3]
+
+
+async def test_a_step_made_again_that_turns_out_otherwise_is_told_and_not_reported(world):
+    await make(world, world.desk(), 1)
+    before = (await world.client.register("1", ["math"])).tasks[0]
+    verdicts = await make(world, world.desk(), 1, [[HELP, RIGHT, WRONG, WRONG], [WRONG] * 4])
+    assert verdicts[0] == Verdict(1.0, 1, 1.0)  # answered from the ledger
+    assert (await world.client.register("1", ["math"])).tasks[0] == before
+    assert any("turned out otherwise" in event.text for event in world.sink.events if isinstance(event, Notice))
+
+
+async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_wait(world):
+    desk = world.desk()
+    world.client.fail_next("open_step", CoordinatorUnavailable("away", reason="UNREACHABLE"))
+    assert await desk.open(1) == 0.5
+    verdicts = await desk.verdicts(1, completions(1, groups_of(1)))
+    assert [one is None for one in verdicts[:4]] == [False, True, False, False]
+    await desk.close(1)
+    await desk.write_down(1, TrainerNumbers())
+    assert steps_told(world)[0].offline
+    await make(world, desk, 2)
+    assert (await world.client.register("1", ["math"])).tasks[0].next_step == 2
+
+
+async def test_the_end_hands_in_what_waits_and_sums_up(world):
+    desk = world.desk()
+    await make(world, desk, 1)
+    finished = await desk.finish("done", 3.0)
+    assert (finished.steps_done, finished.total_cloud_calls, finished.reason, finished.seconds) == (1, 2, "done", 3.0)
+    assert world.sink.events[-1] == finished
+
+
+async def test_a_run_that_goes_on_tells_how_far_it_had_come(world):
+    desk = world.desk()
+    await desk.begin("a model")
+    await make(world, desk, 1)
+    await world.desk().begin("a model")
+    told = [(event.steps_done, event.steps_planned) for event in world.sink.events if isinstance(event, RunStarted)]
+    assert told == [(0, 4), (1, 4)]

@@ -1,0 +1,248 @@
+"""TRL's own loss and advantages against the paper's: gradients, masked responses, and the GRPO baseline on the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
+
+from edge.bootstrap import model_file
+from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.dagrpo.advantages import dual_advantages, estimator_weight
+from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
+from edge.training.loss import policy_loss
+from tools.integrations.trl.building import build_trainer, grpo_config
+from tools.integrations.trl.bundled import write_hf_folder
+from tools.integrations.trl.config import TrainerConfig, TrlConfig
+from tools.integrations.trl.desk import Verdict
+from tools.integrations.trl.processes import OneProcess
+from tools.integrations.trl.trainer import paper_scale
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:transformers.*"),
+]
+G, PROMPTS, MOST = 4, 2, 16
+LENGTHS = (3, 9, 5, 1, 7, 2, 16, 4)
+REWARDS = (1.0, 0.0, -0.1, 1.0, 0.0, 1.0, 1.0, 0.0)
+COSTS = (1, 0, 0, 1, 0, 0, 1, 0)
+
+
+class FixedDesk:
+    """Answers with the verdicts it was made with."""
+
+    def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
+        self.given, self.dual = list(verdicts), dual
+
+    def open(self, step: int) -> float:
+        return self.dual
+
+    def verdicts(self, step: int, completions: Any) -> list[Verdict | None]:
+        return self.given
+
+    def close(self, step: int) -> None: ...
+
+    def write_down(self, step: int, numbers: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf_folder(model_file("nano-edge"), tmp_path_factory.mktemp("trl") / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def config_of(out: Path, **trainer: Any) -> TrlConfig:
+    agent = AgentConfig(
+        learning=LearningConfig(group_size=G, prompts_per_step=PROMPTS, max_tokens=MOST),
+        phases=(PhaseConfig(source="practice:arith", steps=2),),
+    )
+    return TrlConfig(out=str(out), agent=agent, trainer=TrainerConfig(rows_per_pass=G * PROMPTS, tuning="full", **trainer))
+
+
+def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, desk: FixedDesk) -> Any:
+    from datasets import Dataset
+
+    rows = {"prompt": [[{"role": "user", "content": f"What is {n} + 1?"}] for n in range(4)], "position": list(range(4))}
+    trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), OneProcess(), desk)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+def batch(advantages: Sequence[float]) -> dict[str, torch.Tensor]:
+    """Eight responses of different lengths to two prompts, padded as TRL pads."""
+    generator = torch.Generator().manual_seed(5)
+    prompt = torch.randint(10, 1500, (PROMPTS, 6), generator=generator).repeat_interleave(G, 0)
+    ids = torch.randint(10, 1500, (len(LENGTHS), max(LENGTHS)), generator=generator)
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    return {
+        "prompt_ids": prompt,
+        "prompt_mask": torch.ones_like(prompt),
+        "completion_ids": ids * mask,
+        "completion_mask": mask,
+        "advantages": torch.tensor(advantages),
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def own_loss(model: Any, inputs: dict[str, torch.Tensor], coefficients: Sequence[float]) -> torch.Tensor:
+    """The project's own objective on the same tokens: edge.training.loss with every importance ratio 1."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    keep = inputs["completion_ids"].shape[1]
+    logits = model(ids).logits[:, -keep - 1 : -1]
+    logprobs = torch.log_softmax(logits, -1).gather(-1, inputs["completion_ids"][..., None]).squeeze(-1)
+    mask = inputs["completion_mask"].bool()
+    coefficients_N = torch.tensor(coefficients).repeat_interleave(mask.sum(1))
+    return policy_loss(logprobs[mask], coefficients_N, torch.ones_like(coefficients_N))
+
+
+def gradient_of(model: Any, loss: torch.Tensor) -> torch.Tensor:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, parameters)])
+
+
+def per_group(values: Sequence[Any]) -> list[list[Any]]:
+    return [list(values[start : start + G]) for start in range(0, len(values), G)]
+
+
+@pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo"])
+def test_trls_gradient_is_the_papers_up_to_the_constant_that_is_written_down(loss_type, folder, tokenizer, tmp_path):
+    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedDesk([], 0.4))
+    groups = zip(per_group(REWARDS), per_group(COSTS), strict=True)
+    advantages = [value for rewards, costs in groups for value in dual_advantages(rewards, costs, 0.4)]
+    inputs = batch(advantages)
+    theirs = gradient_of(trainer.model, trainer._compute_loss(trainer.model, inputs))
+    coefficients = [advantage * estimator_weight(G) / PROMPTS for advantage in advantages]
+    ours = gradient_of(trainer.model, own_loss(trainer.model, inputs, coefficients))
+    constant = {"luspo": G / (G - 1), "dr_grpo": G * MOST / (G - 1)}[loss_type]
+    assert paper_scale(loss_type, G, MOST) == pytest.approx(constant)
+    assert float((constant * theirs - ours).norm() / ours.norm()) < 1e-5
+
+
+def test_a_normalisation_by_length_is_not_the_papers(folder, tokenizer, tmp_path):
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.4))
+    inputs = batch([value for rewards in per_group(REWARDS) for value in dual_advantages(rewards, [0] * G, 0.0)])
+    trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
+    theirs = gradient_of(trainer.model, trainer._compute_loss(trainer.model, inputs))
+    coefficients = [float(one) * estimator_weight(G) / PROMPTS for one in inputs["advantages"]]
+    ours = gradient_of(trainer.model, own_loss(trainer.model, inputs, coefficients))
+    assert float(torch.nn.functional.cosine_similarity(theirs, ours, dim=0)) < 0.99
+
+
+def scored(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """TRL's own scoring of eight given completions: through the reward functions to advantages."""
+    ids = [[20 + row, 2] for row in range(G * PROMPTS)]
+    texts = [[{"role": "assistant", "content": "x"}] for _ in ids]
+    given = ([[5, 6, 7]] * len(ids), ids, None, texts, None, {}, None, [])
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: given)
+    inputs = [{**trainer.train_dataset[row // G]} for row in range(G * PROMPTS)]
+    for callback in trainer.callback_handler.callbacks:
+        if hasattr(callback, "move"):
+            callback.on_step_begin(trainer.args, trainer.state, None)
+    return trainer._generate_and_score_completions(inputs)
+
+
+def test_trls_advantages_are_the_dual_advantages_at_the_callbacks_lambda(folder, tokenizer, tmp_path, monkeypatch):
+    verdicts = [Verdict(reward, cost, 1.0) for reward, cost in zip(REWARDS, COSTS, strict=True)]
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    advantages = scored(trainer, monkeypatch)["advantages"]
+    assert trainer.reward_weights.tolist() == pytest.approx([1.0, -0.37])
+    groups = zip(per_group(REWARDS), per_group(COSTS), strict=True)
+    expected = [value for rewards, costs in groups for value in dual_advantages(rewards, costs, 0.37)]
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agent(
+    folder, tokenizer, tmp_path, monkeypatch, caplog
+):
+    weight = (G - 1) / (G - 2)
+    verdicts: list[Verdict | None] = [
+        Verdict(reward, cost, weight if row < G else 1.0) for row, (reward, cost) in enumerate(zip(REWARDS, COSTS, strict=True))
+    ]
+    verdicts[1] = None
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    advantages = scored(trainer, monkeypatch)["advantages"].tolist()
+    left = dual_advantages([REWARDS[0], *REWARDS[2:G]], [COSTS[0], *COSTS[2:G]], 0.37)
+    whole = dual_advantages(REWARDS[G:], COSTS[G:], 0.37)
+    own = [value * estimator_weight(G - 1) for value in left]
+    assert advantages[1] == 0.0
+    assert [advantages[row] * estimator_weight(G) for row in (0, 2, 3)] == pytest.approx(own, abs=1e-6)
+    assert advantages[G:] == pytest.approx(whole, abs=1e-6)
+    assert "What is" not in caplog.text
+
+
+def test_a_group_that_is_gone_whole_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
+    verdicts: list[Verdict | None] = [None] * G
+    verdicts += [Verdict(reward, cost, 2.0) for reward, cost in zip(REWARDS[G:], COSTS[G:], strict=True)]
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    output = scored(trainer, monkeypatch)
+    assert output["advantages"][:G].tolist() == [0.0] * G
+    assert torch.isfinite(trainer._compute_loss(trainer.model, output))
+
+
+def test_the_grpo_baselines_advantages_are_trls_with_group_scaling(folder, tokenizer, tmp_path, monkeypatch):
+    verdicts = [Verdict(reward, 0, 1.0) for reward in REWARDS]
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.0))
+    trainer.scale_rewards = "group"
+    advantages = scored(trainer, monkeypatch)["advantages"]
+    expected = [value for rewards in per_group(REWARDS) for value in grpo_advantages(rewards)]
+    assert advantages.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_grpo_baselines_objective_is_trls_loss_with_ratios_inside_and_outside_the_clip(folder, tokenizer, tmp_path):
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.0))
+    trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
+    advantages = [value for rewards in per_group(REWARDS) for value in grpo_advantages(rewards)]
+    inputs = batch(advantages)
+    with torch.no_grad():
+        now = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+            inputs["completion_ids"].shape[1],
+        )[0]
+        noise = torch.rand(now.shape, generator=torch.Generator().manual_seed(9)) - 0.5  # ratios from 0.6 to 1.6
+        inputs["old_per_token_logps"] = now - noise
+        loss = float(trainer._compute_loss(trainer.model, inputs))
+    rows = [
+        sum(grpo_token_objective(float(noise[row, token]), advantages[row]) for token in range(length)) / length
+        for row, length in enumerate(LENGTHS)
+    ]
+    assert loss == pytest.approx(-sum(rows) / len(rows), rel=1e-5)
+
+
+def test_every_id_that_ends_a_response_for_the_model_ends_it_for_the_rewards(folder, tokenizer, tmp_path):
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.0))
+    reader = trainer.reward_funcs[0].__self__.reader
+    assert reader.ends == frozenset(trainer.eos_token_ids) == {tokenizer.eos_token_id}
+
+
+def test_the_algorithm_is_what_grpo_config_gets(tmp_path):
+    args = grpo_config(config_of(tmp_path), 1)
+    assert (args.beta, args.num_iterations, args.scale_rewards, args.loss_type) == (0.0, 1, "none", "luspo")
+    assert (args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty) == (1.0, 1.0, 0, None, 1.0)
+    assert (args.steps_per_generation, args.gradient_accumulation_steps, args.generation_batch_size) == (1, 1, G * PROMPTS)
+    assert args.max_grad_norm == pytest.approx((G - 1) / G)
+    assert args.lr_scheduler_type == "constant"
+
+
+def test_responses_are_spread_over_passes_but_generated_at_once(tmp_path):
+    config = config_of(tmp_path)
+    config = config.model_copy(update={"trainer": replace_rows(config.trainer, 2)})
+    args = grpo_config(config, 1)
+    assert (args.steps_per_generation, args.generation_batch_size) == (4, G * PROMPTS)
+
+
+def replace_rows(trainer: TrainerConfig, rows: int) -> TrainerConfig:
+    return trainer.model_copy(update={"rows_per_pass": rows})

@@ -1,0 +1,159 @@
+"""Reward functions and callback of the TRL integration, called in TRL's order, in one process and in two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
+
+from edge.core.errors import EdgeError
+from tools.integrations.trl.desk import TrainerNumbers, Verdict
+from tools.integrations.trl.processes import OneProcess
+from tools.integrations.trl.responses import Completion, Reader
+from tools.integrations.trl.rewards import DualCallback, GroupRewards, NoDesk, Scale, SharedSteps
+
+READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
+
+
+class NotedDesk:
+    """A desk that notes what is asked of it and answers by a response's first id: 0 leaves its group, others are reward and cost."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def open(self, step: int) -> float:
+        self.asked.append(("open", step))
+        return 0.5 + step / 100
+
+    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+        self.asked.append(("verdicts", step, [(one.position, one.text, one.ended) for one in completions]))
+        return [None if one.token_ids[0] == 0 else Verdict(float(one.token_ids[0]), 1, 2.0) for one in completions]
+
+    def close(self, step: int) -> None:
+        self.asked.append(("close", step))
+
+    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        self.asked.append(("write_down", step, numbers))
+
+
+def at(step: int) -> SimpleNamespace:
+    return SimpleNamespace(global_step=step)
+
+
+def test_both_reward_functions_share_one_scoring():
+    desk = NotedDesk()
+    steps = SharedSteps(desk, OneProcess())
+    rewards = GroupRewards(steps, READER)
+    steps.open(1)
+    given = {"position": [0, 0], "completion_ids": [[3, 2], [0, 7]], "prompts": [], "completions": [], "trainer_state": None}
+    assert rewards.task_reward(**given) == [6.0, None]
+    assert rewards.help_cost(**given) == [2.0, None]
+    assert desk.asked == [("open", 1), ("verdicts", 1, [(0, "3 2", True), (0, "0 7", False)])]
+
+
+def test_the_order_of_the_reward_functions_does_not_matter_and_each_step_is_scored_anew():
+    desk = NotedDesk()
+    steps = SharedSteps(desk, OneProcess())
+    rewards = GroupRewards(steps, READER)
+    for step in (1, 2):
+        steps.open(step)
+        assert rewards.help_cost(position=[0, 0], completion_ids=[[1], [1]]) == [2.0, 2.0]
+        assert rewards.task_reward(position=[0, 0], completion_ids=[[1], [1]]) == [2.0, 2.0]
+    assert [asked[:2] for asked in desk.asked] == [("open", 1), ("verdicts", 1), ("open", 2), ("verdicts", 2)]
+
+
+def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else():
+    desk, weights = NotedDesk(), [1.0, 0.0]
+    callback = DualCallback(SharedSteps(desk, OneProcess()), Scale(1.0))
+    callback.move(weights)
+    callback.on_step_begin(None, at(0), None)
+    assert weights == [1.0, -0.51]
+    callback.on_step_begin(None, at(1), None)
+    assert weights == [1.0, -0.52]
+
+
+def test_a_step_is_reported_after_its_update_and_written_down_with_its_log():
+    desk = NotedDesk()
+    callback = DualCallback(SharedSteps(desk, OneProcess()), Scale(8 / 7))
+    callback.move([1.0, 0.0])
+    callback.on_step_begin(None, at(0), None)
+    callback.on_step_end(None, at(1), None)
+    callback.on_log(None, at(1), None, logs={"loss": 0.7, "grad_norm": 7.0, "entropy": 0.3, "learning_rate": 1e-4})
+    callback.on_log(None, at(1), None, logs={"train_runtime": 3.0})
+    assert desk.asked[1] == ("close", 1)
+    assert desk.asked[2:] == [
+        ("write_down", 1, TrainerNumbers(pytest.approx(0.8), pytest.approx(8.0), 0.3, 0.0, 1e-4)),
+    ]
+
+
+def test_a_log_that_is_not_finite_is_written_down_as_nothing():
+    assert Scale(2.0).numbers({"loss": float("nan"), "grad_norm": float("inf"), "entropy": None}) == TrainerNumbers()
+
+
+def test_a_callback_without_weights_says_what_is_missing():
+    with pytest.raises(EdgeError, match="moves no weights"):
+        DualCallback(SharedSteps(NotedDesk(), OneProcess()), Scale(1.0)).on_step_begin(None, at(0), None)
+
+
+class Pair:
+    """Two processes as two threads that meet at every exchange."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=10)
+        self._left: list[Any] = [None, None]
+
+    def of(self, index: int) -> PairMember:
+        return PairMember(self, index)
+
+    def exchange(self, index: int, value: Any) -> list[Any]:
+        self._left[index] = value
+        self._barrier.wait()
+        both = list(self._left)
+        self._barrier.wait()
+        return both
+
+
+class PairMember:
+    count = 2
+
+    def __init__(self, pair: Pair, index: int) -> None:
+        self._pair, self.index, self.is_main = pair, index, index == 0
+
+    def gather(self, own: Sequence[Any]) -> list[Any]:
+        first, second = self._pair.exchange(self.index, list(own))
+        return [*first, *second]
+
+    def from_main(self, make: Any) -> Any:
+        return self._pair.exchange(self.index, make() if self.is_main else None)[0]
+
+
+def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_share_back():
+    pair, desk, results = Pair(), NotedDesk(), {}
+
+    def process(index: int) -> None:
+        steps = SharedSteps(desk if index == 0 else NoDesk(), pair.of(index))
+        rewards = GroupRewards(steps, READER)
+        dual = steps.open(1)
+        ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
+        position = [[0, 0, 0], [0, 1, 1]][index]  # the first group lies in both processes
+        task = rewards.task_reward(position=position, completion_ids=ids)
+        results[index] = (dual, task, rewards.help_cost(position=position, completion_ids=ids))
+        steps.close(1)
+
+    threads = [threading.Thread(target=process, args=(index,)) for index in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(20) for thread in threads]
+    assert results[0] == (0.51, [2.0, 4.0, 6.0], [2.0, 2.0, 2.0])
+    assert results[1] == (0.51, [8.0, None, 12.0], [2.0, None, 2.0])
+    assert [asked[0] for asked in desk.asked] == ["open", "verdicts", "close"]
+    assert [place for place, _, _ in desk.asked[1][2]] == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_process_without_a_desk_is_never_asked():
+    with pytest.raises(EdgeError, match="only the main process"):
+        NoDesk().open(1)

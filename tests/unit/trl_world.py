@@ -1,0 +1,92 @@
+"""A small world for tests of the TRL integration: questions "What is N + 1?", texts in place of tokens, a scripted coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.rollout import RolloutSettings
+from edge.agent.state import StateFolder
+from edge.agent.step import StepPlan
+from edge.agent.stepbook import StepBook
+from edge.core.clock import ManualClock
+from edge.core.events import MemorySink
+from edge.routing.self_offload import SelfOffload
+from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.verifiers.math_answer import ExactMathAnswer
+from tests.unit.agent_world import cloud_answer, item
+from tools.integrations.trl.desk import Desk, DeskRoles
+from tools.integrations.trl.responses import Completion
+
+
+def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepPlan]:
+    """Steps over consecutive sums."""
+    return [
+        StepPlan(
+            step=step,
+            steps_planned=steps,
+            phase=0,
+            phase_step=step,
+            source="sums",
+            task="math",
+            target_rate=target_rate,
+            items=tuple(item((step - 1) * prompts + index) for index in range(prompts)),
+            cursor_seed=7,
+            cursor_after=step * prompts,
+        )
+        for step in range(1, steps + 1)
+    ]
+
+
+def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str] = ()) -> list[Completion]:
+    """The responses of a step; those in `cut` came to no end."""
+    first = (step - 1) * len(groups)
+    return [
+        Completion(first + index, tuple(range(5, 5 + len(text.split()))), text, ended=text not in cut)
+        for index, group in enumerate(groups)
+        for text in group
+    ]
+
+
+@dataclass
+class TrlWorld:
+    """What survives a kill: the state folder and the coordinator. `desk` makes a new process's worth of the rest."""
+
+    folder: Path
+    steps: list[StepPlan] = field(default_factory=lambda: plans(4))
+    group_size: int = 4
+    terms: ScriptedTerms = field(
+        default_factory=lambda: ScriptedTerms(target_rate=0.25, dual_init=0.5, dual_lr=0.1, step_credit_kappa=None)
+    )
+    skip_unanimous_calls: bool = False
+
+    def __post_init__(self) -> None:
+        self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
+        self.sink = MemorySink()
+        self.clock = ManualClock()
+        self.states: list[StateFolder] = []
+
+    def state(self) -> StateFolder:
+        """The folder, opened anew; a process that was killed has let go of it."""
+        for state in self.states:
+            state.close()
+        self.states.append(StateFolder(self.folder))
+        return self.states[-1]
+
+    def desk(self) -> Desk:
+        """A desk as a process that just started has it."""
+        state = self.state()
+        settings = RolloutSettings(
+            state.run_id, 7, self.group_size, 1.0, 64, "compact", "compact", 64, skip_unanimous_calls=self.skip_unanimous_calls
+        )
+        book = StepBook(self.client, state, self.sink, self.clock, self.terms.dual_init)
+        cloud = CloudDesk(self.client, 5.0)
+        roles = DeskRoles(state, book, cloud, ExactMathAnswer(), SelfOffload(), self.sink, self.clock)
+        return Desk(roles, self.steps, settings)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for state in self.states:
+            state.close()

@@ -1,0 +1,1 @@
+"""DA-GRPO on TRL's GRPOTrainer, without a subclass: two reward functions, and a callback that moves the second one's weight."""

@@ -1,0 +1,97 @@
+"""`python -m tools.integrations.trl run | compare | model`. Knows the command line only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.core.errors import EdgeError
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; what it refuses is one line and 2, what fails one line and 1, Ctrl-C 130."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        code: int = chosen.play(chosen)
+        return code
+    except EdgeError as error:
+        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.integrations.trl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands)
+    _add_compare(commands)
+    _add_model(commands)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("run", help="train with DA-GRPO on TRL, or go on where a run in the same folder stopped")
+    run.add_argument("config", type=Path, help="YAML file, see tools/integrations/trl/configs")
+    run.add_argument("--out", help="folder of the run (out)")
+    run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in the folder")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="a setting, as agent.learning.seed=1; may be repeated"
+    )
+    run.set_defaults(play=_run)
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser("compare", help="do two runs have the same λ and rates? exit code 1 where they do not")
+    compare.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN_A", help="folder of a run, of this program or of edge-agent learn"
+    )
+    compare.add_argument(
+        "--with", dest="others", type=Path, nargs="+", required=True, metavar="RUN_B", help="what it is held against"
+    )
+    compare.add_argument("--json", action="store_true", help="as JSON")
+    compare.set_defaults(play=_compare)
+
+
+def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    model = commands.add_parser("model", help="write a bundled model as a Hugging Face folder")
+    model.add_argument("name", help="nano-edge, or another GGUF with the same tokenizer")
+    model.add_argument("folder", type=Path)
+    model.set_defaults(play=_model)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from tools.integrations.trl.config import resolve_run
+    from tools.integrations.trl.run import begin_again, run
+
+    sets = [*chosen.set, *([f"out={chosen.out}"] if chosen.out else [])]
+    resolved = resolve_run(chosen.config, tuple(sets))
+    if chosen.fresh:
+        begin_again(Path(resolved.config.out).expanduser())
+    run(resolved)
+    return 0
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    from tools.integrations.trl.compare import compare
+
+    result = compare(chosen.runs, chosen.others)
+    print(json.dumps(result.to_json(), indent=2) if chosen.json else result.text())
+    return 0 if result.agree else 1
+
+
+def _model(chosen: argparse.Namespace) -> int:
+    from edge.bootstrap import model_file
+    from tools.integrations.trl.bundled import write_hf_folder
+
+    print(write_hf_folder(model_file(chosen.name.removeprefix("bundled:")), chosen.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

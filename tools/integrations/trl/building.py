@@ -1,0 +1,60 @@
+"""Builds TRL's trainer. Knows GRPOTrainer, LoRA configurations and data types; everything that decides comes from the other modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import LoraConfig
+from transformers import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from edge.core.errors import UsageError
+from edge.training.lora import lora_config
+from edge.training.settings import LoraSpec
+from tools.integrations.trl.config import TrlConfig
+from tools.integrations.trl.desk import StepDesk
+from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.responses import reader_of
+from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
+from tools.integrations.trl.trainer import config_fields, keep_quiet, paper_scale
+
+
+def build_trainer(
+    config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: Processes, desk: StepDesk
+) -> GRPOTrainer:
+    """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that GRPOConfig refuses."""
+    learning = config.agent.learning
+    steps = SharedSteps(desk, processes)
+    rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
+    scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
+    callback = DualCallback(steps, scale)
+    keep_quiet()
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[rewards.task_reward, rewards.help_cost],
+        args=grpo_config(config, processes.count),
+        train_dataset=data_set,
+        processing_class=tokenizer,
+        callbacks=[callback],
+        peft_config=adapter_of(config),
+    )
+    rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
+    callback.move(trainer.reward_weights)
+    trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
+    return trainer
+
+
+def grpo_config(config: TrlConfig, processes: int) -> GRPOConfig:
+    """TRL's arguments. Weights that are trained stay float32: at the paper's learning rate an update is lost in bfloat16's rounding."""
+    try:
+        return GRPOConfig(**{"model_init_kwargs": {"dtype": "float32"}, **config_fields(config, processes)})
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"trainer.options: TRL refuses them: {str(error).splitlines()[0]}") from error
+
+
+def adapter_of(config: TrlConfig) -> LoraConfig | None:
+    """The agent's adapter as peft has it; None where all weights are trained."""
+    if config.trainer.tuning == "full":
+        return None
+    adapter = config.agent.adapter
+    return lora_config(LoraSpec(adapter.rank, adapter.alpha, tuple(adapter.targets)))

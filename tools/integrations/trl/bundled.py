@@ -1,0 +1,110 @@
+"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template.
+
+Knows both forms; knows nothing of training. The weights are those that the agent trains against, dequantised to float32, so that TRL
+starts from the very model that `edge-agent` starts from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import UsageError
+from edge.models.gguf_reader import GGUFModel, open_gguf
+from edge.models.spec import DecoderSpec
+
+_BUNDLED = "bundled:"
+_CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+_PRE_TOKENIZER = "qwen2"
+_TOKENIZER_KEYS = ("tokens", "merges")
+
+
+def bundled_name(model: str) -> str | None:
+    """The name behind `bundled:NAME`; None for a hub name or a folder."""
+    return model.removeprefix(_BUNDLED) if model.startswith(_BUNDLED) else None
+
+
+def write_hf_folder(gguf_file: Path, folder: Path) -> Path:
+    """Write the folder, all or nothing, where it is not there yet; returns it. Raises ModelFileError, UsageError."""
+    if (folder / "config.json").is_file():
+        return folder
+    model = open_gguf(gguf_file)
+    spec = model.computed_spec()
+    if spec.architecture not in _CLASSES:
+        raise UsageError(f"{gguf_file}: {spec.architecture} cannot be written as a Hugging Face folder here", hint="use its own")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_weights(model, spec, partial)
+    _write_tokenizer(model, partial)
+    _write_json(partial / "config.json", _config(model, spec))
+    _write_json(partial / "generation_config.json", {"eos_token_id": _eos(model), "pad_token_id": _pad(model)})
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.replace(folder)
+    return folder
+
+
+def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    state = {name: values.contiguous() for name, values in model.decoder_state(spec)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config(model: GGUFModel, spec: DecoderSpec) -> dict[str, Any]:
+    config = {
+        "architectures": [_CLASSES[spec.architecture]],
+        "model_type": spec.architecture,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.width,
+        "intermediate_size": spec.ffn_width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.context_length,
+        "rope_theta": spec.rope_base,
+        "rms_norm_eps": spec.norm_eps,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "dtype": "float32",
+        "eos_token_id": _eos(model),
+        "pad_token_id": _pad(model),
+        "bos_token_id": None,
+    }
+    if spec.architecture == "llama":
+        config["attention_bias"] = spec.qkv_bias
+    return config
+
+
+def _write_tokenizer(model: GGUFModel, folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from tools.nano.tokenizer import tokenizer_from
+
+    if model.metadata("tokenizer.ggml.pre") != _PRE_TOKENIZER:
+        raise UsageError(f"{model.path}: not the tokenizer of a bundled model", hint="use the model's own folder")
+    tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in _TOKENIZER_KEYS)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_from(tokens, merges),
+        eos_token=tokens[_eos(model)],
+        pad_token=tokens[_pad(model)],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = model.metadata("tokenizer.chat_template")
+    fast.save_pretrained(folder)
+
+
+def _eos(model: GGUFModel) -> int:
+    return int(model.metadata("tokenizer.ggml.eos_token_id"))
+
+
+def _pad(model: GGUFModel) -> int:
+    return int(model.metadata("tokenizer.ggml.padding_token_id"))
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

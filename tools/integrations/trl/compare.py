@@ -1,0 +1,171 @@
+"""Whether two sets of runs did the same: λ, rates and accuracies, step by step. Knows events of runs; knows nothing of who made them.
+
+Runs of `edge-agent learn` and of TRL over the same phases and seed see the same prompts in the same step, so that their steps are
+compared in pairs. What is left is the noise of sampling, which neighbouring steps share, because they share their weights: the
+standard error comes from means over blocks of steps or, with several runs on both sides, from the spread between runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from edge.agent.events import StepFinished
+from edge.agent.state_rows import step_from_json
+from edge.core.errors import UsageError
+from edge.dagrpo.advantages import mean, standard_deviation
+
+LARGEST_Z = 2.6
+"""Differences of so many standard errors happen by chance in one of a hundred comparisons."""
+BLOCKS = 10
+Value = Callable[[StepFinished], float | None]
+MEASURES: dict[str, Value] = {
+    "assist_rate": lambda step: step.assist_rate,
+    "joint_accuracy": lambda step: step.joint_accuracy,
+    "kept_accuracy": lambda step: step.kept_accuracy,
+    "reward": lambda step: step.reward_mean,
+    "format_ok": lambda step: step.format_ok,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One measure: the means of both sides over the steps they share, b - a with its standard error, and whether that is chance."""
+
+    measure: str
+    a: float
+    b: float
+    difference: float
+    standard_error: float
+    agree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All measures over `steps` steps; `noise` says where the standard errors come from."""
+
+    steps: int
+    runs_a: int
+    runs_b: int
+    noise: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether no measure differs by more than chance."""
+        return all(one.agree for one in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**asdict(self), "agree": self.agree}
+
+    def text(self) -> str:
+        """A table for people."""
+        head = f"{self.steps} steps of {self.runs_a} and {self.runs_b} runs; standard errors from {self.noise}"
+        lines = [head, f"{'':16}{'a':>9}{'b':>9}{'b - a':>9}{'± s.e.':>9}"]
+        lines += [
+            f"{one.measure:16}{one.a:9.4f}{one.b:9.4f}{one.difference:+9.4f}{one.standard_error:9.4f}"
+            f"{'' if one.agree else '   differs'}"
+            for one in self.differences
+        ]
+        return "\n".join([*lines, "the same within noise" if self.agree else "not the same"])
+
+
+def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
+    """Compare over the steps that all of the runs have. Raises UsageError for folders without steps, or fewer than two in common."""
+    a, b = [read_steps(folder) for folder in runs_a], [read_steps(folder) for folder in runs_b]
+    shared = sorted(set.intersection(*(set(run) for run in [*a, *b])))
+    if len(shared) < 2:
+        raise UsageError("the runs have fewer than two steps in common", hint="compare runs with the same phases")
+    between = len(a) > 1 and len(b) > 1
+    side_a, side_b = ([[run[step] for step in shared] for run in side] for side in (a, b))
+    measured = [_measured(name, value, side_a, side_b, between=between) for name, value in MEASURES.items()]
+    found = [one for one in measured if one is not None]
+    rate = next(one for one in found if one.measure == "assist_rate")
+    noise = "the spread between runs" if between else f"{min(BLOCKS, len(shared))} blocks of steps"
+    return Comparison(len(shared), len(a), len(b), noise, (_dual(side_a, side_b, rate, between=between), *found))
+
+
+def read_steps(folder: Path) -> dict[int, StepFinished]:
+    """A run's steps by number, from its events. Raises UsageError where there are none."""
+    path = folder / "events.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{folder}: no run ({error.strerror}: events.jsonl)", hint="give the folder of --out") from error
+    events = [step_from_json(event) for event in map(_parsed, lines) if event.get("kind") == StepFinished.kind]
+    if not events:
+        raise UsageError(f"{folder}: no step was finished there")
+    return {event.step: event for event in events}
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """A line as an object; a last one that a kill cut off is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _measured(
+    name: str, value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]], *, between: bool
+) -> Difference | None:
+    """None where a side never had anything to count."""
+    pairs = [(_mean_of(value, [run[i] for run in a]), _mean_of(value, [run[i] for run in b])) for i in range(len(a[0]))]
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    if len(known) < 2:
+        return None
+    error = _between_runs(value, a, b) if between else _of_blocks([y - x for x, y in known])
+    return _difference(name, mean([x for x, _ in known]), mean([y for _, y in known]), error)
+
+
+def _dual(a: list[list[StepFinished]], b: list[list[StepFinished]], rate: Difference, *, between: bool) -> Difference:
+    """λ after the last step. It has added up η_λ times the rates' difference, so its error is that much of the rates' error."""
+    ends_a, ends_b = ([run[-1].dual_after for run in side] for side in (a, b))
+    if between:
+        error = math.hypot(*(_standard_error(ends) for ends in (ends_a, ends_b)))
+    else:
+        error = dual_lr(a[0]) * len(a[0]) * rate.standard_error
+    return _difference("dual at the end", mean(ends_a), mean(ends_b), error)
+
+
+def dual_lr(steps: Sequence[StepFinished]) -> float:
+    """η_λ as the steps show it: the largest move of λ for each unit of the rate's distance from τ."""
+    moves = [
+        abs(step.dual_after - step.dual_before) / abs(step.assist_rate - step.target_rate)
+        for step in steps
+        if abs(step.assist_rate - step.target_rate) > 1e-9
+    ]
+    return max(moves, default=0.0)
+
+
+def _difference(name: str, a: float, b: float, error: float) -> Difference:
+    return Difference(name, a, b, b - a, error, abs(b - a) <= LARGEST_Z * error + 1e-12)
+
+
+def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
+    known = [number for number in map(value, steps) if number is not None]
+    return mean(known) if known else None
+
+
+def _of_blocks(differences: Sequence[float]) -> float:
+    """Standard error of the mean from the means of blocks."""
+    count = min(BLOCKS, len(differences))
+    bounds = [round(index * len(differences) / count) for index in range(count + 1)]
+    return _standard_error([mean(differences[low:high]) for low, high in pairwise(bounds)])
+
+
+def _between_runs(value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> float:
+    """Standard error of the difference of the sides' means from the spread of their runs."""
+    means = [[known for run in side if (known := _mean_of(value, run)) is not None] for side in (a, b)]
+    return math.hypot(*(_standard_error(side) for side in means))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return standard_deviation(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,0 +1,81 @@
+"""What a TRL run is told, as data. Knows every setting and its default; knows nothing of TRL or files.
+
+The algorithm's settings are the agent's own (`agent.learning`, `agent.phases`, `agent.coordinator`, `agent.adapter`, ...), under the same
+names and with the same meaning as in a configuration of `edge-agent learn`; what is here beside them is how TRL computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from edge.config.loader import Resolved, resolve
+from edge.config.schema import AgentConfig, Section
+
+
+class TrainerConfig(Section):
+    """How TRL computes; none of it changes what is learned, but for `tuning`.
+
+    `loss_type` is one of the two of TRL whose gradient is the paper's up to a constant, see tools/integrations/README.md.
+    """
+
+    tuning: Literal["lora", "full"] = Field("lora", description="Train an adapter (agent.adapter) or all weights (the paper).")
+    loss_type: Literal["luspo", "dr_grpo"] = Field(
+        "luspo", description="TRL's normalisation: the sum over a response's tokens (luspo), or that divided by max_tokens."
+    )
+    rows_per_pass: int = Field(8, ge=1, description="Responses that each process computes in one forward and backward pass.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What products are computed in; the weights that are trained are float32 in either case."
+    )
+    gradient_checkpointing: bool = Field(False, description="Compute activations again, not keep them: less memory, more time.")
+    prompt_tokens: int = Field(1024, ge=1, description="Most tokens of a prompt; questions with longer ones are passed over.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between two checkpoints, from which an interrupted run goes on.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints that are kept, the newest.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Any other field of trl.GRPOConfig, as use_vllm; none that the algorithm fixes."
+    )
+
+
+class TrlConfig(Section):
+    """One run: where it is kept, which model, the agent's settings, TRL's.
+
+    Of `agent` count adapter, learning (but for device, threads, memory and importance_cap, which are the engine's), phases, coordinator,
+    budget limits, privacy and programs.
+    """
+
+    out: str = Field(
+        "runs/trl", description="Folder of the run: events, metrics, checkpoints, the ledger of an embedded coordinator."
+    )
+    model: str = Field(
+        "bundled:nano-edge",
+        description="A model of the hub by name, a Hugging Face folder, or bundled:NAME for one that comes with the project.",
+    )
+    agent: AgentConfig = Field(AgentConfig(), description="The agent's own settings.")
+    trainer: TrainerConfig = Field(TrainerConfig(), description="How TRL computes.")
+
+    @model_validator(mode="after")
+    def _what_trl_can_do(self) -> TrlConfig:
+        learning = self.agent.learning
+        if any(phase.steps is None for phase in self.agent.phases):
+            raise ValueError("agent.phases: each phase needs a number of steps")
+        if learning.method != "da-grpo":
+            raise ValueError(f"agent.learning.method must be da-grpo; the agent's own loop runs {learning.method}")
+        if learning.advantage_scale != "none":
+            raise ValueError("agent.learning.advantage_scale must be none; with any other λ is no price")
+        if learning.temperature != 1.0:
+            raise ValueError("agent.learning.temperature must be 1, which is what the estimator assumes")
+        if self.agent.routing.policy != "self":
+            raise ValueError("agent.routing.policy must be self: the response itself asks")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Steps over all phases."""
+        return sum(phase.steps or 0 for phase in self.agent.phases)
+
+
+def resolve_run(file: Path, sets: tuple[str, ...] = ()) -> Resolved[TrlConfig]:
+    """Defaults < file < `key=value` texts. Raises ConfigError with one line that names the place."""
+    return resolve(TrlConfig, files=[file], sets=sets, example="agent.learning.group_size=8")

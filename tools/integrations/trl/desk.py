@@ -1,0 +1,356 @@
+"""The main process's side of a step: opened at the coordinator, scored with at most one cloud call a prompt, closed, written down.
+
+Knows the agent's own step book, rollout and state folder, with whose rules all of it happens; knows nothing of TRL.
+
+A run that was killed goes on from TRL's last checkpoint, so steps may be made again. One that was opened and not written down keeps its
+number at the coordinator, and with it its call keys, so nothing is paid twice; one that was written down is neither opened nor reported
+again: it gets the λ it had, and its calls are answered from the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, cast
+
+from edge.agent.cloud import CloudDesk
+from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
+from edge.agent.methods import DaGrpo, StepTerms
+from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, step_units
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Commit, Position
+from edge.agent.step import StepPlan
+from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
+from edge.agent.summary import StepSetting, summarise
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorUnavailable, EdgeError
+from edge.core.events import EventSink
+from edge.dagrpo.advantages import has_signal
+from edge.inference.backend import InferenceBackend
+from edge.routing.policy import OffloadPolicy
+from edge.training.learner import LearnerReport
+from edge.verifiers.verifier import Verifier
+from tools.integrations.trl.responses import Completion, SampledAlready, as_response
+
+_OPENED = "trl_opened"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the reward functions return for one response: r and c, both times `weight`. None for a response that left its group."""
+
+    reward: float
+    cost: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerNumbers:
+    """What TRL tells of an update. `loss` and `grad_norm` in the paper's scale, `entropy` in nats per token."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    entropy: float = 0.0
+    clipped_share: float = 0.0
+    learning_rate: float = 0.0
+
+
+class StepDesk(Protocol):
+    """What the main process does for a step, in this order. Steps count from 1."""
+
+    def open(self, step: int) -> float:
+        """Open it; returns λ for the whole of it. Raises EdgeError."""
+        ...
+
+    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+        """Score its responses, G in a row for each prompt; at most one cloud call for each prompt."""
+        ...
+
+    def close(self, step: int) -> None:
+        """Report it; the coordinator moves λ."""
+        ...
+
+    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        """Keep what it came to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeskRoles:
+    """What the desk works with. All of it belongs to the loop that the desk's methods are awaited on."""
+
+    state: StateFolder
+    book: StepBook
+    cloud: CloudDesk
+    verifier: Verifier
+    policy: OffloadPolicy
+    sink: EventSink
+    clock: Clock
+
+
+@dataclass(slots=True)
+class _Underway:
+    """A step between its opening and its end. `again`: it was written down before."""
+
+    plan: StepPlan
+    opened: OpenStep
+    began_s: float
+    again: bool
+    groups: list[ScoredGroup]
+    scored_s: float = 0.0
+    cloud_s: float = 0.0
+    update_s: float = 0.0
+    close_s: float = 0.0
+    closed: ClosedStep | None = None
+
+
+class Desk:
+    """The asynchronous desk; `BlockingDesk` is the one that trainers call."""
+
+    def __init__(
+        self, roles: DeskRoles, plans: Sequence[StepPlan], settings: RolloutSettings, phases: Sequence[int] = ()
+    ) -> None:
+        """`phases`: how many steps each phase has."""
+        self._roles = roles
+        self._plans = plans
+        self._settings = settings
+        self._phases = tuple(phases)
+        self._now: _Underway | None = None
+        self._was_refused = False
+
+    async def begin(self, model: str) -> None:
+        """Tell that the run begins, or goes on."""
+        state, done = self._roles.state, self._roles.state.position().steps_done
+        self._roles.sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._roles.clock.now()))
+
+    async def open(self, step: int) -> float:
+        """See StepDesk."""
+        roles, plan = self._roles, self._plans[step - 1]
+        began, again = roles.clock.monotonic(), step <= roles.state.position().steps_done
+        opened = self._as_written_down(plan) if again else await self._opened(plan)
+        if plan.phase_step == 1 and not again:
+            roles.sink.emit(_phase(plan, opened, self._phases))
+        self._now = _Underway(plan, opened, began, again, [])
+        return opened.dual
+
+    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+        """See StepDesk. Raises EdgeError where the responses are not those of the step's prompts."""
+        now, roles = self._underway(step), self._roles
+        items, size = now.plan.items, self._settings.group_size
+        _require_places(step, [completion.position for completion in completions], len(items), size)
+        responses = [
+            [as_response(one, item.max_steps) for one in completions[index * size : (index + 1) * size]]
+            for index, item in enumerate(items)
+        ]
+        sampled = cast(InferenceBackend, SampledAlready(self._settings.seed, step, responses))  # a rollout asks for groups alone
+        rollout = Rollout(sampled, roles.cloud, roles.verifier, roles.policy, roles.clock, self._settings)
+        batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
+        now.groups = await rollout.collect(batch)
+        now.cloud_s, now.scored_s = rollout.cloud_span.seconds, roles.clock.monotonic()
+        self._tell_refused(now.groups)
+        return verdicts_of(now.groups)
+
+    async def close(self, step: int) -> None:
+        """See StepDesk. A step made again was reported before."""
+        now, roles = self._underway(step), self._roles
+        ended = roles.clock.monotonic()
+        now.update_s = ended - now.scored_s
+        if now.again:
+            self._tell_otherwise(now)
+        else:
+            now.closed = await roles.book.close(now.opened, step_units(now.groups))
+        now.close_s = roles.clock.monotonic() - ended
+
+    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        """See StepDesk. Commits the step to the state folder and tells it."""
+        now, roles, closed = self._underway(step), self._roles, self._underway(step).closed
+        self._now = None
+        if closed is None:
+            return
+        event = replace(
+            self._event(now, numbers), dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now()
+        )
+        roles.state.commit_step(_commit(now, event, closed, roles.state))
+        roles.sink.emit(event)
+
+    async def finish(self, reason: StopReason, seconds: float) -> RunFinished:
+        """Hand in reports that still wait, and tell what the run came to."""
+        try:
+            await self._roles.book.deliver()
+        except CoordinatorUnavailable:
+            self._notice("the coordinator is away; reports that wait are delivered when the run goes on")
+        state, clock = self._roles.state, self._roles.clock
+        steps = state.steps(last=1)
+        totals = (steps[0].total_cloud_calls, steps[0].total_cloud_tokens, steps[0].total_spend_uusd) if steps else (0, 0, 0)
+        done = state.position().steps_done
+        finished = RunFinished(state.run_id, reason, done, done, *totals, seconds, clock.now())
+        self._roles.sink.emit(finished)
+        return finished
+
+    async def _opened(self, plan: StepPlan) -> OpenStep:
+        """The step at the coordinator, durably noted before anything is asked under its number."""
+        state = self._roles.state
+        known = json.loads(state.meta(_OPENED) or "null")
+        if known is not None and known["step"] == plan.step:
+            return OpenStep(**known["opened"])
+        opened = await self._roles.book.open(plan.task, len(plan.items), self._settings.group_size, plan.target_rate)
+        state.set_meta(_OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
+        return opened
+
+    def _as_written_down(self, plan: StepPlan) -> OpenStep:
+        state = self._roles.state
+        event = state.step_at(plan.step)
+        if event is None:
+            raise EdgeError(f"step {plan.step} is missing in {state.folder}", hint="begin again with another folder (out)")
+        ((task_step,),) = state.rows("SELECT task_step FROM steps WHERE step = ?", (plan.step,))
+        size = self._settings.group_size
+        return OpenStep(
+            event.task, int(task_step), event.dual_before, event.target_rate, len(plan.items), size, offline=event.offline
+        )
+
+    def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
+        last = self._roles.state.steps(last=1)
+        setting = StepSetting(
+            step=now.plan.step,
+            steps_planned=now.plan.steps_planned,
+            phase=now.plan.phase,
+            phase_step=now.plan.phase_step,
+            source=now.plan.source,
+            task=now.plan.task,
+            target_rate=now.opened.target_rate,
+            dual=now.opened.dual,
+            calls_before=last[0].total_cloud_calls if last else 0,
+            tokens_before=last[0].total_cloud_tokens if last else 0,
+            spend_before_uusd=last[0].total_spend_uusd if last else 0,
+        )
+        seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
+        return summarise(now.groups, _learner_report(now, numbers), setting, seconds)
+
+    def _tell_otherwise(self, now: _Underway) -> None:
+        before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
+        if before is not None and round(before.assist_rate * before.responses) != asked.help:
+            self._notice(
+                f"step {now.plan.step} was made again and turned out otherwise ({asked.help} of {asked.total} asked); "
+                "its first report stands"
+            )
+
+    def _tell_refused(self, groups: Sequence[ScoredGroup]) -> None:
+        """Once per run of steps with refusals."""
+        refused = [group for group in groups if any(scored.refused for scored in group.responses)]
+        if refused and not self._was_refused:
+            self._notice(refused[0].cloud_reason)
+        self._was_refused = bool(refused)
+
+    def _notice(self, text: str) -> None:
+        self._roles.sink.emit(Notice(text, self._roles.clock.now()))
+
+    def _underway(self, step: int) -> _Underway:
+        if self._now is None or self._now.plan.step != step:
+            raise EdgeError(f"step {step} is not under way")
+        return self._now
+
+
+def verdicts_of(groups: Sequence[ScoredGroup]) -> list[Verdict | None]:
+    """r, c and weight of every response, in order.
+
+    TRL divides by G and by all prompts, whoever left. The weight makes of that what the agent does: a group of which G' are left counts
+    1/(G'-1), and the mean goes over the groups that still have a baseline. A group with fewer than two left counts nothing.
+    """
+    usable = [group for group in groups if len(group.unmasked) >= 2]
+    share = len(groups) / len(usable) if usable else 0.0
+    return [verdict for group in groups for verdict in _group_verdicts(group, share)]
+
+
+def _group_verdicts(group: ScoredGroup, share: float) -> list[Verdict | None]:
+    left = len(group.unmasked)
+    weight = share * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
+    return [None if weight == 0.0 else _verdict(scored, weight) for scored in group.responses]
+
+
+def _verdict(scored: ScoredResponse, weight: float) -> Verdict | None:
+    return None if scored.masked else Verdict(scored.reward, scored.cost, weight)
+
+
+def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -> None:
+    """Raises EdgeError unless these are the step's prompts, each G times in a row."""
+    first = (step - 1) * prompts
+    if list(places) != [first + index for index in range(prompts) for _ in range(size)]:
+        raise EdgeError(
+            f"step {step}: the trainer handed out other prompts than this step's",
+            hint="was the number of processes, prompts or responses changed? begin again with another folder (out)",
+        )
+
+
+def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
+    """TRL samples with the weights it trains, so sampler and trainer do not differ."""
+    terms = StepTerms(now.plan.step, now.plan.task, now.opened.dual, now.opened.target_rate)
+    groups = DaGrpo().training_groups(now.groups, terms)
+    dead = sum(not has_signal([sample.advantage for sample in group.samples]) for group in groups)
+    return LearnerReport(
+        groups=len(groups),
+        frac_reward_zero_std=dead / len(groups) if groups else 0.0,
+        tokens=sum(len(scored.response.token_ids) for group in now.groups for scored in group.responses),
+        loss=numbers.loss,
+        grad_norm=numbers.grad_norm,
+        entropy=numbers.entropy,
+        mean_abs_logprob_diff=0.0,
+        kl=0.0,
+        effective_sample_share=1.0,
+        clipped_share=numbers.clipped_share,
+        learning_rate=numbers.learning_rate,
+        seconds=now.update_s,
+    )
+
+
+def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: StateFolder) -> Commit:
+    plan = now.plan
+    return Commit(
+        event=event,
+        task_step=now.opened.task_step,
+        position=Position(plan.step, plan.phase, plan.phase_step),
+        cursor_source=plan.source,
+        cursor_seed=plan.cursor_seed,
+        cursor=plan.cursor_after,
+        terms=closed.terms,
+        adapter_folder="",
+        unreported=closed.unreported,
+        line=state.line().after_step(plan.step, plan.step - 1, "serves"),
+    )
+
+
+def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStarted:
+    steps = phases[plan.phase] if plan.phase < len(phases) else None
+    return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))
+
+
+class _Runs(Protocol):
+    """Runs a coroutine and waits for it (LoopThread)."""
+
+    def run(self, coroutine: Any) -> Any:
+        """Its result."""
+        ...
+
+
+class BlockingDesk:
+    """A StepDesk whose work happens on a loop of its own."""
+
+    def __init__(self, desk: Desk, loop: _Runs) -> None:
+        self._desk = desk
+        self._loop = loop
+
+    def open(self, step: int) -> float:
+        """See StepDesk."""
+        return float(self._loop.run(self._desk.open(step)))
+
+    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+        """See StepDesk."""
+        return cast(list[Verdict | None], self._loop.run(self._desk.verdicts(step, completions)))
+
+    def close(self, step: int) -> None:
+        """See StepDesk."""
+        self._loop.run(self._desk.close(step))
+
+    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        """See StepDesk."""
+        self._loop.run(self._desk.write_down(step, numbers))

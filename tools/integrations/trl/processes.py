@@ -1,0 +1,106 @@
+"""The processes of one training run. Knows how values get from each to one and from one to each; knows nothing of what they are.
+
+TRL calls reward functions in every process on its own share of the responses, and a group may lie across two processes. So everything is
+brought to the main process, which alone asks the cloud and reports, and the verdicts are brought back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from edge.core.errors import EdgeError
+
+T = TypeVar("T")
+
+
+class Processes(Protocol):
+    """All methods are called by every process, in the same order."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this one asks the cloud and reports."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which one this is, from 0."""
+        ...
+
+    def gather(self, own: Sequence[T]) -> list[T]:
+        """The values of all processes, those of the first one first."""
+        ...
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What the main process makes; the others wait for it. Raises in every process what making it raised in the main one."""
+        ...
+
+
+class OneProcess:
+    """A run in a single process."""
+
+    is_main = True
+    count = 1
+    index = 0
+
+    def gather(self, own: Sequence[T]) -> list[T]:
+        """Its own values."""
+        return list(own)
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What it makes."""
+        return make()
+
+
+class AccelerateProcesses:
+    """The processes that `accelerate launch` or torchrun started."""
+
+    def __init__(self) -> None:
+        from accelerate import PartialState
+
+        self._state = PartialState()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the first of all."""
+        return bool(self._state.is_main_process)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._state.num_processes)
+
+    @property
+    def index(self) -> int:
+        """Which one this is."""
+        return int(self._state.process_index)
+
+    def gather(self, own: Sequence[T]) -> list[T]:
+        """The values of all, in the order of processes."""
+        from accelerate.utils import gather_object
+
+        return cast(list[T], gather_object(list(own)))
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """The main process's value, or its failure, in all."""
+        from accelerate.utils import broadcast_object_list
+
+        failure: Exception | None = None
+        told: list[Any] = [None, ""]
+        if self.is_main:
+            try:
+                told[0] = make()
+            except Exception as error:
+                failure, told[1] = error, str(error) or type(error).__name__
+        if self.count > 1:
+            broadcast_object_list(told, from_process=0)
+        if failure is not None:
+            raise failure
+        if told[1]:
+            raise EdgeError(f"the main process failed: {told[1]}")
+        return cast(T, told[0])

@@ -1,0 +1,154 @@
+"""What TRL calls: two reward functions, and the callback that moves the second one's weight.
+
+Knows TRL's calling order within a step (on_step_begin, generation, reward functions, updates, on_step_end, on_log); knows nothing of
+clouds or ledgers, which are the desk's, nor of how responses are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import TrainerCallback
+
+from edge.core.errors import EdgeError
+from tools.integrations.trl.desk import StepDesk, TrainerNumbers, Verdict
+from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.responses import Reader
+
+COST_WEIGHT = 1
+"""Place of the cost in `reward_weights` = [1, -λ]."""
+WEIGHTS_AT_START = (1.0, 0.0)
+"""TRL's `reward_weights` before the first step is opened."""
+
+
+class NoDesk:
+    """What stands in the place of the desk in processes other than the main one; never asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise EdgeError("only the main process has a coordinator")
+
+
+class SharedSteps:
+    """The desk of the main process, for all processes."""
+
+    def __init__(self, desk: StepDesk, processes: Processes) -> None:
+        self._desk = desk
+        self._processes = processes
+        self.step = 0
+
+    def open(self, step: int) -> float:
+        """λ of the step, in every process."""
+        self.step = step
+        return self._processes.from_main(lambda: self._desk.open(step))
+
+    def verdicts(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
+        """The verdicts on this process's own responses; those of all processes are judged together."""
+        own = [reader.read(position, token_ids) for position, token_ids in zip(positions, ids, strict=True)]
+        everybodys = self._processes.gather(own)
+        verdicts = self._processes.from_main(lambda: self._desk.verdicts(self.step, everybodys))
+        first = self._processes.index * len(own)
+        return verdicts[first : first + len(own)]
+
+    def close(self, step: int) -> None:
+        """Report the step."""
+        self._processes.from_main(lambda: self._desk.close(step))
+
+    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        """Keep what the step came to."""
+        self._processes.from_main(lambda: self._desk.write_down(step, numbers))
+
+
+class GroupRewards:
+    """Both reward functions over one scoring: whichever TRL calls first scores the step's responses, the other one finds them scored.
+
+    None for a response that leaves its group: where all functions return it, TRL leaves the response out of the mean and gives it no
+    advantage.
+    """
+
+    def __init__(self, steps: SharedSteps, reader: Reader) -> None:
+        self._steps = steps
+        self.reader = reader
+        self._scored: tuple[int, tuple[int, ...]] | None = None
+        self._verdicts: list[Verdict | None] = []
+
+    def task_reward(self, *, completion_ids: Sequence[Sequence[int]], position: Sequence[int], **_: Any) -> list[float | None]:
+        """r of the composed responses."""
+        verdicts = self._of(position, completion_ids)
+        return [None if one is None else one.reward * one.weight for one in verdicts]
+
+    def help_cost(self, *, completion_ids: Sequence[Sequence[int]], position: Sequence[int], **_: Any) -> list[float | None]:
+        """c: 1 for a response that validly asks for help."""
+        verdicts = self._of(position, completion_ids)
+        return [None if one is None else one.cost * one.weight for one in verdicts]
+
+    def _of(self, position: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
+        """A step generates once, so its number and places name its responses."""
+        key = (self._steps.step, tuple(position))
+        if key != self._scored:
+            self._verdicts, self._scored = self._steps.verdicts(self.reader, position, ids), key
+        return self._verdicts
+
+
+class Weights(Protocol):
+    """The trainer's `reward_weights`, changed in place."""
+
+    def __setitem__(self, index: int, value: float) -> None:
+        """Set one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From TRL's loss to the paper's: what its value and gradient are multiplied by, see `trainer.paper_scale`."""
+
+    factor: float
+
+    def numbers(self, logs: Mapping[str, Any]) -> TrainerNumbers:
+        """What TRL logged of an update."""
+        return TrainerNumbers(
+            loss=_number(logs, "loss") * self.factor,
+            grad_norm=_number(logs, "grad_norm") * self.factor,
+            entropy=_number(logs, "entropy"),
+            clipped_share=_number(logs, "clip_ratio/region_mean"),
+            learning_rate=_number(logs, "learning_rate"),
+        )
+
+
+class DualCallback(TrainerCallback):
+    """Opens each step and sets the weight of the cost to -λ, reports it after the update, and writes down what TRL logs of it."""
+
+    def __init__(self, steps: SharedSteps, scale: Scale) -> None:
+        self._steps = steps
+        self._scale = scale
+        self._weights: Weights | None = None
+        self._closed = 0
+
+    def move(self, weights: Weights) -> None:
+        """Whose second entry is moved: the trainer's `reward_weights`."""
+        self._weights = weights
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """λ for the whole step."""
+        if self._weights is None:
+            raise EdgeError("the callback moves no weights; call move(trainer.reward_weights)")
+        self._weights[COST_WEIGHT] = -self._steps.open(state.global_step + 1)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The update is done; `global_step` counts it."""
+        self._steps.close(state.global_step)
+        self._closed = state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """TRL logs once a step, before it writes a checkpoint; the summary at the end belongs to no step."""
+        if self._closed:
+            step, self._closed = self._closed, 0
+            self._steps.write_down(step, self._scale.numbers(logs or {}))
+
+
+def _number(logs: Mapping[str, Any], key: str) -> float:
+    """0 where TRL told nothing, or nothing finite."""
+    value = logs.get(key)
+    number = float(value) if value is not None else 0.0
+    return number if abs(number) < float("inf") else 0.0

@@ -1,0 +1,280 @@
+"""One run of DA-GRPO on TRL, from configuration to summary. The only place that names TRL's and the desk's concrete classes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from edge.agent.rollout import RolloutSettings
+from edge.config.loader import Resolved
+from edge.core.clock import Clock, SystemClock
+from edge.core.errors import EdgeError, UsageError
+from edge.core.events import EventSink, FanOutSink
+from edge.core.install import install_extra
+from edge.core.types import AdapterRef, TaskItem
+from tools.integrations.trl.bundled import bundled_name, write_hf_folder
+from tools.integrations.trl.config import TrlConfig
+from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, StepDesk
+from tools.integrations.trl.loop_thread import LoopThread
+from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
+from tools.integrations.trl.processes import AccelerateProcesses, Processes
+
+_NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What every process has before training: the model's folder or name, its tokenizer, how it is asked, the steps."""
+
+    model: str
+    tokenizer: Any
+    prompt_form: str
+    plan: Curriculum
+
+
+def require_trl() -> None:
+    """Raises UsageError where TRL is not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{missing[0]} is not installed", hint=install_extra("trl"))
+
+
+def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr) -> dict[str, Any]:
+    """Train, or go on where a run in the same folder stopped; returns the summary ({} in processes other than the main one).
+
+    Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
+    """
+    require_trl()
+    from transformers.utils.logging import disable_progress_bar
+
+    config, processes = resolved.config, AccelerateProcesses()
+    disable_progress_bar()
+    prepared = prepare(config, processes)
+    if not processes.is_main:
+        return _train_along(config, prepared, processes)
+    with _main_desk(resolved, prepared, stream) as desk:
+        return desk.train(lambda steps: train(config, prepared, processes, steps))
+
+
+def prepare(config: TrlConfig, processes: Processes) -> Prepared:
+    """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
+    from transformers import AutoTokenizer
+
+    from tools.integrations.trl.sources import open_mixed
+
+    model = processes.from_main(lambda: _model_folder(config))
+    form = config.agent.model.prompt_form
+    if form == "auto":
+        form = "compact" if bundled_name(config.model) else "full"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {config.model} cannot be read: {_first_line(error)}", hint="give a folder, or a hub name"
+        ) from error
+    plan = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
+    return Prepared(model, tokenizer, form, plan)
+
+
+def train(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> None:
+    """TRL's trainer over the desk, run to its end; every process takes part in saving what was trained."""
+    from tools.integrations.trl.building import build_trainer
+
+    trainer = build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, desk)
+    trainer.train(resume_from_checkpoint=_checkpoint(config))
+    trainer.save_model(str(_trained(config)))
+
+
+def _train_along(config: TrlConfig, prepared: Prepared, processes: Processes) -> dict[str, Any]:
+    from tools.integrations.trl.rewards import NoDesk
+
+    train(config, prepared, processes, cast(StepDesk, NoDesk()))
+    return {}
+
+
+def _checkpoint(config: TrlConfig) -> str | None:
+    """The newest whole checkpoint of an interrupted run."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    folder = Path(config.out).expanduser() / "trl"
+    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+
+
+def _trained(config: TrlConfig) -> Path:
+    return Path(config.out).expanduser() / "trained"
+
+
+def _model_folder(config: TrlConfig) -> str:
+    name = bundled_name(config.model)
+    if name is None:
+        return config.model
+    from edge.bootstrap import model_file
+
+    return str(write_hf_folder(model_file(name), Path(config.out).expanduser() / "model"))
+
+
+def _data_set(prepared: Prepared) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns(prepared.plan.items, prepared.prompt_form))
+
+
+def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
+    def fits(item: TaskItem) -> bool:
+        if item.id not in known:  # a data set comes by many times
+            prompt = messages(item, form)
+            ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+            known[item.id] = len(ids) <= most
+        return known[item.id]
+
+    known: dict[str, bool] = {}
+    return fits
+
+
+class MainDesk:
+    """The main process's desk with all that stands behind it: state folder, coordinator, run folder."""
+
+    def __init__(self, loop: LoopThread, desk: Desk, folder: Any, state: Any, clock: Clock, config: TrlConfig) -> None:
+        self._loop, self._desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
+
+    def train(self, train: Callable[[StepDesk], None]) -> dict[str, Any]:
+        """Train to the end and write the summary; what was made is summed up, too, when training is interrupted."""
+        began = self._clock.monotonic()
+        self._loop.run(self._desk.begin(self._config.model))
+        try:
+            train(BlockingDesk(self._desk, self._loop))
+        except BaseException:
+            with contextlib.suppress(EdgeError):
+                self._finish("stopped", self._clock.monotonic() - began, None)
+            raise
+        return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
+
+    def _finish(self, reason: Any, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
+        finished = self._loop.run(self._desk.finish(reason, seconds))
+        summary: dict[str, Any] = self._folder.finish(self._state.steps(), finished, adapter)
+        return summary
+
+    def _agents_adapter(self) -> AdapterRef | None:
+        """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
+        name, folder = bundled_name(self._config.model), _trained(self._config)
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
+        if name is None or self._config.trainer.tuning != "lora":
+            return None
+        from edge.bootstrap import model_file
+        from edge.core.types import GGUF_ADAPTER
+        from edge.inference.adapters import write_gguf_adapter
+
+        write_gguf_adapter(folder, model_file(name), folder / GGUF_ADAPTER)
+        return AdapterRef(self._config.steps, str(folder))
+
+
+@contextlib.contextmanager
+def _main_desk(resolved: Resolved[TrlConfig], prepared: Prepared, stream: TextIO) -> Iterator[MainDesk]:
+    """Everything open that only the main process has, and closed again."""
+    from edge.agent.runfolder import RunFolder
+    from edge.agent.state import StateFolder
+    from edge.console import PlainConsole, Progress
+
+    config, clock = resolved.config, SystemClock()
+    out = Path(config.out).expanduser()
+    _require_same_run(out, resolved)
+    folder = RunFolder(out, resolved.to_yaml())
+    sink = FanOutSink([folder, PlainConsole(stream, clock, Progress())])
+    with contextlib.closing(folder), StateFolder(out / "state") as state, LoopThread() as loop:
+        stack = AsyncExitStack()
+        try:
+            desk = loop.run(_open_desk(config, prepared, state, sink, clock, stack))
+            yield MainDesk(loop, desk, folder, state, clock, config)
+        finally:
+            loop.run(stack.aclose())
+
+
+async def _open_desk(
+    config: TrlConfig, prepared: Prepared, state: Any, sink: EventSink, clock: Clock, stack: AsyncExitStack
+) -> Desk:
+    """The desk over a real coordinator, made on the loop that it lives on."""
+    from edge.agent.cloud import CloudDesk
+    from edge.agent.link import WatchedClient
+    from edge.agent.stepbook import StepBook
+    from edge.bootstrap import (
+        build_embedded,
+        build_policy,
+        build_registry,
+        build_verifier,
+        coordinator_address,
+        guarded_client,
+        switched_off,
+    )
+
+    agent = config.agent
+    registry = build_registry(agent)
+    embedded = build_embedded(agent, state.folder, sink, clock)
+    if embedded is not None:
+        stack.push_async_callback(embedded.aclose)
+        await embedded.start()
+    plain = guarded_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
+    stack.push_async_callback(plain.aclose)
+    client = WatchedClient(plain, sink, clock)
+    off = switched_off(agent)
+    roles = DeskRoles(
+        state=state,
+        book=StepBook(client, state, sink, clock, agent.learning.dual_init),
+        cloud=CloudDesk(client, agent.coordinator.call_deadline_s, lambda: off),
+        verifier=build_verifier(agent),
+        policy=build_policy(agent),
+        sink=sink,
+        clock=clock,
+    )
+    phases = [phase.steps or 0 for phase in agent.phases]
+    return Desk(roles, prepared.plan.steps, _rollout_settings(config, prepared, state.run_id, registry), phases)
+
+
+def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:
+    from edge.bootstrap import agent_settings, with_hint_cut
+
+    settings = with_hint_cut(agent_settings(config.agent, run_id), registry).rollout
+    return replace(settings, prompt_form=prepared.prompt_form)
+
+
+_MAY_CHANGE = (
+    "out",
+    "trainer.rows_per_pass",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.gradient_checkpointing",
+)
+
+
+def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> None:
+    """Refuse to go on in the folder of a run with other settings. Raises UsageError that names the first of them."""
+    from edge.config.loader import resolve
+
+    if not (out / "state" / "agent.sqlite").is_file() or not (out / "config.yaml").is_file():
+        return
+    then = {key: value for key, value, _ in resolve(TrlConfig, files=[out / "config.yaml"]).rows()}
+    now = {key: value for key, value, _ in resolved.rows()}
+    other = [key for key in now if then.get(key) != now[key] and key not in _MAY_CHANGE]
+    if other:
+        raise UsageError(
+            f"{out} holds a run with other settings ({other[0]} {then.get(other[0])} -> {now[other[0]]})",
+            hint="give another folder with --out",
+        )
+
+
+def begin_again(out: Path) -> None:
+    """Remove what an earlier run left in its folder, the ledger of its coordinator with it."""
+    for name in ("state", "trl", "trained", "adapter"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("events.jsonl", "evals.jsonl", "config.yaml", "summary.json", "metrics.csv"):
+        (out / name).unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,129 @@
+"""TRL's GRPOTrainer as DA-GRPO wants it. Knows GRPOConfig's fields and which of them the algorithm fixes; knows nothing of coordinators.
+
+The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1,
+and
+
+    luspo    L = 1/(P·G) Σ_i Σ_t (...)            paper = G/(G-1) · L
+    dr_grpo  L = 1/(P·G·T) Σ_i Σ_t (...)          paper = G·T/(G-1) · L        T = max_tokens
+
+(luspo: the ratio of a whole sequence is the geometric mean of its tokens', whose gradient is 1/|y| Σ_t ∇ log π_t, and TRL counts it once
+for every token.) AdamW does not see the constant, but the bound on the gradient's norm does, and is divided by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import UsageError
+from tools.integrations.trl.config import TrlConfig
+
+_WARNS_WITH_TEXTS = "All reward functions returned None"
+
+
+def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
+    """What TRL's loss and gradient are multiplied by to be the paper's."""
+    scale = group_size / (group_size - 1)
+    return scale * max_tokens if loss_type == "dr_grpo" else scale
+
+
+def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
+    """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for options that are fixed."""
+    fields = {**_algorithm(config), **_computing(config, processes), **_keeping(config)}
+    fixed = sorted(set(fields) & set(config.trainer.options))
+    if fixed:
+        raise UsageError(f"trainer.options: {fixed[0]} is set by the run itself", hint="leave it out")
+    return {**fields, **config.trainer.options}
+
+
+def _algorithm(config: TrlConfig) -> dict[str, Any]:
+    learning, trainer = config.agent.learning, config.trainer
+    return {
+        "num_generations": learning.group_size,
+        "max_completion_length": learning.max_tokens,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "beta": 0.0,
+        "num_iterations": 1,
+        "scale_rewards": "none",
+        "multi_objective_aggregation": "sum_then_normalize",
+        "loss_type": trainer.loss_type,
+        "importance_sampling_level": "sequence" if trainer.loss_type == "luspo" else "token",
+        "mask_truncated_completions": False,
+        "reward_weights": [1.0, 0.0],
+        "learning_rate": learning.learning_rate,
+        "lr_scheduler_type": "constant",
+        "weight_decay": learning.weight_decay,
+        "max_grad_norm": learning.max_grad_norm / paper_scale(trainer.loss_type, learning.group_size, learning.max_tokens),
+        "max_steps": config.steps,
+        "seed": learning.seed,
+        "shuffle_dataset": False,
+    }
+
+
+def _computing(config: TrlConfig, processes: int) -> dict[str, Any]:
+    trainer = config.trainer
+    bf16 = trainer.precision == "bfloat16"
+    return {
+        "per_device_train_batch_size": trainer.rows_per_pass,
+        "gradient_accumulation_steps": passes(config, processes),
+        "bf16": bf16,
+        "fp16": False,
+        "gradient_checkpointing": trainer.gradient_checkpointing,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": _has_cuda(),
+    }
+
+
+def _has_cuda() -> bool:
+    """Whether there is anything to copy pinned memory to."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _keeping(config: TrlConfig) -> dict[str, Any]:
+    trainer = config.trainer
+    return {
+        "output_dir": str(Path(config.out).expanduser() / "trl"),
+        "save_strategy": "steps",
+        "save_steps": trainer.checkpoint_every,
+        "save_total_limit": trainer.keep_checkpoints,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def passes(config: TrlConfig, processes: int) -> int:
+    """Passes of each process for one update: one generation, one update. Raises UsageError where it comes out uneven."""
+    learning, rows = config.agent.learning, config.trainer.rows_per_pass
+    responses = learning.prompts_per_step * learning.group_size
+    if responses % (rows * processes):
+        raise UsageError(
+            f"{responses} responses a step are no multiple of {processes} processes x {rows} rows a pass",
+            hint="change trainer.rows_per_pass, agent.learning.prompts_per_step or the number of processes",
+        )
+    return responses // (rows * processes)
+
+
+class NoTexts(logging.Filter):
+    """Keeps TRL's word about responses without a reward out of the log: it comes with prompt and response, and a failed call is no news."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is let through."""
+        return _WARNS_WITH_TEXTS not in str(record.msg)
+
+
+def keep_quiet() -> None:
+    """Texts stay out of TRL's log; and of what its versions and transformers' disagree about, nobody need read at every step."""
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
+    logger = logging.getLogger("trl.trainer.grpo_trainer")
+    if not any(isinstance(known, NoTexts) for known in logger.filters):
+        logger.addFilter(NoTexts())
