@@ -97,7 +97,7 @@ def test_a_healed_link_has_no_outages_any_more() -> None:
     one = link(replace(STEADY, offline_hours=(0.0, 23.0), mean_up_s=1.0, mean_down_s=100.0))
     one.force_down(0.0, 1e6)
     assert one.up_again(10.0) > 10.0
-    one.heal()
+    one.heal(90.0)
     assert one.up_again(10.0) == 10.0
 
 

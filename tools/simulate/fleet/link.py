@@ -18,6 +18,7 @@ import grpc
 
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S
+from tools.simulate.fleet.spans import ENDLESS, Span, hours_of_a_day
 from tools.simulate.virtual.loop import is_alive
 from tools.simulate.virtual.network import Exchange, Network, ServiceEndpoint, SimulatedChannel
 
@@ -36,12 +37,13 @@ class Outage:
 
 
 NEVER = Outage(math.inf, math.inf)
+NEVER_YET = Outage(-math.inf, -math.inf)
 _FAR_AHEAD = 200
 """Outages that are looked through for one that lasts."""
 
 
 class Link:
-    """One device's link. `LinkFaults` of the fleet's network."""
+    """One device's link. `LinkFaults` of the fleet's network. What is over is remembered until `outages_until` was asked for it."""
 
     def __init__(self, model: LinkModel, rng: random.Random, starts_at_h: float) -> None:
         self.model = model
@@ -50,26 +52,38 @@ class Link:
         self._rng = rng
         self._chance = _by_chance(model, rng)
         self._offline = _by_hours(model, starts_at_h)
-        self._forced = Outage(0.0, 0.0)
+        self._forced = NEVER_YET
         self._ahead = deque([next(self._chance)])
         self._hours = next(self._offline)
+        self._over: list[Outage] = []
         self._free = [0.0, 0.0]
 
     def force_down(self, now: float, seconds: float) -> None:
-        """Nothing passes for so long."""
-        self._forced = Outage(now, now + seconds)
+        """Nothing passes for so long; longer where it was forced down for longer already."""
+        self._over.append(self._forced)
+        self._forced = Outage(now, max(now + seconds, self._forced.ends))
 
-    def heal(self) -> None:
+    def heal(self, now: float) -> None:
         """No outage any more."""
-        self._forced = Outage(0.0, 0.0)
+        self.up_again(now)
+        self._over += [self._forced, *self._ahead, self._hours]
+        self._forced = NEVER_YET
         self._ahead, self._hours = deque([NEVER]), NEVER
+
+    def outages_until(self, at: float) -> list[Span]:
+        """Those that began before `at` and were not over when this was asked the last time, in no order; some may overlap."""
+        self.up_again(at)
+        begun = [each for each in (*self._over, *self._ahead, self._hours, self._forced) if each.began < at]
+        self._over = [each for each in self._over if each.ends > at]
+        return [(each.began, each.ends) for each in begun]
 
     def up_again(self, now: float) -> float:
         """When something passes again; `now` itself while the link is up."""
         while self._ahead[0].ends <= now:
-            self._ahead.popleft()
+            self._over.append(self._ahead.popleft())
             self._look_ahead()
         while self._hours.ends <= now:
+            self._over.append(self._hours)
             self._hours = next(self._offline)
         at = now
         while ends := [outage.ends for outage in (self._ahead[0], self._hours, self._forced) if outage.began <= at < outage.ends]:
@@ -210,9 +224,10 @@ def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
 
 
 def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
-    if model.offline_hours is not None and model.offline_hours[0] != model.offline_hours[1]:
-        first, last = model.offline_hours
-        lasts_s, midnight = (last - first) % 24.0 * HOUR_S, -starts_at_h * HOUR_S - DAY_S
+    if model.offline_hours is not None and (hours := hours_of_a_day(model.offline_hours)):
+        first, lasts_s, midnight = model.offline_hours[0], hours * HOUR_S, -starts_at_h * HOUR_S - DAY_S
+        if hours == 24.0:
+            yield Outage(*ENDLESS)
         while True:
             began = midnight + first * HOUR_S
             yield Outage(began, began + lasts_s)

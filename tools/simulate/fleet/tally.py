@@ -43,11 +43,12 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is looked at at the end of an interval, not counted in it."""
+    """What is looked at at the end of an interval, not counted in it. `online_share`: of the interval, on average over the devices."""
 
     at_s: float
     dual: float | None
     target_rate: float
+    training_target_rate: float | None
     online_share: float
     energy_wh: float
 
@@ -120,7 +121,7 @@ class GroupTally:
             settled_training_assist_rate=_share(settled.asking, settled.units),
             accuracy=_share(total.right, total.answers),
             local_accuracy=_share(total.stayed_right, total.stayed),
-            dual=mean(figures.dual for figures in devices),
+            dual=mean(figures.dual for figures in devices) if about.learns else None,
             steps=sum(figures.steps for figures in devices),
             calls=sum(figures.calls for figures in devices),
             spend_uusd=sum(figures.spend_uusd for figures in devices),
@@ -129,12 +130,12 @@ class GroupTally:
             battery_empty_s=rounded(about.battery_empty_s),
             calls_by_device=quantiles([figures.calls for figures in devices]),
             spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
-            series=self._series(intervals, about.target_rate),
+            series=self._series(intervals, about),
             lost=about.lost,
+            training_target_rate=rounded(about.training_target_rate),
         )
 
-    def _series(self, intervals: Sequence[Interval], target_rate: float) -> Series:
-        rates = [rounded(sample.target_rate) for sample in self.samples]
+    def _series(self, intervals: Sequence[Interval], about: GroupAbout) -> Series:
         return Series(
             at_s=[rounded(sample.at_s) for sample in self.samples],
             assist_rate=[_share(each.from_cloud, each.answers) for each in intervals],
@@ -147,21 +148,30 @@ class GroupTally:
             spend_uusd=[each.spend_uusd for each in intervals],
             online_share=[rounded(sample.online_share) for sample in self.samples],
             energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
-            target_rate=rates if any(rate != rounded(target_rate) for rate in rates) else [],
+            target_rate=told_rates([sample.target_rate for sample in self.samples], about.target_rate),
+            training_target_rate=told_rates([sample.training_target_rate for sample in self.samples], about.training_target_rate),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAbout:
-    """What a group's result says besides its counts."""
+    """What a group's result says besides its counts. `learns`: whether there is a λ to tell of."""
 
     name: str
     profile: str
     link: str
     target_rate: float
+    training_target_rate: float | None
+    learns: bool
     energy_wh: float
     battery_empty_s: float
     lost: int
+
+
+def told_rates(rates: Sequence[float | None], last: float | None) -> list[float]:
+    """τ by interval as a result has it: nothing where it was the same, or there was none, all the time."""
+    known = [rounded(rate) for rate in rates if rate is not None]
+    return known if any(rate != rounded(last) for rate in known) else []
 
 
 def why_refused(reason: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from tools.simulate.fleet.scenario import (
     GroupPart,
     Scenario,
 )
+from tools.simulate.fleet.spans import Span, covered_s
 from tools.simulate.fleet.tally import GroupAbout, GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
@@ -102,7 +104,7 @@ class FleetWorld:
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
         self._series = _CloudSeries()
-        self._down: list[tuple[float, float]] = []
+        self._down: list[Span] = []
         self._still_asking = scenario.devices
         self._all_asked = asyncio.Event()
         most = max(most_tokens(group.part.tokens) for group in self._groups)
@@ -193,7 +195,7 @@ class FleetWorld:
         """No fault any more: every agent learns how its calls ended."""
         self.cloud.down = False
         for device in self.devices:
-            device.link.heal()
+            device.link.heal(self.loop.time())
             self.network.wake(device.link)
         if self.site.host is None:
             self.site.start()
@@ -217,7 +219,7 @@ class FleetWorld:
     # what happens --------------------------------------------------------------------------------------------------------------
 
     async def _happen(self, event: EventPart) -> None:
-        await asyncio.sleep(event.at_h * HOUR_S)
+        await asyncio.sleep(event.at_h * HOUR_S - self.loop.time())
         if event.cloud_down_for_s is not None:
             await self._cloud_down(event.cloud_down_for_s)
         elif event.coordinator_down_for_s is not None:
@@ -235,12 +237,13 @@ class FleetWorld:
 
     async def _coordinator_down(self, seconds: float) -> None:
         self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
-        began = self.loop.time()
+        began, place = self.loop.time(), len(self._down)
+        self._down.append((began, math.inf))
         self.site.kill()
         await asyncio.sleep(seconds)
         self.site.start()
         await self._until_served()
-        self._down.append((began, self.loop.time()))
+        self._down[place] = began, self.loop.time()
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
         self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
@@ -278,23 +281,33 @@ class FleetWorld:
             await asyncio.sleep(at - self.loop.time())
             self._sample_cloud(before, at)
             for group in self._groups:
-                group.tally.samples.append(self._sample_group(group, at))
+                group.tally.samples.append(self._sample_group(group, before, at))
 
-    def _sample_group(self, group: _Group, at: float) -> Sample:
+    def _sample_group(self, group: _Group, before: float, at: float) -> Sample:
         for device in group.devices:
             device.machine.settle()
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
         used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
-        online = sum(self._reaches(device, at) for device in group.devices) / len(group.devices)
-        return Sample(at, mean(device.figures.dual for device in group.devices), self._target_rate(group), online, used)
-
-    def _reaches(self, device: FleetDevice, at: float) -> bool:
-        return self.site.endpoint is not None and device.link.up_again(at) <= at
+        away_s = sum(covered_s([*device.link.outages_until(at), *self._down], before, at) for device in group.devices)
+        return Sample(
+            at,
+            mean(device.figures.dual for device in group.devices) if group.part.learning else None,
+            self._target_rate(group),
+            self._training_target_rate(group),
+            1.0 - away_s / (at - before) / len(group.devices),
+            used,
+        )
 
     def _target_rate(self, group: _Group) -> float:
-        """τ in force: of the dial, or the coordinator's for the steps that the devices have come to."""
-        if group.part.dial is not None:
-            return group.part.dial
+        """τ in force of people's questions: of the dial, or the coordinator's."""
+        return self._coordinators_rate(group) if group.part.dial is None else group.part.dial
+
+    def _training_target_rate(self, group: _Group) -> float | None:
+        """τ in force of learning steps, which λ steers to; None where people's questions have the same or nothing is learned."""
+        return None if group.part.dial is None or group.part.learning is None else self._coordinators_rate(group)
+
+    def _coordinators_rate(self, group: _Group) -> float:
+        """The coordinator's τ for the steps that the devices have come to."""
         steps = sum(device.figures.steps for device in group.devices) // max(1, len(group.devices))
         return self._task(group.part.task).rate_at(steps, self.clock.now())
 
@@ -305,7 +318,7 @@ class FleetWorld:
         self.cloud.most_waiting = self._waiting()
         series.in_flight.append(self.cloud.most_under_way)
         self.cloud.most_under_way = self.cloud.under_way
-        series.up.append(rounded(1.0 - self._down_share(before, at)))
+        series.up.append(rounded(1.0 - covered_s(self._down, before, at) / (at - before)))
         spent = self._spent(budget.window)
         series.spend_uusd.append(spent.uusd)
         series.calls.append(spent.calls)
@@ -320,10 +333,6 @@ class FleetWorld:
         label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
         row = self.disk.tables.budget(budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
-
-    def _down_share(self, before: float, at: float) -> float:
-        down = [*self._down, *([] if self.site.endpoint is not None else [(at, at)])]
-        return sum(max(0.0, min(at, until) - max(before, began)) for began, until in down) / (at - before)
 
     # results -------------------------------------------------------------------------------------------------------------------
 
@@ -351,6 +360,8 @@ class FleetWorld:
             group.speed.name,
             group.link.name,
             self._target_rate(group),
+            self._training_target_rate(group),
+            group.part.learning is not None,
             group.energy_wh,
             sum(device.machine.empty_for_s for device in group.devices),
             sum(device.figures.asked - device.kept for device in group.devices),

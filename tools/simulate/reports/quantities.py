@@ -148,6 +148,11 @@ def _online(asked: Asked) -> float | None:
     return weighted([(share, each.devices) for each in asked.groups for share in each.series.online_share])
 
 
+def _energy(asked: Asked) -> float | None:
+    """Nothing takes no energy: then the profiles tell no watts."""
+    return sum(each.energy_wh for each in asked.groups) or None
+
+
 def _up(asked: Asked) -> float | None:
     return weighted([(share, 1.0) for share in asked.result.cloud.up])
 
@@ -194,7 +199,7 @@ QUANTITIES: dict[str, Quantity] = {
         Quantity("ledger violations", Unit.COUNT, lambda asked: float(asked.result.cloud.ledger_violations), of_groups=False),
         Quantity("coordinator up", Unit.SHARE, _up, of_groups=False),
         Quantity("online", Unit.SHARE, _online),
-        Quantity("energy", Unit.WATT_HOURS, _sum(lambda group: group.energy_wh)),
+        Quantity("energy", Unit.WATT_HOURS, _energy),
         Quantity("battery empty", Unit.SECONDS, _sum(lambda group: group.battery_empty_s)),
     )
 }

@@ -19,6 +19,7 @@ _COMPARED = (
     "coordinator up", "online", "learning steps", "energy", "battery empty",
 )  # fmt: skip
 _COMPARED_BY_GROUP = ("p50", "p95", "rate", "λ", "joint accuracy", "spend", "energy")
+_ABOUT = ("Devices", "Device", "Link", "Target rate τ", "Target rate τ, learning")
 _LATENCIES = {
     "p50": quantile(0.5),
     "p95": quantile(0.95),
@@ -84,19 +85,25 @@ def group_columns(result: SimulationResult) -> tuple[list[str], list[tuple[str, 
     asked = [Asked(result, result.groups)] if len(result.groups) > 1 else []
     asked += [Asked(result, [group]) for group in result.groups]
     measured = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
-    figures = [(WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if any(values)]
-    columns = [_identity(result, each.groups) for each in asked]
-    about = [
-        (words, [column[place] for column in columns])
-        for place, words in enumerate(("Devices", "Device", "Link", "Target rate τ"), 1)
+    figures = [
+        (WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if _told(name, values)
     ]
-    return [column[0] for column in columns], about + figures
+    columns = [_identity(result, each.groups) for each in asked]
+    about = [(words, [column[place] for column in columns]) for place, words in enumerate(_ABOUT, 1)]
+    return [column[0] for column in columns], [row for row in about if any(row[1])] + figures
 
 
 def _identity(result: SimulationResult, groups: Sequence[GroupResult]) -> list[str]:
     if len(groups) != 1:
-        return ["all", f"{result.devices:,}", "", "", ""]
-    return [groups[0].name, f"{groups[0].devices:,}", groups[0].profile, groups[0].link, f"{groups[0].target_rate:.3g}"]
+        return ["all", f"{result.devices:,}", "", "", "", ""]
+    group = groups[0]
+    learning = "" if group.training_target_rate is None else f"{group.training_target_rate:.3g}"
+    return [group.name, f"{group.devices:,}", group.profile, group.link, f"{group.target_rate:.3g}", learning]
+
+
+def _told(name: str, values: Sequence[float | None]) -> bool:
+    """Whether there is anything to tell: a figure that is 0 is known, too, but on mains no battery is ever empty."""
+    return any(values) if name == "battery empty" else any(value is not None for value in values)
 
 
 def reasons(result: SimulationResult) -> list[tuple[str, str, int]]:
@@ -119,7 +126,7 @@ def differences(first: SimulationResult, second: SimulationResult) -> list[Diffe
 def _difference(name: str, group: str, first: Asked, second: Asked) -> Difference | None:
     quantity = figure(name)
     one, other = quantity.measure(first), quantity.measure(second)
-    if not one and not other:
+    if not _told(name, [one, other]):
         return None
     said = "" if one is None or other is None else _signed(other - one, one, quantity.unit)
     words = f"{group}: {WORDS[name]}" if group else WORDS[name]

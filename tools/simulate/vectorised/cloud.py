@@ -17,6 +17,7 @@ import numpy as np
 from coordinator.breaker import Breaker, BreakerState, Outcome, Pass
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart
+from tools.simulate.fleet.spans import Span
 from tools.simulate.vectorised.draws import Draws, Floats, Ints
 from tools.simulate.vectorised.money import Bids, Buckets, Purse, charged
 from tools.simulate.vectorised.slots import Slots
@@ -27,7 +28,6 @@ COMMITS_S = 0.0055
 """What the ledger's two commits take on the simulated disk, on average."""
 RETRY_AFTER_S = 1.0
 """What the coordinator says where its line is full."""
-Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

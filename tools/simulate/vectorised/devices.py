@@ -426,9 +426,15 @@ class Devices:
         )
 
     def target_rate(self, duals: Duals, now: float) -> float:
-        """τ in force: of the dial, or the coordinator's for the steps that the devices have come to. `now`: seconds since the epoch."""
-        if self.part.dial is not None:
-            return self.part.dial
+        """τ in force of people's questions: of the dial, or the coordinator's. `now`: seconds since the epoch."""
+        return self._coordinators_rate(duals, now) if self.part.dial is None else self.part.dial
+
+    def training_target_rate(self, duals: Duals, now: float) -> float | None:
+        """τ in force of learning steps, which λ steers to; None where people's questions have the same or nothing is learned."""
+        return None if self.part.dial is None or self.part.learning is None else self._coordinators_rate(duals, now)
+
+    def _coordinators_rate(self, duals: Duals, now: float) -> float:
+        """The coordinator's τ for the steps that the devices have come to."""
         return float(duals.targets(self.task, np.array([int(self._steps.sum()) // self._steps.size]), now)[0])
 
     def recharge(self, at: float) -> None:

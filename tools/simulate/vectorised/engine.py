@@ -15,7 +15,8 @@ import numpy as np
 
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.scenario import HOUR_S, MONDAY_MIDNIGHT, Scenario
-from tools.simulate.vectorised.cloud import Calls, Cloud, Replies, Span
+from tools.simulate.fleet.spans import Span
+from tools.simulate.vectorised.cloud import Calls, Cloud, Replies
 from tools.simulate.vectorised.devices import Devices
 from tools.simulate.vectorised.draws import Draws
 from tools.simulate.vectorised.links import FleetLinks
@@ -104,15 +105,15 @@ class World:
 
     def _interval_ends(self, interval: int) -> None:
         begins, ends = (self.ends_at[interval - 1] if interval else 0.0), self.ends_at[interval]
-        away = any(first <= ends < last for first, last in self._gone)
+        now = MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + ends
         for group in self.groups:
-            who = slice(group.offset, group.offset + group.part.devices)
-            group.tally.curves.dual.append(round(self.duals.mean(who), 9))
-            group.tally.curves.off_s[interval] = group.off_s(begins, ends)
-            group.tally.curves.online.append(round(0.0 if away else group.links.share_up(ends), 9))
-            group.tally.curves.target.append(
-                round(group.target_rate(self.duals, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + ends), 9)
-            )
+            who, curves = slice(group.offset, group.offset + group.part.devices), group.tally.curves
+            curves.dual.append(round(self.duals.mean(who), 9) if group.part.learning else None)
+            curves.off_s[interval] = group.off_s(begins, ends)
+            curves.online.append(round(group.links.share_up(begins, ends, self._gone), 9))
+            curves.target.append(round(group.target_rate(self.duals, now), 9))
+            training = group.training_target_rate(self.duals, now)
+            curves.training_target.append(None if training is None else round(training, 9))
         charged = self.cloud.purse.fleet.charged(ends)
         limit, slots = self.cloud.purse.fleet.limit, self.cloud.slots
         down = sum(max(0.0, min(ends, last) - max(begins, first)) for first, last in self._gone)

@@ -1,4 +1,4 @@
-"""Links of a group's devices. Knows delays, losses, outages and offline hours; knows nothing of what is sent."""
+"""Links of a group's devices. Knows delays, losses, outages and offline hours, and how long they took; knows nothing of what is sent."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tools.simulate.fleet.hardware import LinkModel
+from tools.simulate.fleet.spans import ENDLESS, Span, daily, hours_of_a_day, united
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
 
 HOUR_S = 3600.0
 OVERHEAD_BYTES = 120.0
 """Of every message, as `fleet.link` counts it."""
-Span = tuple[float, float]
 
 
 class FleetLinks:
@@ -20,12 +20,17 @@ class FleetLinks:
 
     def __init__(self, model: LinkModel, devices: int, draws: Draws, cut: Sequence[Span], starts_at_h: float) -> None:
         self.model = model
+        self._devices = devices
         self._draws = draws
-        self._cut = tuple(cut)
+        off_h = 0.0 if model.offline_hours is None else hours_of_a_day(model.offline_hours)
+        self._cut = (*cut, *([ENDLESS] if off_h == 24.0 else []))
+        self._offline = model.offline_hours if 0.0 < off_h < 24.0 else None
         self._starts_at_h = starts_at_h
         flaps = model.mean_up_s is not None and model.mean_down_s > 0.0
         self._up = np.ones(devices if flaps else 0, bool)
         self._changes = np.zeros(0)
+        self._down_since = np.zeros(self._up.size)
+        self._over: list[tuple[Floats, Floats]] = []
         if flaps and model.mean_up_s is not None:
             self._changes = self._stay_s(self._up)
 
@@ -34,8 +39,8 @@ class FleetLinks:
         up = np.ones(who.size, bool)
         for begins, ends in self._cut:
             up &= (at < begins) | (at >= ends)
-        if self.model.offline_hours is not None:
-            up &= ~_within((self._starts_at_h + at / HOUR_S) % 24.0, self.model.offline_hours)
+        if self._offline is not None:
+            up &= ~_within((self._starts_at_h + at / HOUR_S) % 24.0, self._offline)
         if self._changes.size:
             self._advance(who, at)
             up &= self._up[who]
@@ -49,16 +54,30 @@ class FleetLinks:
         for _ in range(2):
             for begins, ends in self._cut:
                 again = np.where((again >= begins) & (again < ends), ends, again)
-            if self.model.offline_hours is not None:
+            if self._offline is not None:
                 hour = (self._starts_at_h + again / HOUR_S) % 24.0
-                left_h = (self.model.offline_hours[1] - hour) % 24.0
-                again = np.where(_within(hour, self.model.offline_hours), again + left_h * HOUR_S, again)
+                left_h = (self._offline[1] - hour) % 24.0
+                again = np.where(_within(hour, self._offline), again + left_h * HOUR_S, again)
         return again
 
-    def share_up(self, at: float) -> float:
-        """Share of the devices whose link is up."""
-        count = max(1, self._up.size)
-        return float(self.are_up(np.arange(count), np.full(count, at)).mean())
+    def share_up(self, begins: float, ends: float, gone: Sequence[Span]) -> float:
+        """Share of an interval in which a device's link is up and nobody is `gone` from its other end, on average over the devices. What
+        was over before an interval that was asked about is forgotten."""
+        hours = [] if self._offline is None else daily(self._offline, self._starts_at_h, begins, ends)
+        down = united([*self._cut, *gone, *hours], begins, ends)
+        edges = np.array([begins, *(edge for span in down for edge in span), ends])
+        open_s = np.concatenate([[0.0], np.cumsum(np.diff(edges) * (np.arange(edges.size - 1) % 2 == 0))])
+        lost_s = self._flapped_s(edges, open_s) if self._changes.size else 0.0
+        return (float(open_s[-1]) - lost_s / self._devices) / (ends - begins)
+
+    def _flapped_s(self, edges: Floats, open_s: Floats) -> float:
+        """Device-seconds of outages by chance, counted where `open_s`, which is cumulated over the edges, grows."""
+        ends = float(edges[-1])
+        self._advance(np.arange(self._devices), np.full(self._devices, ends))
+        now_down = self._down_since[~self._up]
+        spans = [*self._over, (now_down, np.full(now_down.size, ends))]
+        self._over = [(first[last > ends], last[last > ends]) for first, last in self._over if (last > ends).any()]
+        return float(sum((np.interp(last, edges, open_s) - np.interp(first, edges, open_s)).sum() for first, last in spans))
 
     def delays_s(self, count: int, size_bytes: float, *, up: bool) -> Floats:
         """Seconds that messages of this size take in one direction."""
@@ -72,6 +91,9 @@ class FleetLinks:
     def _advance(self, who: Ints, at: Floats) -> None:
         while (due := self._changes[who] <= at).any():
             ended = np.unique(who[due])
+            back = ended[~self._up[ended]]
+            self._over.append((self._down_since[back], self._changes[back]))
+            self._down_since[ended] = self._changes[ended]
             self._up[ended] = ~self._up[ended]
             self._changes[ended] += self._stay_s(self._up[ended])
 

@@ -162,7 +162,7 @@ def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[F
         devices=part.devices,
         profile=speed.name,
         link=link.name,
-        target_rate=tally.curves.target[-1],
+        target_rate=tally.curves.target[-1] or 0.0,
         answers={source: histogram.count for source, histogram in total.items()},
         latency_first=tally.first.histograms(),
         latency_total=total,
@@ -183,6 +183,7 @@ def _group(scenario: Scenario, place: int, hardware: Hardware, found: Sequence[F
         spend_by_device_uusd=quantiles(tally.spend_by_device),
         series=series,
         lost=0,
+        training_target_rate=tally.curves.training_target[-1],
     )
 
 

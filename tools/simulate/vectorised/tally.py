@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tools.simulate.fleet.tally import told_rates
 from tools.simulate.reports.result import GROWTH, LEAST_S, QUANTILES, SOURCES, LatencyHistogram, Series
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
@@ -55,9 +56,10 @@ class Curves:
             np.zeros(intervals, np.int64) for _ in range(8)
         )
         self.rate_sum, self.busy_s, self.off_s = (np.zeros(intervals) for _ in range(3))
-        self.dual: list[float] = []
-        self.target: list[float] = []
-        self.online: list[float] = []
+        self.dual: list[float | None] = []
+        self.target: list[float | None] = []
+        self.training_target: list[float | None] = []
+        self.online: list[float | None] = []
 
     def merge(self, other: Curves) -> None:
         """Add another's sums."""
@@ -90,12 +92,10 @@ class Tally:
             whole._add(part)
         whole.calls_by_device = np.concatenate([part.calls_by_device for part in parts])
         whole.spend_by_device = np.concatenate([part.spend_by_device for part in parts])
-        for curve in ("dual", "online", "target"):
-            rows = [getattr(part.curves, curve) for part in parts]
-            weights = [part.devices for part in parts]
-            setattr(
-                whole.curves, curve, [round(float(np.average(values, weights=weights)), 9) for values in zip(*rows, strict=True)]
-            )
+        weights = [part.devices for part in parts]
+        for curve in ("dual", "online", "target", "training_target"):
+            rows = zip(*(getattr(part.curves, curve) for part in parts), strict=True)
+            setattr(whole.curves, curve, [_averaged(values, weights) for values in rows])
         return whole
 
     def _add(self, part: Tally) -> None:
@@ -167,10 +167,17 @@ class Tally:
             answers=curves.answers.tolist(),
             cloud_calls=curves.calls.tolist(),
             spend_uusd=curves.spend_uusd.tolist(),
-            online_share=list(curves.online),
-            target_rate=curves.target if any(target != curves.target[-1] for target in curves.target) else [],
+            online_share=[share or 0.0 for share in curves.online],
+            target_rate=told_rates(curves.target, curves.target[-1]),
+            training_target_rate=told_rates(curves.training_target, curves.training_target[-1]),
             energy_wh=[round(float(value), 6) for value in energy],
         )
+
+
+def _averaged(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    """Over shards; None where there is nothing to average, as it is in all of them then."""
+    known = [value for value in values if value is not None]
+    return round(float(np.average(known, weights=weights)), 9) if known else None
 
 
 def shares(part: Floats | Ints, whole: Ints) -> list[float | None]:

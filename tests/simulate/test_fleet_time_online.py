@@ -1,0 +1,136 @@
+"""Devices are online for a share of the time, in both engines: not at the moments at which somebody looks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.simulate.fleet_worlds import group, played, scenario
+from tools.simulate.fleet.hardware import LinkModel
+from tools.simulate.fleet.link import Link
+from tools.simulate.fleet.scenario import HOUR_S
+from tools.simulate.fleet.spans import covered_s, daily, united
+from tools.simulate.reports.quantities import QUANTITIES, Asked
+from tools.simulate.reports.result import SimulationResult
+from tools.simulate.reports.tables import group_columns
+from tools.simulate.vectorised.draws import Draws
+from tools.simulate.vectorised.links import FleetLinks
+from tools.simulate.vectorised.run import run_vectorised
+
+STEADY = LinkModel("steady", 0.02, 0.0, 1e6, 1e6)
+SPANS = some.lists(some.tuples(some.integers(-5, 60), some.integers(0, 20)).map(lambda each: (each[0], each[0] + each[1])))
+ALWAYS_OFF = """
+link: {name: dead, rtt_ms: 20, up_mbit_per_s: 10, down_mbit_per_s: 10, offline_from_hour: 0, offline_until_hour: 24}
+"""
+
+
+def online(result: SimulationResult) -> float:
+    found = QUANTITIES["online"].measure(Asked(result, result.groups))
+    assert found is not None
+    return found
+
+
+def by_both(folder: Path, *groups: dict, **values: object) -> list[SimulationResult]:
+    """The result of the exact simulation and that of the vectorised fleet."""
+    return [played(folder, *groups, **values)[0], run_vectorised(scenario(*groups, **values))]
+
+
+@given(SPANS, some.integers(0, 40), some.integers(1, 20))
+def test_what_spans_cover_is_what_is_in_any_of_them(spans: list[tuple[int, int]], begins: int, width: int) -> None:
+    seconds = range(begins, begins + width)
+    assert covered_s(spans, begins, begins + width) == sum(any(one <= at < other for one, other in spans) for at in seconds)
+    found = united(spans, begins, begins + width)
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+
+
+def test_hours_of_every_day_may_lie_over_midnight() -> None:
+    assert daily((22.0, 6.0), 20.0, 0.0, 24 * HOUR_S) == [(2 * HOUR_S, 10 * HOUR_S)]
+    assert daily((0.0, 6.0), 12.0, 0.0, 48 * HOUR_S) == [(12 * HOUR_S, 18 * HOUR_S), (36 * HOUR_S, 42 * HOUR_S)]
+    assert covered_s(daily((0.0, 24.0), 5.0, 100.0, 1e5), 100.0, 1e5) == 1e5 - 100.0
+    assert daily((7.0, 7.0), 0.0, 0.0, 48 * HOUR_S) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "gone_s"),
+    [
+        ({"at_h": 2.01, "links_down_for_s": 860}, 860),
+        ({"at_h": 2.24, "links_down_for_s": 300}, 300),
+        ({"at_h": 5.99, "links_down_for_s": 3600}, 36),
+        ({"at_h": 1.5, "coordinator_down_for_s": 60}, 60),
+        ({"at_h": 1.99, "coordinator_down_for_s": 120}, 120),
+    ],
+)
+def test_an_outage_counts_for_as_long_as_it_takes(tmp_path: Path, event: dict, gone_s: float) -> None:
+    for result in by_both(tmp_path, events=[event]):
+        assert online(result) == pytest.approx(1 - gone_s / (6 * HOUR_S), abs=2e-5), result.engine
+
+
+def test_an_outage_of_one_group_is_not_the_others_and_two_at_once_count_once(tmp_path: Path) -> None:
+    cuts = [
+        {"at_h": 2, "links_down_for_s": 1000, "groups": ["laptops"]},
+        {"at_h": 2.1, "links_down_for_s": 100, "groups": ["laptops"]},
+        {"at_h": 2.2, "coordinator_down_for_s": 40},
+    ]
+    for result in by_both(tmp_path, group(), group("phones"), events=cuts):
+        shares = [sum(each.series.online_share) / len(each.series.online_share) for each in result.groups]
+        assert shares == pytest.approx([1 - 1000 / 21600, 1 - 40 / 21600], abs=2e-5), result.engine
+
+
+def test_a_coordinator_that_is_down_at_the_end_of_an_interval_is_down_in_both(tmp_path: Path) -> None:
+    exact, vectorised = by_both(tmp_path, events=[{"at_h": 0.99, "coordinator_down_for_s": 72}])
+    for result in (exact, vectorised):
+        assert result.cloud.up[3:5] == pytest.approx([1 - 36 / 900, 1 - 36 / 900], abs=1e-3), result.engine
+
+
+def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "off.yaml").write_text(ALWAYS_OFF)
+    asking = group(link=str(tmp_path / "off.yaml"), mind={"ask": 3.0})
+    for result in by_both(tmp_path, asking, lasts_h=26):
+        assert online(result) == 0.0, result.engine
+        assert "cloud" not in result.groups[0].answers
+        told = dict(group_columns(result)[1])
+        assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
+        assert (told["Cloud calls"], told["Spend"]) == (["0"], ["$0.00"])
+
+
+def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None:
+    flapping = replace(STEADY, mean_up_s=90.0, mean_down_s=40.0, offline_hours=(3.0, 4.0))
+    asked, looked = (Link(flapping, random.Random(5), 0.0) for _ in range(2))
+    for begins in range(0, 18000, 900):
+        asked.up_again(begins + 450.0)
+        down_s = covered_s(asked.outages_until(begins + 900.0), begins, begins + 900.0)
+        seen = sum(looked.up_again(at / 4) > at / 4 for at in range(4 * begins, 4 * (begins + 900))) / 4
+        assert down_s == pytest.approx(seen, abs=5.0)
+
+
+def test_what_was_forced_down_stays_down_for_the_longer_time_and_is_told_after_it_healed() -> None:
+    one = Link(STEADY, random.Random(1), 0.0)
+    one.force_down(10.0, 100.0)
+    one.force_down(20.0, 10.0)
+    assert one.up_again(40.0) == 110.0
+    one.heal(60.0)
+    assert one.up_again(60.0) == 60.0
+    assert covered_s(one.outages_until(60.0), 0.0, 60.0) == 50.0
+
+
+def test_a_fleets_outages_by_chance_count_where_nothing_else_cuts_them() -> None:
+    flapping = replace(STEADY, mean_up_s=90.0, mean_down_s=40.0, offline_hours=(0.5, 0.75))
+    asked, looked = (FleetLinks(flapping, 1, Draws(3, "links"), [(600.0, 700.0)], 0.0) for _ in range(2))
+    one, gone = np.zeros(1, np.int64), [(650.0, 800.0)]
+    for begins in range(0, 5400, 900):
+        asked.are_up(one, np.full(1, begins + 950.0))  # an answer that ends after the interval
+        ups = [bool(looked.are_up(one, np.full(1, at / 4))[0]) for at in range(4 * begins, 4 * (begins + 900))]
+        seen = sum(up and not 650 <= begins + place / 4 < 800 for place, up in enumerate(ups)) / len(ups)
+        assert asked.share_up(begins, begins + 900.0, gone) == pytest.approx(seen, abs=0.006)
+
+
+def test_both_engines_lose_the_same_time_to_outages_by_chance(tmp_path: Path) -> None:
+    exact, vectorised = by_both(tmp_path, group(link="flapping", devices=20, questions_per_day=0), lasts_h=24)
+    assert online(exact) == pytest.approx(online(vectorised), abs=0.02)
