@@ -708,7 +708,7 @@ class DeviceConfig(Section):
     throttle_after_s: Positive | None = Field(
         None, description="Seconds of unbroken work until heat slows it down (null: not known)."
     )
-    throttle_share: Rate | None = Field(None, description="Share of the speeds that is left then.")
+    throttle_share: float | None = Field(None, ge=0.01, le=1, description="Share of the speeds that is left then.")
     battery_wh: Positive | None = Field(None, description="Watt-hours of the battery (null: none, or not known).")
     sources: tuple[SourceConfig, ...] = Field((), description="Where the numbers come from.")
 
@@ -718,6 +718,8 @@ class DeviceConfig(Section):
         models = [speed.model for speed in self.speeds]
         if twice := next((name for name in models if models.count(name) > 1), None):
             raise ValueError(f"speeds has {twice} twice")
+        if self.idle_w is not None and self.busy_w is not None and self.idle_w > self.busy_w:
+            raise ValueError(f"idle_w must be at most busy_w ({self.busy_w:g}), not {self.idle_w:g}")
         return self
 
 

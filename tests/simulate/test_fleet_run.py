@@ -31,7 +31,7 @@ def test_a_run_whose_sentences_hold_ends_with_0_and_writes_what_it_found(
     assert [each.holds for each in read.assertions] == [True, True]
     told = capsys.readouterr()
     assert "holds  p95 < 1 h" in told.out
-    assert "2 h of 1 devices in" in told.err
+    assert "2 h of 1 device in" in told.err
 
 
 def test_a_sentence_that_does_not_hold_ends_it_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,8 +167,9 @@ def scenario(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def anything(scenario: Mapping[str, Any]) -> None:
+def anything(scenario: Mapping[str, Any]) -> str:
     """Every scenario is good."""
+    return ""
 
 
 def chosen(path: Path, out: Path, *vary: str, seeds: int = 1, engine: str = "processes") -> argparse.Namespace:
@@ -180,8 +181,8 @@ def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anyt
 ) -> None:
     path, out = scenario(count=str(tmp_path / "count"), assertions=["p95 < 4 s"]), tmp_path / "out"
     asked = ("groups.*.questions_per_day=10,60",)
-    assert sweep(chosen(path, out, *asked), run=RUN, check=anything) == 0
-    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN, check=anything) == 0
+    assert sweep(chosen(path, out, *asked), run=RUN, check=anything) == 1
+    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN, check=anything) == 1
     assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
     said = capsys.readouterr()
     assert "2 of 4 runs are in" in said.err.replace("\n", " ")
@@ -211,9 +212,10 @@ def test_a_sweep_without_any_result_says_why(tmp_path: Path, scenario: Callable[
 
 
 def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
-    def refuse(scenario: Mapping[str, Any]) -> None:
+    def refuse(scenario: Mapping[str, Any]) -> str:
         if scenario["groups"][0]["dial"] > 1:
             raise UsageError("dial must be at most 1")
+        return ""
 
     with pytest.raises(UsageError, match="at most 1"):
         sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN, check=refuse)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from edge.core.errors import EdgeError
+from edge.core.errors import ConfigError, EdgeError, UsageError
 from tools.simulate.faults.command import add_explore
 from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
@@ -18,14 +18,14 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; what it refuses is one line and 2, what fails one line and 1, Ctrl-C 130."""
+    """Run a command and return its exit code; what it refuses, or cannot read, is one line and 2, what fails one line and 1, Ctrl-C 130."""
     chosen = _parser().parse_args(arguments)
     try:
         code: int = chosen.play(chosen)
         return code
     except EdgeError as error:
         print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
-        return error.exit_code
+        return UsageError.exit_code if isinstance(error, ConfigError) else error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
 

@@ -18,6 +18,7 @@ from tools.simulate.faults.replay import read_replay, write_replay
 from tools.simulate.faults.shrink import shrink
 from tools.simulate.faults.story import minimal_story
 from tools.simulate.faults.tally import Tally
+from tools.simulate.reports.places import check_files
 
 _INTERRUPTED = 130
 _VIOLATIONS_TOLD = 10
@@ -47,6 +48,7 @@ def add_explore(commands: Any) -> None:
 
 def run_explore(chosen: argparse.Namespace) -> int:
     """0 when nothing was found, 1 when something was, 130 after Ctrl-C. Raises UsageError."""
+    check_files(chosen.write)
     if chosen.replay is not None:
         return _replay(chosen)
     plant = find_mutation(chosen.plant) if chosen.plant else None

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tools.simulate.faults.outcome import Outcome
+from tools.simulate.reports.quantities import several
 
 KILLS = ("kill", "limits", "drain")
 
@@ -56,7 +57,7 @@ class Tally:
     def line(self) -> str:
         """One line for a summary."""
         return (
-            f"{self.seeds} seeds, {self.virtual_s / 3600:.1f} virtual hours in {self.steps} steps: {self.kills} kills survived, "
+            f"{several(self.seeds, 'seed')}, {self.virtual_s / 3600:.1f} virtual hours in {self.steps} steps: {self.kills} kills survived, "
             f"{sum(self.injected.values())} faults injected, {sum(self.checks.values())} invariant checks, "
             f"{self.violations} violations" + (" (interrupted)" if self.interrupted else "")
         )

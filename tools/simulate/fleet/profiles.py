@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from edge.config.agent import resolve_agent_config
-from edge.config.loader import resolve
 from edge.config.numbers import check_sources
-from edge.config.schema import DeviceConfig, NotNegative, Positive, Rate, Section, SourceConfig, SpeedConfig
+from edge.config.schema import DeviceConfig, NotNegative, Positive, Section, SourceConfig, SpeedConfig
 from edge.core.errors import UsageError
+from tools.simulate.fleet.files import is_known, read
 from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
@@ -31,9 +31,11 @@ class LinkConfig(Section):
     jitter_ms: NotNegative = Field(0.0, description="Mean of what a round trip takes beyond that, in milliseconds.")
     up_mbit_per_s: Positive = Field(description="Bandwidth from the device, in Mbit/s.")
     down_mbit_per_s: Positive = Field(description="Bandwidth to the device, in Mbit/s.")
-    loss: Rate = Field(0.0, description="Share of messages that are lost and sent again.")
+    loss: float = Field(0.0, ge=0, le=0.9, description="Share of messages that are lost and sent again.")
     retransmit_ms: Positive = Field(300.0, description="Milliseconds until a lost message is sent again.")
-    mean_up_s: Positive | None = Field(None, description="Seconds between two outages, on average (null: none).")
+    mean_up_s: float | None = Field(
+        None, ge=1, allow_inf_nan=False, description="Seconds between two outages, on average (null: none)."
+    )
     mean_down_s: NotNegative = Field(0.0, description="Seconds that an outage takes, on average.")
     offline_from_hour: float | None = Field(None, ge=0, lt=24, description="Hour of the day from which it is off (null: never).")
     offline_until_hour: float | None = Field(None, gt=0, le=24, description="Hour until which it is off.")
@@ -44,6 +46,8 @@ class LinkConfig(Section):
         check_sources(self, [each.of for each in self.sources])
         if (self.offline_from_hour is None) != (self.offline_until_hour is None):
             raise ValueError("offline_from_hour and offline_until_hour go together")
+        if self.offline_from_hour is not None and self.offline_from_hour == self.offline_until_hour:
+            raise ValueError("offline_from_hour and offline_until_hour are the same: 0 and 24 are all day, none of them is never")
         if (self.mean_up_s is not None) != (self.mean_down_s > 0):
             raise ValueError("mean_up_s and mean_down_s go together")
         return self
@@ -70,7 +74,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         decode_tokens_per_s=tuple((rate.rows, rate.tokens_per_s) for rate in row.decode),
         training_tokens_per_s=training,
         idle_w=device.idle_w or 0.0,
-        busy_w=device.busy_w or 0.0,
+        busy_w=device.busy_w or device.idle_w or 0.0,
         throttle_after_s=device.throttle_after_s,
         throttle_share=1.0 if device.throttle_share is None else device.throttle_share,
         battery_wh=device.battery_wh,
@@ -83,7 +87,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
 def load_link(name_or_path: str) -> LinkModel:
     """A link by the name of a file of devices/links/ or by path. Raises UsageError, ConfigError: one line."""
     path = _found("link", name_or_path, LINKS)
-    link = resolve(LinkFile, files=[path]).config.link
+    link = read(LinkFile, path).config.link
     off = None
     if link.offline_from_hour is not None and link.offline_until_hour is not None:
         off = link.offline_from_hour, link.offline_until_hour
@@ -103,8 +107,8 @@ def load_link(name_or_path: str) -> LinkModel:
 
 def _found(kind: str, name_or_path: str, folder: Path) -> Path:
     """The file that is meant: a name of the folder, or a path."""
-    if (named := folder / f"{name_or_path}.yaml").is_file() and "/" not in name_or_path:
-        return named
+    if is_known(name_or_path, folder):
+        return folder / f"{name_or_path}.yaml"
     if (given := Path(name_or_path)).is_file():
         return given
     known = _listed(path.stem for path in folder.glob("*.yaml"))
@@ -114,7 +118,10 @@ def _found(kind: str, name_or_path: str, folder: Path) -> Path:
 def _row(device: DeviceConfig, model: str, path: Path) -> SpeedConfig:
     rows = {row.model: row for row in device.speeds}
     if not rows:
-        raise UsageError(f"{path}: no speeds of any model", hint="edge-agent doctor --write-profile FILE measures them")
+        hint = "edge-agent doctor --write-profile FILE measures them"
+        if device.processor and device.bandwidth_gb_per_s and device.peak_gflop_per_s:
+            hint = f"python -m tools.simulate.fleet.formula {path} estimates them"
+        raise UsageError(f"{path}: no speeds of any model", hint=hint)
     if model and model not in rows:
         raise UsageError(f"{path}: no speeds of {model}", hint=f"known: {_listed(rows)}")
     return rows[model] if model else device.speeds[0]

@@ -22,6 +22,8 @@ from rich.markup import escape
 from edge.core.errors import EdgeError, UsageError
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.reports.places import check_files, put
+from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
 
@@ -54,23 +56,36 @@ def run(chosen: argparse.Namespace) -> int:
     """Play, tell and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
     seed = [] if chosen.seed is None else [f"seed={chosen.seed}"]
     scenario = load_scenario(chosen.scenario, [*chosen.sets, *seed])
-    check = _sentences_checked(scenario.assertions)
+    check = _sentences_checked(scenario)
+    _check_outputs(chosen)
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
     told = sys.stderr.isatty()
     result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, told)
     result = check(result)
-    if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_bytes(result.to_json())
-    if chosen.html is not None:
-        from tools.simulate.reports.page import write_report
-
-        write_report(result, chosen.html)
     _tell(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
     counted = f", {events} events" if events else ""
-    print(f"{scenario.lasts_h:g} h of {scenario.devices} devices in {waited:.1f} s{counted}", file=sys.stderr)
+    print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s{counted}", file=sys.stderr)
+    _write(result, chosen.json, chosen.html)
     return 0 if all(each.holds for each in result.assertions) and not violations else 1
+
+
+def _check_outputs(chosen: argparse.Namespace) -> None:
+    """Raises EdgeError for what could not be written in the end."""
+    if chosen.html is not None:
+        from tools.simulate.reports.drawing import require_matplotlib
+
+        require_matplotlib()
+    check_files(chosen.json, chosen.html, read=[chosen.scenario])
+
+
+def _write(result: SimulationResult, json: Path | None, html: Path | None) -> None:
+    if json is not None:
+        put(result.to_json(), json)
+    if html is not None:
+        from tools.simulate.reports.page import write_report
+
+        write_report(result, html)
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
@@ -80,7 +95,7 @@ def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    check = _sentences_checked(checked.assertions)
+    check = _sentences_checked(checked)
     return check(play(checked, "sweep", told=False)[0])
 
 
@@ -106,11 +121,13 @@ def play_vectorised(scenario: Scenario, name: str, told: bool) -> tuple[Simulati
     return run_vectorised(scenario, name=name), [], 0
 
 
-def _sentences_checked(sentences: Sequence[str]) -> Callable[[SimulationResult], SimulationResult]:
-    """What judges a result by them. Raises UsageError for one that is not understood, before anything is played."""
+def _sentences_checked(scenario: Scenario) -> Callable[[SimulationResult], SimulationResult]:
+    """What judges a result by the scenario's sentences. Raises UsageError for one that is not understood or names no group of it, before
+    anything is played."""
     from tools.simulate.reports.assertions import check_sentences, evaluate
 
-    check_sentences(sentences)
+    sentences = scenario.assertions
+    check_sentences(sentences, [group.name for group in scenario.groups])
 
     def judged(result: SimulationResult) -> SimulationResult:
         return msgspec.structs.replace(result, assertions=evaluate(result, sentences))

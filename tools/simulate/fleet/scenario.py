@@ -24,14 +24,18 @@ from coordinator.config import (
     ServiceConfig,
     TaskConfig,
 )
-from edge.config.loader import ValueAt, resolve
+from edge.config.loader import ValueAt
+from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Mind, Nature, Rates
+from tools.simulate.fleet.profiles import DEVICES, LINKS
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 MONDAY_MIDNIGHT = 1_704_067_200.0
 """Seconds since the epoch at which the local clock of a scenario shows Monday 2024-01-01, 0 h."""
 Hour = Annotated[float, Field(ge=0.0, le=24.0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+HARDWARE = {"device": DEVICES, "link": LINKS}
+"""Keys of a group that name a file, and where the known ones are."""
 HOURS: Mapping[str, tuple[float, ...]] = {
     "flat": (1.0,) * 24,
     "office": (0, 0, 0, 0, 0, 0, 0.2, 0.6, 2, 3, 3, 2.4, 1.6, 2.6, 3, 2.8, 2.4, 1.6, 0.6, 0.3, 0.2, 0.1, 0, 0),
@@ -134,9 +138,11 @@ class GroupPart(Section):
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="Name of the group.")
     devices: int = Field(1, ge=1, le=10_000_000, description="How many devices.")
-    device: str = Field(description="What they are: a file of devices/ without its ending, or the path of one.")
+    device: str = Field(description="What they are: a file of devices/ without its ending, or a path from the scenario's folder.")
     model: str = Field("", description="Which of the device file's models runs on them, as 1.5B-Q4_K_M (empty: the first one).")
-    link: str = Field(description="Their way to the coordinator: a file of devices/links/ without its ending, or a path.")
+    link: str = Field(
+        description="Their way to the coordinator: a file of devices/links/ without its ending, or a path from the scenario's folder."
+    )
     on_mains: bool = Field(
         False, description="Plugged in all the time, whatever battery they have; else it is charged at midnight."
     )
@@ -230,7 +236,7 @@ class Scenario(Section):
         description="Seconds between two rounds in which all devices are told what others spent of a shared budget, and of a shared λ (the"
         " service itself: 1); the ledger holds to it at once, and each answer tells the device that asked.",
     )
-    groups: tuple[GroupPart, ...] = Field(min_length=1, description="The devices, group by group.")
+    groups: tuple[GroupPart, ...] = Field(description="The devices, group by group; at least one.")
     cloud: CloudPart = Field(CloudPart(), description="The upstream LLM.")
     coordinator: CoordinatorPart = Field(CoordinatorPart(), description="The coordinator's configuration.")
     events: tuple[EventPart, ...] = Field((), description="What happens meanwhile.")
@@ -238,6 +244,8 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _groups_are_told_apart(self) -> Scenario:
+        if not self.groups:
+            raise ValueAt(("groups",), "groups must name at least one group")
         names = [group.name for group in self.groups]
         for place, name in enumerate(names):
             if name in names[:place]:
@@ -312,8 +320,18 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
-    """Read a scenario file; `sets` are `key=value` texts that win over it.
+    """Read a scenario file; `sets` are `key=value` texts that win over it. Paths of devices and links that the file names begin at its own
+    folder, those of `sets` at the working directory.
 
     Raises ConfigError with one line: file and line, the key, and what is allowed.
     """
-    return resolve(Scenario, files=[Path(path)], sets=sets, example="lasts_h=24").config
+    found = files.read(Scenario, Path(path), sets, example="lasts_h=24")
+    groups = [_at_home(group, place, found.origins, Path(path).parent) for place, group in enumerate(found.config.groups)]
+    return found.config.model_copy(update={"groups": tuple(groups)})
+
+
+def _at_home(group: GroupPart, place: int, origins: Mapping[str, str], folder: Path) -> GroupPart:
+    """The group with paths that the file in `folder` names, and no option, beginning there."""
+    of_file = [key for key in HARDWARE if not origins.get(f"groups.{place}.{key}", "--").startswith("--")]
+    paths = {key: files.from_folder(getattr(group, key), folder, HARDWARE[key]) for key in of_file}
+    return group.model_copy(update=paths)

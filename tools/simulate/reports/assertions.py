@@ -14,7 +14,7 @@ from tools.simulate.reports.quantities import Asked, Quantity, answers_of, weigh
 from tools.simulate.reports.result import AssertionResult, GroupResult, SimulationResult
 from tools.simulate.reports.sentences import EACH, Claim, check_sentences, parse
 
-__all__ = ["check_sentences", "evaluate"]
+__all__ = ["check_sentences", "evaluate", "holds"]
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -40,6 +40,11 @@ def evaluate(result: SimulationResult, sentences: Sequence[str]) -> list[Asserti
     """Judge each sentence. Raises UsageError for one that is not understood."""
     judged = [(sentence, _judge(result, parse(sentence))) for sentence in sentences]
     return [AssertionResult(sentence, found.holds, found.found) for sentence, found in judged]
+
+
+def holds(result: SimulationResult) -> bool:
+    """Whether the run did all that its scenario states, and the ledger agrees with the devices."""
+    return all(each.holds for each in result.assertions) and not result.cloud.ledger_violations
 
 
 def _judge(result: SimulationResult, claim: Claim) -> _Judged:
@@ -87,6 +92,8 @@ def _near_target(result: SimulationResult, claim: Claim, group: GroupResult) -> 
     rate, target = max(known, key=lambda each: abs(each[0] - each[1]))
     off = abs(rate - target) - claim.tolerance
     stretch = "" if len(stretches) == 1 else f", the worst of {len(known)} stretches of one τ"
+    if stretch and claim.settled and result.warm_up_s:
+        stretch += f", each after a warm-up of {result.warm_up_s / 3600:g} h of its own"
     return _Judged(off <= _HAIR, f"{claim.quantity.name} {rate:.3f}, τ {target:.3g} ({group.name}{stretch})", off)
 
 

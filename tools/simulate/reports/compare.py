@@ -15,7 +15,9 @@ from rich.table import Table
 
 from edge.core.errors import UsageError
 from edge.core.regular import open_regular
+from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_comparison
+from tools.simulate.reports.places import check_files
 from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.reports.tables import differences
 
@@ -39,6 +41,9 @@ def add_compare(commands: Any) -> None:
 
 def compare(chosen: argparse.Namespace) -> int:
     """Print the figures side by side; 0. Raises UsageError for files that cannot be compared."""
+    if chosen.html is not None:
+        require_matplotlib()
+    check_files(chosen.html, read=[chosen.first, chosen.second])
     first, second = read_result(chosen.first), read_result(chosen.second)
     console = Console()
     console.print(_table(first, second, f"A {chosen.first.name}", f"B {chosen.second.name}"))

@@ -12,6 +12,8 @@ from markupsafe import Markup
 from tools.simulate.reports import tables
 from tools.simulate.reports.charts import Book, Shown
 from tools.simulate.reports.drawing import Chart, require_matplotlib
+from tools.simulate.reports.places import put
+from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -44,10 +46,7 @@ def write_page(path: Path, template: str, *, charts: Any, **values: Any) -> None
     require_matplotlib()
     drawn: Sequence[Chart] = charts()
     page = _environment().get_template(template).render(charts=drawn, **values)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
+    put(page.encode(), path)
 
 
 def _environment() -> Environment:
@@ -55,6 +54,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["hours"] = hours
+    environment.filters["several"] = several
     environment.filters["drawing"] = Markup  # by matplotlib, which escapes the texts it is given
     return environment
 

@@ -205,6 +205,11 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
+def several(count: int, noun: str) -> str:
+    """A count of things, as people say it: 1 device, 2,000 devices."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def written(value: float | None, unit: Unit) -> str:
     """A figure for people, with its unit; "-" where it cannot be told."""
     return "-" if value is None else _WRITTEN[unit](value)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError
+from tools.simulate.reports.places import put
 from tools.simulate.reports.result import SimulationResult
 
 RunScenario = Callable[[Mapping[str, Any], int], SimulationResult]
@@ -26,18 +27,11 @@ def played(run: str, scenario: Mapping[str, Any], seed: int) -> bytes:
     return play(scenario, seed).to_json()
 
 
-def keep(text: bytes, path: Path) -> None:
-    """Write a result to its place in one move."""
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_bytes(text)
-    unfinished.replace(path)
-
-
 def main() -> int:
     """Play what stdin asks for."""
     asked = json.load(sys.stdin)
     try:
-        keep(played(asked["run"], asked["scenario"], asked["seed"]), Path(asked["out"]))
+        put(played(asked["run"], asked["scenario"], asked["seed"]), Path(asked["out"]))
     except EdgeError as error:
         print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
         return error.exit_code

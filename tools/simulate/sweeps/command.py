@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,20 @@ from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
 from edge.core.regular import open_regular
+from tools.simulate.fleet.files import from_folder
+from tools.simulate.fleet.scenario import HARDWARE, Scenario, load_scenario
+from tools.simulate.reports.assertions import check_sentences, holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
+from tools.simulate.reports.places import check_folder, put
 from tools.simulate.sweeps.engines import ENGINES, opened
+from tools.simulate.sweeps.ingredients import ingredients_of
 from tools.simulate.sweeps.plan import Job, Variation, jobs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
 from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
 
 RUN = "tools.simulate.fleet.run:run_scenario"
-_SCENARIO = ("tools.simulate.fleet.scenario", "Scenario")
-Check = Callable[[Mapping[str, Any]], None]
+Check = Callable[[Mapping[str, Any]], str]
 
 
 def add_sweep(commands: Any) -> None:
@@ -45,7 +50,7 @@ def add_sweep(commands: Any) -> None:
         action="append",
         default=[],
         metavar="KEY=A,B",
-        help="groups.laptops.questions_per_day=10,30 (* for all groups); may be repeated",
+        help="groups.laptops.questions_per_day=10,30 (* for all groups); may be repeated, and left out with --seeds",
     )
     command.add_argument(
         "--seeds", type=_positive, default=1, help="runs of each combination, with seeds from the scenario's own on (1)"
@@ -61,23 +66,33 @@ def add_sweep(commands: Any) -> None:
 
 
 def sweep(chosen: argparse.Namespace, *, run: str = RUN, check: Check | None = None) -> int:
-    """Play all combinations, tell and write what they found; 1 where a run failed. `check` refuses a scenario that cannot be played."""
+    """Play all combinations, tell and write what they found; 0 where every run gave a result and does what the scenario states, else 1.
+
+    `check` refuses a scenario that cannot be played, and tells what its result depends on besides.
+    """
     require_matplotlib()
     scenario = read_scenario(chosen.scenario)
     variations = [Variation.of(text) for text in chosen.vary]
-    if not variations:
-        raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60")
-    jobs = jobs_of(scenario, variations, chosen.seeds)
-    for job in jobs:
-        (check or check_scenario)(job.scenario)
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    if not variations and chosen.seeds == 1:
+        raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60, or --seeds 3")
+    check_folder(chosen.out)
+    look = check or partial(check_scenario, path=chosen.scenario)
+    jobs = [replace(job, ingredients=look(job.scenario)) for job in jobs_of(scenario, variations, chosen.seeds)]
+    _make(chosen.out)
     ends = _played(jobs, chosen, run)
     _tell(ends, variations, chosen.out, chosen.scenario.stem)
-    return 1 if any(isinstance(end, Failed) for end in ends) else 0
+    return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}", hint="choose another place") from None
 
 
 def read_scenario(path: Path) -> dict[str, Any]:
-    """The scenario as it is written. Raises UsageError in one line."""
+    """The scenario as it is written, with paths that begin where the file is. Raises UsageError in one line."""
     try:
         with open_regular(path) as file:
             read = yaml.safe_load(file)
@@ -87,19 +102,32 @@ def read_scenario(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict):
         raise UsageError(f"{path} is no scenario", hint="see tools/simulate/README.md")
-    return read
+    return _at_home(read, path.parent)
 
 
-def check_scenario(scenario: Mapping[str, Any]) -> None:
-    """Raises UsageError for a scenario that does not keep to the schema, in one line."""
-    module, name = _SCENARIO
+def _at_home(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
+    groups = scenario.get("groups")
+    for group in groups if isinstance(groups, list) else []:
+        for key, known in HARDWARE.items():
+            if isinstance(group, dict) and isinstance(group.get(key), str):
+                group[key] = from_folder(group[key], folder, known)
+    return scenario
+
+
+def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str:
+    """What a scenario's result depends on besides. Raises UsageError, ConfigError in one line for one that does not keep to the schema;
+    with file and line where that is so of the file at `path` already."""
     try:
-        getattr(importlib.import_module(module), name).model_validate(scenario)
+        checked = Scenario.model_validate(scenario)
     except ValidationError as error:
+        if path is not None:
+            load_scenario(path)
         first = error.errors(include_url=False)[0]
         raise UsageError(
             f"{'.'.join(map(str, first['loc'])) or 'scenario'}: {first['msg']}", hint="see --vary and the scenario"
         ) from None
+    check_sentences(checked.assertions, [group.name for group in checked.groups])
+    return ingredients_of(scenario)
 
 
 def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[Finished | Failed]:
@@ -164,15 +192,13 @@ def _write_json(path: Path, runs: Sequence[Finished], rows: Sequence[Row]) -> No
     found = {
         "runs": [
             {"settings": dict(run.job.settings), "seed": run.job.seed, "file": run.job.file_name,
-             "holds": all(claim.holds for claim in run.result.assertions)}
+             "holds": holds(run.result)}
             for run in runs
         ],
         "rows": [{"values": list(row.values), "seeds": list(row.seeds), "figures": row.figures} for row in rows],
     }  # fmt: skip
     text = msgspec.json.format(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False), indent=1)
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    put(f"{text}\n".encode(), path)
 
 
 def _positive(text: str) -> int:

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from edge.core.errors import EdgeError
 from edge.core.exits import exit_name
 from edge.core.install import install_extra
-from tools.simulate.sweeps.child import keep, played
+from tools.simulate.reports.places import put
+from tools.simulate.sweeps.child import played
 from tools.simulate.sweeps.plan import Job
 
 ENGINES = ("processes", "ray")
@@ -89,7 +90,7 @@ class Ray:
         """One task; its result travels back as JSON."""
         task = self._remote.remote(self._run, dict(job.scenario), job.seed)
         try:
-            keep(await task, out)
+            put(await task, out)
         except asyncio.CancelledError:
             self._ray.cancel(task, force=True)
             raise

@@ -53,11 +53,12 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: the scenario with `settings` (path to value) in it, and its seed."""
+    """One run: the scenario with `settings` (path to value) in it, and its seed. `ingredients`: what else its result depends on."""
 
     settings: Mapping[str, Any]
     scenario: Mapping[str, Any]
     seed: int
+    ingredients: str = ""
 
     @property
     def label(self) -> str:
@@ -68,7 +69,7 @@ class Job:
     @property
     def file_name(self) -> str:
         """Of its result: told apart by people by its beginning, and by its hash from every other run."""
-        known = _canonical([FORMAT, self.scenario, self.seed])
+        known = _canonical([FORMAT, self.scenario, self.seed, self.ingredients])
         words = re.sub(r"[^A-Za-z0-9=._-]+", "_", self.label)[:_LONGEST_NAME]
         return f"{words}-{hashlib.blake2b(known.encode(), digest_size=6).hexdigest()}.json"
 

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, written
 from tools.simulate.reports.tables import WORDS, figure
@@ -50,8 +51,8 @@ def _row(runs: Sequence[Finished]) -> Row:
         values=tuple(runs[0].job.settings.values()),
         seeds=tuple(run.job.seed for run in runs),
         figures={name: _known(name, runs) for name in FIGURES},
-        holding=sum(all(claim.holds for claim in run.result.assertions) for run in runs),
-        asserting=sum(bool(run.result.assertions) for run in runs),
+        holding=sum(holds(run.result) for run in runs),
+        asserting=sum(bool(run.result.assertions) or not holds(run.result) for run in runs),
     )
 
 
@@ -102,8 +103,9 @@ def _spread(row: Row, name: str) -> str:
 
 
 def charts_of(rows: Sequence[Row], variations: Sequence[Variation]) -> list[Chart]:
-    """Each figure over the values of the first variation, a line for each combination of the others; the band is that of the seeds."""
-    return [_chart(name, rows, variations) for name in shown_figures(rows)]
+    """Each figure over the values of the first variation, a line for each combination of the others; the band is that of the seeds. None
+    where seeds alone differ."""
+    return [] if not variations else [_chart(name, rows, variations) for name in shown_figures(rows)]
 
 
 _Drawn = tuple[Stroke, str, Sequence[Row]]

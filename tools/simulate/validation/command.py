@@ -31,6 +31,7 @@ from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.processor import usable_cores
 from tools.simulate.fleet.profiles import load_device
+from tools.simulate.reports.places import check_folder
 from tools.simulate.validation.drawing import draw, require_drawing
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
@@ -68,6 +69,7 @@ def validate(chosen: argparse.Namespace) -> int:
     """Measure, run, simulate, compare; 0, or with --strict 1 where the goal is missed. Raises EdgeError for what cannot be run."""
     require_drawing()
     _check(chosen)
+    check_folder(chosen.out)
     plan = make_plan(chosen.questions, chosen.minutes, chosen.dial, chosen.steps, chosen.seed)
     chosen.out.mkdir(parents=True, exist_ok=True)
     load = [_load()]

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import Scenario, load_scenario
+from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.result import GroupResult, SimulationResult, all_sources
 from tools.simulate.vectorised.run import run_vectorised
 
@@ -81,6 +82,8 @@ def add_validate(commands: Any) -> None:
 
 def validate(chosen: argparse.Namespace) -> int:
     """Play both and tell; 0 when all figures are near, or as near as chance lets them be. Raises EdgeError for what cannot be played."""
+    if chosen.exact is not None and not chosen.exact.is_file():
+        check_files(chosen.exact)
     scenario = resized(load_scenario(chosen.scenario, chosen.sets), chosen.devices)
     exact = _exact(scenario, chosen.scenario.stem, chosen.exact)
     fleets = [run_vectorised(scenario, scenario.seed + place, chosen.scenario.stem) for place in range(chosen.seeds)]
@@ -160,7 +163,7 @@ def _exact(scenario: Scenario, name: str, file: Path | None) -> SimulationResult
 
     result, _, _ = play(scenario, name, told=False)
     if file is not None:
-        file.write_bytes(result.to_json())
+        put(result.to_json(), file)
     return result
 
 

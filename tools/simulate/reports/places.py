@@ -1,0 +1,71 @@
+"""Where results go. Knows whether a file can be written, which is told before the work, and how it comes to its place in one move; knows
+nothing of what is in it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+from edge.core.errors import EdgeError, UsageError
+
+_HINT = "choose another place"
+
+
+def check_files(*paths: Path | None, read: Sequence[Path] = ()) -> None:
+    """Raises UsageError, in one line, for a file that could not be written (None: none is wanted), and where two are the same one or one
+    that is `read`."""
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        _check_file(path)
+    for one, other in combinations([*read, *wanted], 2):
+        if other in wanted and os.path.realpath(one) == os.path.realpath(other) and not _is_special(one):
+            raise UsageError(f"{other} is named for two files", hint="give each a name of its own")
+
+
+def check_folder(path: Path) -> None:
+    """Raises UsageError, in one line, where no files can be written into this folder, which need not be there yet."""
+    _check_room(path, path)
+
+
+def _check_room(path: Path, folder: Path) -> None:
+    """That something can be made in the folder, or in what of its path is there; else `path` is told."""
+    folder = folder.absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+    if not there.is_dir():
+        raise UsageError(f"{path} cannot be written: {there} is no folder", hint=_HINT)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from None
+
+
+def put(content: bytes, path: Path) -> None:
+    """Write the file in one move, and make its folder; a link, a pipe or a device is written through. Raises EdgeError, in one line."""
+    try:
+        if _is_special(path):
+            path.write_bytes(content)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.part")
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as error:
+        raise EdgeError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from error
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir() or not path.name:
+        raise UsageError(f"{path} is a folder, not a file", hint="give the name of a file in it")
+    if not _is_special(path):
+        _check_room(path, path.parent)
+    elif path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"{path} cannot be written", hint=_HINT)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and no plain file that another may take the place of."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
