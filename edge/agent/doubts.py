@@ -64,8 +64,9 @@ class CallsInDoubt:
             yield
         finally:
             self._under_way.discard(call_key())
-            if self.waiting():
-                self.wake.set()
+            with suppress(sqlite3.ProgrammingError):  # closed: an answer that outlives its state folder has nobody to wake
+                if self.waiting():
+                    self.wake.set()
 
     def cross_out(self, call_key: str) -> None:
         """The call's end is in the record that the transaction under way keeps."""

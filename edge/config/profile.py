@@ -34,9 +34,13 @@ def profile_text(device: DeviceConfig, settings: Mapping[str, Mapping[str, Any]]
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError where no file can be written."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    """Raise UsageError where no file can be written, which is tried in its folder."""
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            writable = not path.is_dir()
+    except OSError:
+        writable = False
+    if not writable:
         raise UsageError(f"{path}: cannot be written", hint="give a file in a folder that is there")
 
 

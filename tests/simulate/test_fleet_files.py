@@ -11,6 +11,7 @@ import yaml
 from edge.core.errors import ConfigError, UsageError
 from tests.simulate.fleet_worlds import group, scenario
 from tools.simulate.__main__ import main
+from tools.simulate.fleet.formula import main as estimate
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import load_scenario
 from tools.simulate.sweeps.command import check_scenario, read_scenario
@@ -165,3 +166,36 @@ def test_what_cannot_be_read_ends_with_2_and_one_line(
         path.write_text(text)
     assert main(["run", str(path), *arguments, *engine]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# the formula -------------------------------------------------------------------------------------------------------------------------
+
+FOUR = {"processor": "cpu", "memory_mib": 2048, "bandwidth_gb_per_s": 50, "peak_gflop_per_s": 400}
+
+
+def test_the_rows_of_the_formula_complete_the_file_they_were_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text("device:\n" + "".join(f"  {key}: {value}\n" for key, value in FOUR.items()))
+    assert estimate([str(path)]) == 0
+    path.write_text(path.read_text() + capsys.readouterr().out)
+    assert load_device(str(path)).model == "0.5B-Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file"),
+        ("device: {processor: cpu}", "no model is known to fit the device's memory"),
+        ("device: {processor: cpu, memory_mib: 8192}", "the formula needs device.processor, device.bandwidth_gb_per_s"),
+        ("device: {procesor: cpu}", "did you mean processor"),
+    ],
+)
+def test_a_profile_that_says_too_little_for_the_formula_is_one_line_and_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / "machine.yaml").write_text(text)
+    assert estimate([str(tmp_path / "machine.yaml")]) == 2
+    told = capsys.readouterr()
+    assert says in told.err and told.err.count("\n") == 1 and told.out == ""
+    assert "machine.yaml" in told.err

@@ -105,7 +105,10 @@ def test_a_schedule_of_target_rates_is_followed_stretch_by_stretch_each_after_it
     sentence = "rate within 0.03 of τ after warm-up"
     assert holds(sentence, run(group(series=followed)))
     assert not holds("rate within 0.0001 of τ", run(group(series=followed)))
-    assert "worst of 2 stretches" in found(sentence, run(group(series=mean))) and not holds(sentence, run(group(series=mean)))
+    said = found(sentence, run(group(series=mean)))
+    assert "worst of 2 stretches of one τ, each after a warm-up of 4 h of its own" in said and not holds(
+        sentence, run(group(series=mean))
+    )
 
 
 def test_learning_is_held_to_its_own_target_rate_where_a_dial_sets_another_one_for_people() -> None:

@@ -203,3 +203,31 @@ def test_differences_are_signed_relative_and_in_points_for_shares() -> None:
     assert found["Spend"].difference.endswith("(+100.0 %)") and found["Spend"].difference.startswith("+$")
     assert found["Answers"].difference == "same"
     assert (found["Right, all answers"].second, found["Right, all answers"].difference) == ("-", "")
+
+
+def test_first_letters_that_all_take_one_time_are_explained() -> None:
+    plain = sample_group(1, "laptops")
+    steady = msgspec.structs.replace(plain, latency_first={"local": histogram([0.5] * 100)})
+    captions = [
+        chart.caption
+        for each in (plain, steady)
+        for chart in Book([Shown(sample_result(groups=[each]))]).charts()
+        if chart.title == "Waiting for the first letter"
+    ]
+    assert ["one length" in caption for caption in captions] == [False, True]
+
+
+def test_a_figure_that_is_0_is_told_and_one_that_is_not_known_is_not() -> None:
+    idle = msgspec.structs.replace(
+        sample_group(1, "laptops"), calls=0, spend_uusd=0, assist_rate=0.0, training_assist_rate=None, lost=None
+    )
+    told = dict(group_columns(sample_result(groups=[idle]))[1])
+    assert (told["Cloud calls"], told["Spend"], told["Went to the cloud"]) == (["0"], ["$0.00"], ["0.0 %"])
+    assert "Asked while learning" not in told and "Lost answers" not in told
+    rows = {row.name: row.second for row in differences(sample_result(groups=[idle]), sample_result(groups=[idle]))}
+    assert rows["Spend"] == "$0.00"
+
+
+def test_one_device_is_one_device(tmp_path: Path) -> None:
+    write_report(sample_result(groups=[sample_group(1, "laptops", 1)]), tmp_path / "x.html")
+    assert "1 device for 24 h" in (tmp_path / "x.html").read_text(encoding="utf-8")

@@ -161,7 +161,7 @@ def test_the_formula_says_what_it_does_not_know() -> None:
 
 def test_the_printed_rows_can_be_put_into_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "device.yaml"
-    text = "".join(f"  {line}\n" for line in speeds_text(MACHINE).splitlines())
+    text = speeds_text(MACHINE)
     file.write_text(f"device:\n{text}")
     assert load_device(str(file), "7B-Q4_K_M").decode_rate(1) == estimated_speed(MACHINE, "7B-Q4_K_M").decode[0].tokens_per_s
 
@@ -254,7 +254,7 @@ def test_a_wrong_link_is_one_line_with_its_place(tmp_path: Path, text: str, told
         ("speeds: [{model: a, tokens: 1}]", "unknown key device.speeds.0.tokens"),
         ("sources: [{of: cores, source: me}]", "sources has cores, but there is no such number"),
         ("cores: 2\n  sources: [{of: cores, source: me}, {of: cores, source: you}]", "sources has cores twice"),
-        ("throttle_share: 1.5", "device.throttle_share must lie in [0, 1]"),
+        ("throttle_share: 1.5", "device.throttle_share must be at most 1.0, not 1.5"),
         ("busy_w: 0", "device.busy_w must be greater than 0"),
         ("processor: tpu", "device.processor must be"),
     ],

@@ -63,6 +63,12 @@ def test_settings_that_no_configuration_has_are_never_written() -> None:
         profile_text(DEVICE, {"engine": {"max_rows": -1}})
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can make a file")
+def test_a_folder_in_which_nothing_can_be_made_is_found_out_before_anything_is_measured() -> None:
+    with pytest.raises(UsageError, match=r"/proc/x.yaml: cannot be written"):
+        check_writable(Path("/proc/x.yaml"))
+
+
 @pytest.mark.parametrize("name", ["", "no/such/folder.yaml"])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be written"):

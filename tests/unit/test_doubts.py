@@ -130,3 +130,11 @@ async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_f
         await settled(agent)
         assert agent.records.why("one").charged_uusd == record.charged_uusd == 100
     assert len(world.client.calls) == 1
+
+
+async def test_an_answer_that_outlives_the_state_folder_ends_without_a_word(world: World) -> None:
+    async with world.agent() as agent:
+        outliving = agent.access.doubts.waited_for(lambda: "k")
+        outliving.__enter__()
+    outliving.__exit__(None, None, None)
+    assert not agent.access.doubts.wake.is_set()

@@ -13,21 +13,25 @@ never faster than a prompt. Where a decode of one row or a prompt was published,
 weight and token (forward, and the gradient with respect to activations). What the key/value memory adds is left out: it holds for short
 contexts. How the efficiencies were chosen: devices/README.md.
 
-`python -m tools.simulate.fleet.formula FILE` prints the `speeds` of a device profile as the formula has them.
+`python -m tools.simulate.fleet.formula FILE` prints the `speeds` of a device profile as the formula has them, indented to stand at the
+end of the file's `device` section.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
 
-from edge.config.agent import resolve_agent_config
-from edge.config.schema import DecodeRate, DeviceConfig, SpeedConfig
-from edge.core.errors import UsageError
+from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
+from edge.core.errors import EdgeError, UsageError
+from tools.simulate.fleet.files import read
 
 ROWS = (1, 4, 8)
 ROUNDED_TO = 3
@@ -113,10 +117,33 @@ def _rounded(value: float) -> float:
 
 
 def speeds_text(device: DeviceConfig) -> str:
-    """The `speeds` of every model that fits the device's memory, as YAML."""
-    rows: list[Any] = [estimated_speed(device, model).model_dump(mode="json") for model in fitting_models(device)]
-    return yaml.safe_dump({"speeds": rows}, sort_keys=False, default_flow_style=None, width=130)
+    """The `speeds` of every model that fits the device's memory, as YAML within a section. Raises UsageError where none is known to."""
+    rows: list[Any] = [
+        estimated_speed(device, model).model_dump(mode="json", exclude_none=True) for model in fitting_models(device)
+    ]
+    if not rows:
+        needed = "device.gpu_memory_mib or device.memory_mib"
+        raise UsageError(
+            f"no model is known to fit the device's memory: {needed} is absent or too small", hint="see devices/README.md"
+        )
+    return indent(yaml.safe_dump({"speeds": rows}, sort_keys=False, default_flow_style=None, width=128), "  ")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the rows of a profile; 2, with one line, for one that cannot be read or says too little."""
+    parser = ArgumentParser(prog="python -m tools.simulate.fleet.formula", description="speeds of a device by the formula")
+    parser.add_argument(
+        "profile", type=Path, metavar="FILE", help="a device profile; the rows belong at the end of its device section"
+    )
+    path = parser.parse_args(arguments).profile
+    try:
+        print(speeds_text(read(AgentConfig, path).config.device), end="")
+    except EdgeError as error:
+        text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        print(f"{text}; {error.hint}" if error.hint else text, file=sys.stderr)
+        return UsageError.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    print(speeds_text(resolve_agent_config(Path(sys.argv[1])).config.device), end="")
+    sys.exit(main())

@@ -118,6 +118,10 @@ class Book:
 
     def _first_letter(self) -> Chart | None:
         caption = "Time to the first visible letter, all answers together."
+        if all(_is_one_time(all_sources(group.latency_first)) for _, group, _ in self._groups()):
+            caption += (
+                " All prompts of a group have one length (tokens.prompt), so that its first letters take one and the same time."
+            )
         return self._waiting(
             "first-letter", "Waiting for the first letter", caption, lambda group: all_sources(group.latency_first)
         )
@@ -381,6 +385,12 @@ def _distribution(histogram: LatencyHistogram) -> _Curve:
     seen = list(accumulate(histogram.counts[place] for place in places))
     ends = [LEAST_S * GROWTH ** (place + 1) for place in places]
     return [ends[0] / GROWTH, *ends], [0.0, *(count / histogram.count for count in seen)]
+
+
+def _is_one_time(histogram: LatencyHistogram) -> bool:
+    """Whether nearly all of them are in one bin or its neighbours."""
+    low, high = histogram.quantile(0.05), histogram.quantile(0.95)
+    return low is None or high is None or high / low < GROWTH**2.5
 
 
 def _within(histogram: LatencyHistogram, share: float) -> str:

@@ -10,8 +10,9 @@ FIGURE: `p95` (any percentile), `median` or `mean latency` of the time to the wh
 `cloud errors`, `ledger violations` (counts); `λ`, `fairness` (Jain's index of calls by device); `energy` (200 Wh); `battery empty` (2 h).
 SOURCE: local, cloud, local-fallback. GROUP: a group's name, or `each group`: then every one of them must do. COMPARISON: < <= > >= =.
 VALUE: a number with its unit; `budget` for spend and calls, which is judged at every moment of the run; `τ` for rates, for each group its
-own. TOLERANCE: in the figure's unit; of shares, per cent are points, of anything else a part of the value. Figures without a group are of
-the whole fleet; `tau` and `lambda` are understood, too. `after warm-up` goes with rates, λ and joint accuracy.
+own, and for learning the coordinator's. TOLERANCE: in the figure's unit; of shares, per cent are points, of anything else a part of the
+value. Figures without a group are of the whole fleet; `tau` and `lambda` are understood, too. `after warm-up` goes with rates, λ and joint
+accuracy; against a τ that changes, every stretch of one τ is judged for itself and has a warm-up of its own.
 """
 
 from __future__ import annotations
