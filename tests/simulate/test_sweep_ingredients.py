@@ -13,7 +13,7 @@ from tests.simulate.fleet_worlds import group
 from tests.simulate.test_fleet_files import device_file, link_file
 from tests.simulate.test_reports_sweep import RUN, SCENARIO, anything, chosen
 from tools.simulate.sweeps import ingredients
-from tools.simulate.sweeps.command import sweep
+from tools.simulate.sweeps.command import read_scenario, sweep
 from tools.simulate.sweeps.ingredients import ingredients_of, program
 from tools.simulate.sweeps.plan import Job
 
@@ -77,3 +77,18 @@ def test_the_exit_code_says_whether_every_run_does_what_the_scenario_states(
 ) -> None:
     path = scenario_file(tmp_path, assertions=assertions)
     assert sweep(chosen(path, tmp_path / "out", seeds=2), run=RUN, check=anything) == code
+
+
+def test_a_figure_that_is_0_in_every_run_has_a_column_and_no_chart(tmp_path: Path) -> None:
+    scenario = scenario_file(tmp_path)
+    sweep(chosen(scenario, tmp_path / "out", "groups.*.dial=0.1,0.2"), run=RUN, check=anything)
+    page = (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
+    assert '<th scope="col">Lost answers</th>' in page
+    assert "<h3>Lost answers</h3>" not in page and "<h3>Spend</h3>" in page
+
+
+def test_a_scenario_is_the_same_one_from_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = scenario_file(tmp_path, groups=[{"name": "laptops", "device": "machine.yaml", "link": "./own.yaml"}])
+    whole = read_scenario(path)
+    monkeypatch.chdir(tmp_path)
+    assert read_scenario(Path("day.yaml")) == whole

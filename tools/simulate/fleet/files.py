@@ -30,7 +30,7 @@ def read(schema: type[FileT], path: Path, sets: Sequence[str] = (), example: str
 def from_folder(name_or_path: str, folder: Path, known: Path) -> str:
     """What a file in `folder` names: a name as it is, or a path that begins at the folder."""
     is_path = "/" in name_or_path or bool(Path(name_or_path).suffix) or (folder / name_or_path).is_file()
-    return str(folder / name_or_path) if is_path and not is_known(name_or_path, known) else name_or_path
+    return str(folder.resolve() / name_or_path) if is_path and not is_known(name_or_path, known) else name_or_path
 
 
 def is_known(name_or_path: str, known: Path) -> bool:

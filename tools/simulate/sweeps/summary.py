@@ -12,7 +12,7 @@ from typing import Any
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, written
-from tools.simulate.reports.tables import WORDS, figure
+from tools.simulate.reports.tables import WORDS, figure, told
 from tools.simulate.sweeps.plan import Variation, short_names
 from tools.simulate.sweeps.sweep import Finished
 
@@ -62,8 +62,8 @@ def _known(name: str, runs: Sequence[Finished]) -> list[float]:
 
 
 def shown_figures(rows: Sequence[Row]) -> list[str]:
-    """Those that any row has."""
-    return [name for name in FIGURES if any(any(row.figures[name]) for row in rows)]
+    """Those that any row can tell."""
+    return [name for name in FIGURES if told(name, [value for row in rows for value in row.figures[name]])]
 
 
 def table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
@@ -104,8 +104,9 @@ def _spread(row: Row, name: str) -> str:
 
 def charts_of(rows: Sequence[Row], variations: Sequence[Variation]) -> list[Chart]:
     """Each figure over the values of the first variation, a line for each combination of the others; the band is that of the seeds. None
-    where seeds alone differ."""
-    return [] if not variations else [_chart(name, rows, variations) for name in shown_figures(rows)]
+    where seeds alone differ, nor of what is 0 all over."""
+    drawn_of = [name for name in shown_figures(rows) if any(any(row.figures[name]) for row in rows)]
+    return [_chart(name, rows, variations) for name in drawn_of] if variations else []
 
 
 _Drawn = tuple[Stroke, str, Sequence[Row]]

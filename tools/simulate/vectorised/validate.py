@@ -21,6 +21,7 @@ from rich.table import Table
 from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.reports.places import check_files, put
+from tools.simulate.reports.quantities import weighted
 from tools.simulate.reports.result import GroupResult, SimulationResult, all_sources
 from tools.simulate.vectorised.run import run_vectorised
 
@@ -146,6 +147,7 @@ _FIGURES: dict[str, Callable[[GroupResult], float | None]] = {
     "steps": lambda group: group.steps,
     "calls": lambda group: group.calls,
     "spend uUSD": lambda group: group.spend_uusd,
+    "online": lambda group: weighted([(share, 1.0) for share in group.series.online_share]),
     "energy Wh": lambda group: group.energy_wh,
     "battery empty s": lambda group: group.battery_empty_s or None,
 }
