@@ -12,6 +12,7 @@ from edge.core.errors import UsageError
 from tools.experiments import dynamics
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
+from tools.experiments.dialled import dial_table
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import TABLES, paper_tables
@@ -76,7 +77,7 @@ def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> list[Tab
         case "sensitivity":
             return dynamics.sensitivity_table(findings)
         case "rates":
-            return dynamics.rates_table(findings)
+            return [*dynamics.rates_table(findings), *dial_table(findings)]
         case _:
             return dynamics.methods_table(findings)
 

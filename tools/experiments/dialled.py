@@ -1,0 +1,58 @@
+"""Retraining for a target rate beside turning the dial of one adapter: at the rate that the retrained one realises, family by family.
+
+Knows held-out verdicts under two rules; knows nothing of training. The dial is the frozen adapter of the usual τ, whose items with the
+highest log-odds of asking go to the cloud until the same share is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tools.experiments.findings import Findings, Runs
+from tools.experiments.measures import accuracy, by_threshold, difference, own_decision, rate
+from tools.experiments.tables import MISSING, Table, percent, told_seeds, with_half
+
+USUAL_RATE = 0.3
+
+
+def dial_table(findings: Findings) -> list[Table]:
+    """A row for each SLM, family and τ other than the usual one; nothing where an experiment has no usual τ."""
+    rows = [row for model in findings.spec.models for row in _rows(findings, model)]
+    header = ("SLM", "family", "τ", "retrained for τ", "the dial at the same rate", "retrained minus dial")
+    note = (
+        "Joint accuracy @ the share that the cloud answers, held out, T = 0; the dial is on the adapter of "
+        f"τ = {USUAL_RATE:g}. A star marks an interval without 0."
+    )
+    return [Table("Retraining for a rate beside the dial on one adapter", header, tuple(rows), (note,))] if rows else []
+
+
+def _rows(findings: Findings, model: str) -> Iterator[tuple[str, ...]]:
+    phases = findings.spec.phases
+    usual = next((name for name, parts in phases.items() if parts[-1].target_rate == USUAL_RATE), None)
+    if usual is None:
+        return
+    for source in findings.spec.evaluate.sources:
+        for name, parts in phases.items():
+            if name != usual:
+                retrained, dialled = findings.runs(model, phases=name), findings.runs(model, phases=usual)
+                where = (model, source.removeprefix("practice:"), f"{parts[-1].target_rate:g}")
+                yield (*where, *_compared(retrained, dialled, source, len(parts)))
+
+
+def _compared(retrained: Runs, dialled: Runs, source: str, phase: int) -> tuple[str, str, str]:
+    own = retrained.at(source, phase, own_decision, accuracy)
+    share = retrained.at(source, phase, own_decision, rate)
+    if own is None or share is None:
+        return (MISSING, MISSING, MISSING)
+    turned = dialled.at(source, phase, by_threshold(share.mean), accuracy)
+    rules = (own_decision, by_threshold(share.mean))
+    gained = retrained.against(dialled, source, phase, rules, difference(accuracy))
+    if turned is None or gained is None:
+        return (_at(with_half(own), share.mean), MISSING, MISSING)
+    sure = gained.half is not None and (gained.low > 0.0 or gained.high < 0.0)
+    told = f"{'+' if gained.mean >= 0 else ''}{with_half(gained)}{' *' if sure else ''}"
+    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), told_seeds(told, gained.seeds, retrained.wanted))
+
+
+def _at(accuracy_text: str, share: float) -> str:
+    return f"{accuracy_text} @ {percent(share, 0)} %"
