@@ -32,6 +32,7 @@ from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import read_cassette
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
+from tools.experiments.spec import Evaluate
 
 MOST_LOG_ODDS = 30.0
 """Certainty: further ones have no use."""
@@ -69,24 +70,27 @@ class Examiner:
     recording: Path
     clock: Clock
 
-    async def look(
-        self, sources: Sequence[str], items: int, folder: Path, router: Router | None, told: Callable[[str, int, int], None]
-    ) -> None:
-        """Write `SOURCE.json` for each source that has none yet. `told` is told source, items done and items."""
-        for source in sources:
-            file = folder / f"{source.replace(':', '_').replace('/', '_')}.json"
+    async def look(self, evaluate: Evaluate, folder: Path, router: Router | None, told: Callable[[str, int, int], None]) -> None:
+        """Write `NAME.json` for each place that has none yet. `told` is told its name, items done and items."""
+        for name, source, price in evaluate.places:
+            file = folder / f"{name.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
-            found = await self._answers(source, open_source(source).test(items), router, told)
+            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, told)
             write_whole(file, json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}))
 
     async def _answers(
-        self, source: str, items: Sequence[TaskItem], router: Router | None, told: Callable[[str, int, int], None]
+        self,
+        source: str,
+        items: Sequence[TaskItem],
+        price: float | None,
+        router: Router | None,
+        told: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         parts, backend = self.agent.parts, self.agent.adapter.backend
         settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
-        settings = replace(settings, temperature=0.0)
+        settings = replace(settings, temperature=0.0, price=settings.price if price is None else price)
         policy = parts.policy if router is None else Onlooker(parts.policy, router)
         candidates, done = candidates_of((item, 1.0) for item in items), 0
 

@@ -135,7 +135,7 @@ class Looker:
             self.tell({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
 
         write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
-        await self.examiner.look(evaluate.sources, evaluate.items, looks, router, told)
+        await self.examiner.look(evaluate, looks, router, told)
         self.meter.note()
 
     def _keep_adapter(self, steps_done: int) -> Path | None:

@@ -16,6 +16,7 @@ from tools.experiments.dialled import dial_table
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import TABLES, paper_tables
+from tools.experiments.priced import price_table
 from tools.experiments.published import DATA, read_published
 from tools.experiments.result import RESULTS
 from tools.experiments.spec import Spec, load_spec, spec_names
@@ -78,6 +79,8 @@ def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> list[Tab
             return dynamics.sensitivity_table(findings)
         case "rates":
             return [*dynamics.rates_table(findings), *dial_table(findings)]
+        case "prices":
+            return price_table(findings)
         case _:
             return dynamics.methods_table(findings)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge.config.loader import ValueAt, resolve
+from edge.config.schema import Price
 from edge.core.errors import UsageError
 from edge.tasks.practice import FAMILIES, GROUPS
 
@@ -52,9 +53,24 @@ class Evaluate(Section):
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
     every: int | None = Field(None, ge=1, description="Also after each multiple of so many steps.")
+    prices: tuple[Price, ...] = Field(
+        (), description="Prices of help that the prompts tell, a look at each (none: one look, as learning.price says)."
+    )
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."
     )
+
+    @property
+    def places(self) -> tuple[tuple[str, str, float | None], ...]:
+        """What is looked at: name in the results, source, and the price that its prompts tell (None: as configured)."""
+        if not self.prices:
+            return tuple((source, source, None) for source in self.sources)
+        return tuple((priced(source, price), source, price) for source in self.sources for price in self.prices)
+
+
+def priced(source: str, price: float) -> str:
+    """How results name a source whose prompts tell a price."""
+    return f"{source}@{price:g}"
 
 
 class Spec(Section):
@@ -71,7 +87,7 @@ class Spec(Section):
     evaluate: Evaluate = Field(Evaluate(), description="What is looked at after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
     bare: bool = Field(True, description="The models before any learning are looked at, too.")
-    table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods"] = Field(
+    table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "prices"] = Field(
         "", description="The table that is made of the results."
     )
     figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves"], ...] = Field(
