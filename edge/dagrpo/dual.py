@@ -66,10 +66,10 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
     """λ_t = min(ceiling, [λ_{t-1} + η(Ĵ_t - τ_t) + p_t - p_{t-1}]₊) with p_t the mean of k_p(Ĵ - τ) over the window; p_0 = 0.
 
     The velocity form: as long as no bound is met the sum telescopes to λ_t = λ_0 + η Σ(Ĵ - τ) + p_t, the positional form whose integral
-    starts at λ_0, also where k_p or the window change on the way. At a bound it forgets what goes beyond, so that λ leaves the bound with
-    the first step that points away from it, where the positional form waits until its parts together come back. With k_p = 0, nothing
-    in the window and no ceiling λ is dual_step's, bit for bit. Raises ValueError on what dual_step refuses, a negative k_p or ceiling,
-    or a window below 1.
+    starts at λ_0, also where k_p or the window change on the way; the window begins with the first step that has a gain. At a bound it
+    forgets what goes beyond, so that λ leaves the bound with the first step that points away from it, where the positional form waits
+    until its parts together come back. With k_p = 0, nothing in the window and no ceiling λ is dual_step's, bit for bit. Raises
+    ValueError on what dual_step refuses, a negative k_p or ceiling, or a window below 1.
     """
     if rule.window < 1:
         raise ValueError(f"window must be at least 1, not {rule.window}")

@@ -128,13 +128,16 @@ def traced(start: float, reports: list[tuple[float, float]], rules: list[Proport
 
 
 def positional(start: float, reports: list[tuple[float, float]], rules: list[ProportionalIntegral]) -> list[float]:
-    """λ_0 + η Σ(Ĵ - τ) + the mean of k_p(Ĵ - τ) over the window, each time from the beginning and without bounds."""
-    trace = []
-    for last, rule in enumerate(rules[: len(reports)]):
-        missed = [rate - target for rate, target in reports[: last + 1]]
-        integral = start + math.fsum(rule.lr * miss for rule, miss in zip(rules, missed, strict=False))
-        parts = [rule.proportional * miss for rule, miss in zip(rules, missed, strict=False)][-rule.window :]
-        trace.append(integral + math.fsum(parts) / len(parts))
+    """λ_0 + η Σ(Ĵ - τ) + the mean of k_p(Ĵ - τ) over the window, without bounds; a window begins with the first step that has a gain."""
+    trace: list[float] = []
+    integral, parts = start, list[float]()
+    for (rate, target), rule in zip(reports, rules, strict=False):
+        integral += rule.lr * (rate - target)
+        if rule.proportional > 0.0 or any(parts):
+            parts = [*parts, rule.proportional * (rate - target)][-rule.window :]
+        else:
+            parts = []
+        trace.append(integral + (math.fsum(parts) / len(parts) if parts else 0.0))
     return trace
 
 

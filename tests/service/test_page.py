@@ -184,7 +184,7 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
     assert await page.value("document.getElementById('log').ariaLive") == "off"
     gate.set()
     await page.until(
-        "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.badge')"
+        "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.answer-head .badge')"
     )
     await page.until("told.some((text) => text.includes('the end'))")
     said = [text for text in await page.value("told") if text]
@@ -220,7 +220,7 @@ async def test_enter_sends_and_shift_enter_begins_a_line(page: Page, stage: Stag
     await page.type("two")
     assert agent.answers.asked == []
     await key(page, "Enter")
-    await page.until("!!document.querySelector('.badge')")
+    await page.until("!!document.querySelector('.answer-head .badge')")
     assert [question.messages[-1].content for question in agent.answers.asked] == ["one\ntwo"]
     assert await page.value("document.getElementById('question').value") == ""
 
@@ -379,7 +379,7 @@ async def test_a_reload_in_the_middle_of_an_answer_keeps_the_question(page: Page
     assert "reloaded" in await text_of(page, ".answer-head") and "half done" in await text_of(page, "#log")
     agent.answers.wait_before = {}
     await press_button(page, "Try again")
-    await page.until("document.querySelector('.badge')?.textContent === 'local'")
+    await page.until("document.querySelector('.answer-head .badge')?.textContent === 'local'")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ async def test_a_failure_is_told_in_its_words_and_nothing_is_lost(
     assert words in await text_of(tab, ".answer-head")
     agent.answers.failure = None
     await press_button(tab, "Try again")
-    await tab.until("document.querySelector('.badge').textContent === 'local'")
+    await tab.until("document.querySelector('.answer-head .badge').textContent === 'local'")
     assert [len(question.messages) for question in agent.answers.asked] == [1, 1]
 
 
@@ -941,4 +941,4 @@ async def test_nothing_moves_by_itself_where_motion_is_not_wished(page: Page, st
     await page.until("!!document.querySelector('.waiting')")
     assert await page.value("document.getAnimations().length") == 0
     agent.answers.wait_before[0].set()
-    await page.until("!!document.querySelector('.badge')")
+    await page.until("!!document.querySelector('.answer-head .badge')")
