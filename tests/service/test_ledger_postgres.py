@@ -359,9 +359,13 @@ class CuttingProxy:
         self._tasks.add(asyncio.current_task())  # type: ignore[arg-type]
         from_server, to_server = await asyncio.open_unix_connection(self._target)
         cutting = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._there(reader, to_server, cutting))
-            group.create_task(self._back(from_server, writer, cutting))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._there(reader, to_server, cutting))
+                group.create_task(self._back(from_server, writer, cutting))
+        finally:
+            to_server.close()
+            writer.close()
 
     async def _there(self, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter, cutting: asyncio.Event) -> None:
         while data := await reader.read(1 << 16):
