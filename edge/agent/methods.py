@@ -39,7 +39,7 @@ class StepTerms:
 
 
 class Method(Protocol):
-    """A way to learn. `may_ask`: whether its rollouts may ask for help."""
+    """A way to learn. `may_ask`: whether its rollouts may ask for help; where not, asking is a format violation like any other."""
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Method(Protocol):
 
     @property
     def may_ask(self) -> bool:
-        """False: the help phrase is suppressed in rollouts."""
+        """False: a request for help is worth what a bad format is."""
         ...
 
     def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:

@@ -39,10 +39,10 @@ class RolloutSettings:
     """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's.
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
-    cost, so every Â is 0 whatever it is. `suppress_help`: responses cannot ask. `hint_chars`: how much of the first response that asks
-    goes along in the call (0: nothing). `price_levels`: each prompt of a rollout tells one of these prices of help, drawn from the seed
-    (none: no prompt does). `price`: the price that every prompt of an evaluation tells (None: none). `cloud_samples`: the cloud's
-    completion joins its group where the SLM may learn from it.
+    cost, so every Â is 0 whatever it is. `may_ask`: without it a request for help breaks the format. `hint_chars`: how much of the
+    first response that asks goes along in the call (0: nothing). `price_levels`: each prompt of a rollout tells one of these prices of
+    help, drawn from the seed (none: no prompt does). `price`: the price that every prompt of an evaluation tells (None: none).
+    `cloud_samples`: the cloud's completion joins its group where the SLM may learn from it.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class RolloutSettings:
     max_output_tokens: int
     model_alias: str = "default"
     skip_unanimous_calls: bool = False
-    suppress_help: bool = False
+    may_ask: bool = True
     hint_chars: int = 0
     hint_cut: Cut = private_cut
     price_levels: tuple[float, ...] = ()
@@ -205,15 +205,13 @@ class Rollout:
 
     async def _sample(self, step: int, index: int, item: TaskItem, price: float | None) -> PromptGroup:
         settings = self._settings
-        sampling = Sampling(
-            settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=settings.suppress_help
-        )
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
         seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
         return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, price), sampling, seeds)
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
-        return response.finish not in _UNFINISHED and self._policy.wants_cloud(item, response)
+        return self._settings.may_ask and response.finish not in _UNFINISHED and self._policy.wants_cloud(item, response)
 
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: CloudDesk) -> CloudOutcome:
         if batch.offline:
@@ -242,7 +240,7 @@ class Rollout:
         return tokens if known and await judge(self._verifier, item, text) else ()
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, outcome: CloudOutcome) -> ScoredResponse:
-        format_ok = is_well_formed(item, response)
+        format_ok = is_well_formed(item, response) and (self._settings.may_ask or not _asks_for_help(item, response))
         if asked and outcome.completion is None:
             refused_reward = task_reward(Outcome(False, format_ok, asked)) if outcome.refused else 0.0
             cost = response_cost(outcome.refused)
@@ -274,6 +272,10 @@ def drawn_price(settings: RolloutSettings, step: int, index: int) -> float | Non
 
 def _asking(group: PromptGroup, asking: Sequence[bool]) -> list[LocalResponse]:
     return [response for response, asks in zip(group.responses, asking, strict=True) if asks]
+
+
+def _asks_for_help(item: TaskItem, response: LocalResponse) -> bool:
+    return check_format(response.text, item.max_steps).asks_help
 
 
 def _uncalled(response: LocalResponse) -> ScoredResponse:

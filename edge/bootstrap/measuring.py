@@ -84,11 +84,16 @@ async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan)
     from edge.agent.evaluation.examples import examples_of
     from edge.agent.events import EvalProgress
     from edge.core.clock import SystemClock
+    from edge.core.limits import LARGEST_SEED
+    from edge.core.rng import derive_seed
     from edge.routing.self_offload import SelfOffload
     from edge.tasks.registry import open_source
 
     sources = [open_source(name) for name in plan.sources]
-    items = [item for source in sources for item in islice(source.train(config.learning.seed), plan.limit)]
+    seed = (
+        derive_seed(config.learning.seed, "router") % LARGEST_SEED
+    )  # not the questions that the adapter was trained on, in that order
+    items = [item for source in sources for item in islice(source.train(seed), plan.limit)]
     path = model_file(config.model.path)
     async with AsyncExitStack() as stack:
         backend, _ = await _eval_backend(config, path, sink, SystemClock(), plan, stack)

@@ -43,7 +43,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
         skip_unanimous_calls=learning.unanimous_calls == "skip",
-        suppress_help=not method.may_ask,
+        may_ask=method.may_ask,
         hint_chars=coordinator.hint_chars,
         price_levels=tuple(learning.price_levels),
         price=told_price(learning),

@@ -142,7 +142,7 @@ class World:
         return replace(
             settings,
             skip_unanimous_calls=self.skip_unanimous_calls,
-            suppress_help=not self.method.may_ask,
+            may_ask=self.method.may_ask,
             hint_chars=self.hint_chars,
             price_levels=self.price_levels,
             price=self.price,

@@ -20,7 +20,7 @@ from tools.experiments.result import Result
 from tools.experiments.run_cell import BUSY, DONE, STOPPED
 from tools.experiments.spec import load_spec
 
-CELLS = expand(load_spec("lambda-convergence"), {}).cells
+CELLS = expand(load_spec("lambda-proportional"), {}).cells
 
 
 class Launcher:
@@ -106,7 +106,7 @@ def test_the_pace_is_measured_on_finished_cells_like_these() -> None:
 
 def test_the_budget_of_compute_is_told_before_anything_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_results(CELLS[:3], tmp_path)
-    assert main(["run", "lambda-convergence", "--list", "--jobs", "2", "--results", str(tmp_path)]) == 0
+    assert main(["run", "lambda-proportional", "--list", "--jobs", "2", "--results", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.lstrip().startswith("done ") for line in lines) == 3
     to_do = counted(len(CELLS) - 3, "cell")

@@ -107,9 +107,21 @@ def test_a_router_sends_what_lies_above_its_threshold_and_keeps_what_it_never_sa
 
 
 def test_a_threshold_sends_the_highest_log_odds_and_ties_share_the_rest() -> None:
-    assert [share.asked for share in by_threshold(0.5)(LOOK)] == [1.0, 0.5, 0.5, 0.0]
+    look = {**LOOK, "asked": "0000"}
+    assert [share.asked for share in by_threshold(0.5)(look)] == [1.0, 0.5, 0.5, 0.0]
     # right: cloud; half forced right, half cloud right; half forced right, half cloud wrong; forced wrong
-    assert _of(accuracy, by_threshold(0.5)) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
+    assert _of(accuracy, by_threshold(0.5), look) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
+
+
+def test_what_the_model_asks_for_by_itself_goes_first_whatever_its_first_decision_was_worth() -> None:
+    look = {**LOOK, "asked": "0010", "help": [2.0, 1.0, -1.5, None]}
+    assert [share.asked for share in by_threshold(0.25)(look)] == [0.0, 0.0, 1.0, 0.0]
+    assert [share.asked for share in by_threshold(0.5)(look)] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_the_oracle_sends_only_what_the_cloud_gets_right() -> None:
+    look = {"forced": "1100", "cloud": "1010"}
+    assert [oracle(look, share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.5, 0.75, 0.75, 0.75]
 
 
 def test_items_without_a_decision_stay_whatever_the_rate() -> None:
@@ -119,7 +131,7 @@ def test_items_without_a_decision_stay_whatever_the_rate() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30), st.floats(0.0, 1.0))
 def test_no_threshold_beats_the_oracle_with_a_perfect_cloud(items: list[tuple[bool, bool, float]], share: float) -> None:
     bits = ["".join("01"[value] for value in column) for column in ([one[0] for one in items], [True for _ in items])]
-    look = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items]}
+    look = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items], "asked": "0" * len(items)}
     assert _of(rate, by_threshold(share), look) == pytest.approx(share)
     assert _of(accuracy, by_threshold(share), look) <= oracle(look, share) + 1e-9
 

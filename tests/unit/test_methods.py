@@ -110,11 +110,11 @@ def test_a_group_that_all_asked_and_was_not_called_for_has_no_advantage(method: 
 
 
 @pytest.mark.parametrize("name", ["da-grpo", "edge-only", "grpo", "gvpo", "gapg"])
-def test_the_configuration_names_the_method_and_edge_only_suppresses_the_help_phrase(name: str) -> None:
+def test_the_configuration_names_the_method_and_edge_only_may_not_ask(name: str) -> None:
     config = AgentConfig.model_validate({"learning": {"method": name}})
     settings = agent_settings(config, "run")
     assert settings.method.name == name
-    assert settings.rollout.suppress_help == (name == "edge-only")
+    assert settings.rollout.may_ask == (name != "edge-only")
 
 
 @pytest.mark.parametrize(
@@ -146,3 +146,4 @@ async def test_the_loop_learns_by_the_method_it_was_given(tmp_path: Path) -> Non
         steps = agent.steps()
     assert [step.assist_rate for step in steps] == [0.0, 0.0]
     assert world.client.calls == []
+    assert all(step.format_ok < 1.0 for step in steps), "who asks all the same breaks the format"

@@ -49,7 +49,7 @@ def _compared(retrained: Runs, dialled: Runs, source: str, phase: int) -> tuple[
     gained = retrained.against(dialled, source, phase, rules, difference(accuracy))
     if turned is None or gained is None:
         return (_at(with_half(own), share.mean), MISSING, MISSING)
-    sure = gained.half is not None and (gained.low > 0.0 or gained.high < 0.0)
+    sure = gained.seeds > 1 and gained.half is not None and (gained.low > 0.0 or gained.high < 0.0)
     told = f"{'+' if gained.mean >= 0 else ''}{with_half(gained)}{' *' if sure else ''}"
     return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), told_seeds(told, gained.seeds, retrained.wanted))
 

@@ -122,7 +122,7 @@ class Examiner:
 
 
 def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:
-    """Verdicts as texts of 0, 1 and - (not known), one character an item; log-odds of asking (nats) to one digit, None: no decision.
+    """Verdicts as texts of 0, 1 and - (not known), one character an item; log-odds of asking (nats) to three digits, None: no decision.
 
     `router`: p(fail) of each item where a router was asked.
     """
@@ -193,4 +193,4 @@ def _bits(values: Sequence[bool | None]) -> str:
 def _rounded(log_odds: float | None) -> float | None:
     if log_odds is None or log_odds != log_odds:
         return None
-    return round(min(max(log_odds, -MOST_LOG_ODDS), MOST_LOG_ODDS), 1)
+    return round(min(max(log_odds, -MOST_LOG_ODDS), MOST_LOG_ODDS), 3)

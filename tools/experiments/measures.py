@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from edge.dagrpo.metrics import oracle_router_bound
 from tools.experiments.stats import Sums
 
 Look = Mapping[str, Any]
 By = Literal["help", "router"]
+_CERTAIN = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,16 @@ def routed(look: Look) -> list[Share]:
 
 
 def by_threshold(rate: float, by: By = "help") -> Rule:
-    """The items that score highest go to the cloud until this share is reached; items without a score stay."""
-    return lambda look: [
-        _mixed(chance, local, cloud) for chance, (local, cloud) in zip(_highest(look[by], rate), _pairs(look), strict=True)
-    ]
+    """The items that score highest go to the cloud until this share is reached; items without a score stay.
+
+    By log-odds of asking those that the model asks for by itself come first: the log-odds are of its first decision, and it may ask later.
+    """
+
+    def ruled(look: Look) -> list[Share]:
+        chances = _highest(_asking_first(look) if by == "help" else look[by], rate)
+        return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(look), strict=True)]
+
+    return ruled
 
 
 def accuracy(sums: Sums) -> float | None:
@@ -110,10 +116,10 @@ def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[
 
 
 def oracle(look: Look, share: float) -> float:
-    """The most that this rate can give: the cloud gets what fails locally, first."""
+    """The most that this rate can give: the cloud gets what fails locally and what it answers right, first."""
     pairs = _pairs(look)
-    local, cloud = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
-    return oracle_router_bound(share, local, cloud)
+    gained = sum(cloud > local for local, cloud in pairs)
+    return (sum(local for local, _ in pairs) + min(share * len(pairs), gained)) / len(pairs)
 
 
 def cloud_accuracy(look: Look) -> float:
@@ -129,6 +135,14 @@ def _mixed(chance: float, local: float, cloud: float) -> Share:
 
 def _pairs(look: Look) -> list[tuple[float, float]]:
     return list(zip(_bits(look["forced"]), _bits(look["cloud"]), strict=True))
+
+
+def _asking_first(look: Look) -> list[float | None]:
+    """Log-odds of asking, those of items that were asked for above all others."""
+    scores: list[float | None] = []
+    for log_odds, asked in zip(look["help"], _bits(look["asked"]), strict=True):
+        scores.append(_CERTAIN + (log_odds or 0.0) if asked else log_odds)
+    return scores
 
 
 def _highest(scores: Sequence[float | None], rate: float) -> list[float]:

@@ -247,7 +247,7 @@ def _difference(findings: Findings, model: str, one: Row, other: Row, family: Fa
     found = runs.against(against, family.source, phase, rules, difference(accuracy))
     if found is None:
         return MISSING
-    sure = found.half is not None and (found.low > 0.0 or found.high < 0.0)
+    sure = found.seeds > 1 and found.half is not None and (found.low > 0.0 or found.high < 0.0)
     sign = "+" if found.mean >= 0 else ""
     return told_seeds(f"{sign}{with_half(found)}{' *' if sure else ''}", found.seeds, runs.wanted)
 

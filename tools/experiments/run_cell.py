@@ -151,13 +151,14 @@ class Looker:
         return kept
 
     async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
-        """The classifier for the phase that has just ended, fitted once, its threshold at the phase's τ."""
+        """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
         from edge.routing.classifier import ThresholdRouter
 
         phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
         if not (looks / "router.json").is_file():
             self.tell({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
-            plan = EvalPlan((phase.full_source,), limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
+            sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
+            plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
             quality = await train_router(self.config, MemorySink(), plan, phase.target_rate, file)
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
