@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from edge.privacy.found import KINDS, Found
 
 _NAMES = "|".join(kind.upper() for kind in KINDS)
-_TAKEN = re.compile(rf"(?i)\b({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
+_TAKEN = re.compile(rf"(?i)({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
 _NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
 _LINKS_ON = r"\((?:mailto|tel|file|https?):"
 _LINK = re.compile(_LINKS_ON)

@@ -153,6 +153,7 @@ EDGES = st.lists(
 @given(EDGES)
 @example(["PHONE IS0000000", "("])
 @example(["PHONE IS0000000", "(tel:"])
+@example(["jo@x.org", "PHONE IS0000000", "PHONE IS0000000", "EMAIL_1"])
 def test_what_stands_beside_brackets_of_a_link_comes_back_exactly(parts: list[str]) -> None:
     text = "".join(parts)
     redacted = REGISTRY.redacted([text])
