@@ -68,15 +68,27 @@ class Page:
 
     async def value(self, script: str) -> Any:
         """What an expression is worth there."""
-        said = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        said = await self._evaluate(script)
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Wait until an expression is true."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not await self.value(script):
-                await asyncio.sleep(0.02)
+        """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet.
+
+        Raises:
+            AssertionError: it has not become true in time; says what it was last.
+        """
+        said: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while "exceptionDetails" in (said := await self._evaluate(script)) or not said["result"].get("value"):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not true in {START_TIMEOUT_S} s: {script}; last: {said}") from None
+
+    async def _evaluate(self, script: str) -> dict[str, Any]:
+        said: dict[str, Any] = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return said
 
     async def press(self, key: str, code: int) -> None:
         """One key, down and up."""
