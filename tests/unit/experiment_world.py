@@ -49,7 +49,13 @@ def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:
         "form": FORM, "key": cell.key, "cell": cell.to_json(), "commits": ["0123456789ab"],
         "machine": {"cpu": "A processor", "cores": 2, "memory_mib": 24000},
         "threads": {"engine": 1, "torch": 1, "coordinator": 1},
-        "settings": {"learning": {"assist_reward": cell.settings.get("learning.assist_reward", 0.4)}, "adapter": {}},
+        "settings": {
+            "learning": {
+                "assist_reward": cell.settings.get("learning.assist_reward", 0.4),
+                "updates_per_rollout": cell.settings.get("learning.updates_per_rollout"),
+            },
+            "adapter": {},
+        },
         "cost": {
             "processes": 1, "wall_s": 2.5 * steps + 90, "cpu_agent_s": 2.0 * steps, "cpu_programs_s": 10.0,
             "cpu_coordinator_s": 30.0, "peak_agent_mib": 900, "peak_coordinator_mib": 210, "looks_s": 80.0, "training": training,

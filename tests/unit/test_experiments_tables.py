@@ -14,10 +14,14 @@ from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
+from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO, HELD, Family
+from tools.experiments.costs import cost_table
 from tools.experiments.dynamics import end_mean, schedule_table, settled_after, tracked_rate
+from tools.experiments.equal_rate import equal_rates, pooled_differences
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
-from tools.experiments.paper_tables import cost_table, paper_table
+from tools.experiments.paper_tables import paper_table
+from tools.experiments.provenance import models_of
 from tools.experiments.published import read_published
 from tools.experiments.report import Report
 from tools.experiments.result import Result, read_result, result_file, write_result
@@ -108,6 +112,67 @@ def test_the_cost_table_tells_asked_responses_beside_billed_prompts(tmp_path: Pa
     assert row["cloud calls"] == "1000"
 
 
+def test_a_rollout_that_is_updated_on_twice_counts_two_optimiser_steps(tmp_path: Path) -> None:
+    table = cost_table(_findings("table", tmp_path))
+    rows = {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == "nano-edge"}
+    assert {name: row["optimiser steps"] for name, row in rows.items()} == {
+        "Edge Tuning Only": "200", "GRPO": "200", "GVPO": "400", "GAPG": "200", "DA-GRPO": "200",
+    }  # fmt: skip
+    assert rows["GVPO"]["runs"] == "6"
+
+
+def _plain_look(source: str, phase: int, forced: str, help_odds: list[float]) -> dict[str, Any]:
+    """Nothing asked by itself; the cloud is always right."""
+    none, every = "0" * len(forced), "1" * len(forced)
+    return {
+        "step": 100 * phase, "phase": phase, "source": source, "items": len(forced), "asked": none, "own": forced, "forced": forced,
+        "cloud": every, "joint": forced, "format": every, "help": help_odds, "tokens": 9.0,
+    }  # fmt: skip
+
+
+def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...]) -> Findings:
+    """Four items a family, two of them right. Before learning a right one has the highest log-odds of asking, after it a wrong one has."""
+    spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
+    forced = "0011"
+    for cell in expand(spec, CHOSEN).cells:
+        if cell.method not in ("bare", "da-grpo"):
+            continue
+        body, phases = made_result(cell), range(1, 3) if cell.phases else range(1)
+        odds = [9.0, 1.0, 0.0, -1.0] if cell.phases else [0.0, -1.0, 9.0, 1.0]
+        body["held_out"] = [_plain_look(family.source, phase, forced, odds) for phase in phases for family in ALL_FAMILIES]
+        write_result(result_file(cell, tmp_path), body)
+    return Findings.of(spec, CHOSEN, tmp_path)
+
+
+def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_beside_every_seed(tmp_path: Path) -> None:
+    findings = _world_by_hand(tmp_path, (0, 1, 2))
+    rows = {row[1]: row[2:] for row in equal_rates(findings, 1).rows}
+    # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
+    assert rows[BARE_DIAL.told][2].startswith("50.0 ")
+    assert rows[DA_GRPO.told][2].startswith("80.0 ")
+    assert rows["oracle over DA-GRPO"][2] == "80.0"
+    assert rows["GAPG"] == ("missing",) * 4
+    (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
+    assert against[2].startswith("+30.0 ") and against[2].endswith(" *")
+    assert against[2] == against[3]
+
+
+def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
+    findings = _world_by_hand(tmp_path, (0,))
+    (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
+    assert against[2].startswith("+30.0 ") and "*" not in against[2]
+
+
+def test_the_model_before_learning_forgets_nothing_and_is_the_same_after_every_phase(tmp_path: Path) -> None:
+    findings = _world_by_hand(tmp_path, (0, 1, 2))
+    during, post = (BARE_DIAL.part(findings, "nano-edge", Family("arith", "math"), phase) for phase in (1, 2))
+    assert during == post
+    table = paper_table(findings, "table1", "joint_equal", None)
+    (bare,) = [row for row in table.rows if row[1] == BARE_DIAL.told]
+    assert bare[3:5] == ("-", "-") and bare[2].startswith("50.0 ")
+    assert [row[1] for row in table.rows] == [*(row.told for row in HELD[1:]), BARE_DIAL.told]
+
+
 def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
     result = _schedule([0.0] * 119 + [1.0])
     result.body["series"]["kept"] = [0.5] * 119 + [None]
@@ -165,6 +230,24 @@ def test_a_result_of_another_cell_or_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EdgeError, match="not the result of nano-edge") as caught:
         read_result(one, tmp_path)
     assert "remove the file" in caught.value.hint
+
+
+def test_a_result_of_other_settings_or_another_model_is_refused(tmp_path: Path) -> None:
+    cell = next(cell for cell in expand(load_spec("table"), CHOSEN).cells if cell.phases)
+    now = models_of(cell.resolved("state").config)
+    assert set(now) == {cell.model, "nano-cloud"}
+    write_result(
+        result_file(cell, tmp_path),
+        made_result(cell, models=now, settings={"learning": {"of_before": 1}, "adapter": {"rank": 16}}),
+    )
+    assert read_result(cell, tmp_path) is not None  # what there was only then, or is only now, is not compared
+    write_result(result_file(cell, tmp_path), made_result(cell, settings={"learning": {}, "adapter": {"rank": 3}}))
+    with pytest.raises(EdgeError, match=r"measured with adapter\.rank 3, which is 16 now") as caught:
+        read_result(cell, tmp_path)
+    assert "remove the file" in caught.value.hint
+    write_result(result_file(cell, tmp_path), made_result(cell, models={**now, cell.model: "0" * 16}))
+    with pytest.raises(EdgeError, match=f"another file of {cell.model}"):
+        read_result(cell, tmp_path)
 
 
 def test_a_whole_result_stays_small(tmp_path: Path) -> None:

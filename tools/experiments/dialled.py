@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tools.experiments.findings import Findings, Runs
 from tools.experiments.measures import accuracy, by_threshold, difference, own_decision, rate
-from tools.experiments.tables import MISSING, Table, percent, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
 
 USUAL_RATE = 0.3
 
@@ -49,9 +49,8 @@ def _compared(retrained: Runs, dialled: Runs, source: str, phase: int) -> tuple[
     gained = retrained.against(dialled, source, phase, rules, difference(accuracy))
     if turned is None or gained is None:
         return (_at(with_half(own), share.mean), MISSING, MISSING)
-    sure = gained.seeds > 1 and gained.half is not None and (gained.low > 0.0 or gained.high < 0.0)
-    told = f"{'+' if gained.mean >= 0 else ''}{with_half(gained)}{' *' if sure else ''}"
-    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), told_seeds(told, gained.seeds, retrained.wanted))
+    told = told_seeds(signed(gained), gained.seeds, retrained.wanted)
+    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), told)
 
 
 def _at(accuracy_text: str, share: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
-from tools.experiments.findings import Findings, Runs, pooled
+from tools.experiments.findings import Findings, Part, Runs, pooled
 from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
 from tools.experiments.result import Result
 from tools.experiments.spec import Value
@@ -78,7 +78,7 @@ def _held_out(rule: Any, statistic: Any, *, kept: bool = False, rated: bool = Tr
 
     def told(runs: Runs) -> str:
         cell = runs.results[0].cell if runs.results else None
-        parts = [(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
+        parts = [Part(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
         found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
         if found is None or asked is None:
             return MISSING

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tools.experiments.contestants import ALL_FAMILIES, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
 from tools.experiments.findings import Findings, Runs
-from tools.experiments.measures import Rule, accuracy, forgetting, oracle, rate
-from tools.experiments.paper_tables import ROWS, TABLES, Family, Row
-from tools.experiments.published import METHODS
+from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.result import Result
 from tools.experiments.tables import shown
 
@@ -149,13 +148,12 @@ def _rates(figure: Any, findings: Findings) -> bool:
 
 def _curves(figure: Any, findings: Findings) -> bool:
     """Joint accuracy at every rate, each adapter frozen, with the methods' own decisions as points."""
-    families = [family for pair in TABLES.values() for family in pair]
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for row, colour in list(zip(ROWS, _COLOURS, strict=False))[1:]:
-            _curve(axis, findings, model, row, families, colour)
-        bounds = [_mean_over(findings, model, "da-grpo", families, partial(oracle, share=at)) for at in _RATES]
+        for row, colour in zip(HELD, _COLOURS, strict=True):
+            _curve(axis, findings, model, row, colour)
+        bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
         axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
                   label="oracle over DA-GRPO")  # fmt: skip
@@ -165,21 +163,21 @@ def _curves(figure: Any, findings: Findings) -> bool:
     return bool(findings.results)
 
 
-def _curve(axis: Any, findings: Findings, model: str, row: Row, families: Sequence[Family], colour: str) -> None:
-    points = [(_mean_rule(findings, model, row.runs_of, families, row.at(at))) for at in _RATES]
+def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: str) -> None:
+    points = [_mean_rule(findings, model, row, row.held_to(at)) for at in _RATES]
     known = [point for point in points if point is not None]
     if not known:
         return
-    style = ":" if row.name == "naive-router" else "-"
     xs, ys = zip(*known, strict=True)
-    axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=METHODS[row.name])
-    if (point := _mean_rule(findings, model, row.runs_of, families, row.rule)) is not None:
+    style = {"chance": ":", "router": "-."}.get(row.ranked_by, "-" if row in PAPER else "--")
+    axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=row.told)
+    if row in PAPER and (point := _mean_rule(findings, model, row, row.rule)) is not None:
         axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
 
 
-def _mean_rule(findings: Findings, model: str, method: str, families: Sequence[Family], rule: Rule) -> tuple[float, float] | None:
-    asked = _mean_over(findings, model, method, families, lambda look: _of_look(look, rule, rate))
-    right = _mean_over(findings, model, method, families, lambda look: _of_look(look, rule, accuracy))
+def _mean_rule(findings: Findings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
+    asked = _mean_over(findings, model, row, lambda look: _of_look(look, rule, rate))
+    right = _mean_over(findings, model, row, lambda look: _of_look(look, rule, accuracy))
     return None if asked is None or right is None else (100 * asked, 100 * right)
 
 
@@ -187,14 +185,12 @@ def _of_look(look: Any, rule: Rule, statistic: Any) -> float:
     return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(look)), strict=True)]))
 
 
-def _mean_over(
-    findings: Findings, model: str, method: str, families: Sequence[Family], value: Callable[[Any], float]
-) -> float | None:
-    """Mean over families and seeds of something of the look after the first phase."""
+def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Look], float]) -> float | None:
+    """Mean over families and seeds of something of the look after the phase of their group."""
     means = []
-    for family in families:
-        looks = [result.look(family.source, 1) for result in findings.runs(model, method, family.direction).results]
-        known = [value(look) for look in looks if look is not None]
+    for family in ALL_FAMILIES:
+        part = row.part(findings, model, family, FIRST)
+        known = [value(look) for look in part.runs.by_seed(part.source, part.phase).values()]
         if not known:
             return None
         means.append(sum(known) / len(known))
@@ -203,19 +199,20 @@ def _mean_over(
 
 def _forgetting(figure: Any, findings: Findings) -> bool:
     """The forgetting rate of each method and family, joint accuracy."""
-    families = [family for pair in TABLES.values() for family in pair]
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for number, row in enumerate(ROWS):
+        for number, row in enumerate(PAPER):
             found = [
-                findings.runs(model, row.runs_of, family.direction).across(family.source, (1, 2), row.rule, forgetting(accuracy))
-                for family in families
+                row.part(findings, model, family, FIRST).runs.across(
+                    family.source, (FIRST, SECOND), row.rule, forgetting(accuracy)
+                )
+                for family in ALL_FAMILIES
             ]
-            at = [place + 0.11 * (number - 3) for place in range(len(families))]
+            at = [place + 0.11 * (number - 3) for place in range(len(ALL_FAMILIES))]
             known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
-            _points(axis, [(x, one) for x, one in known], _COLOURS[number], METHODS[row.name], "", hundred=True)
+            _points(axis, [(x, one) for x, one in known], _COLOURS[number], row.told, "", hundred=True)
         axis.axhline(0.0, color=_GREY, linewidth=0.8)
-        axis.set_xticks(range(len(families)), [family.name for family in families])
+        axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
     _legend(figure, axes[0])

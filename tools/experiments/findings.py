@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.experiments.cells import ChosenRewards, Grid, Placed, expand
 from tools.experiments.measures import Look, Rule, side_by_side
@@ -20,6 +20,8 @@ class Runs:
 
     results: tuple[Result, ...]
     wanted: int
+    every_seed: bool = False
+    """There is one run, and it stands for every seed: what is drawn without learning at T = 0 does not hang on it."""
 
     def mean(self, value: Any) -> Estimate | None:
         """Mean over seeds of a number of each run; None where there is no run, or a run without the number."""
@@ -41,12 +43,7 @@ class Runs:
 
     def against(self, other: Runs, source: str, phase: int, rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
         """A statistic of these runs and others with the same seeds, item by item."""
-        pairs = [(mine, theirs) for mine in self.results for theirs in other.results if mine.cell.seed == theirs.cell.seed]
-        looks = [(mine.look(source, phase), theirs.look(source, phase)) for mine, theirs in pairs]
-        known = [(mine, theirs) for mine, theirs in looks if mine is not None and theirs is not None]
-        if not known:
-            return None
-        return over_seeds_and_items([side_by_side(rules[0](mine), rules[1](theirs)) for mine, theirs in known], statistic)
+        return compared([Part(self, source, phase)], [Part(other, source, phase)], rules, statistic)
 
     def by_seed(self, source: str, phase: int) -> dict[int, Look]:
         """The looks at one source by seed."""
@@ -58,14 +55,46 @@ class Runs:
         return [look for look in found if look is not None]
 
 
-def pooled(parts: Sequence[tuple[Runs, str, int]], rule: Rule, statistic: Statistic) -> Estimate | None:
-    """A statistic over the items of several looks together, by seed: (runs, source, phases done) of each. None where one has no run."""
-    looks = [runs.by_seed(source, phase) for runs, source, phase in parts]
-    seeds = sorted(set.intersection(*(set(found) for found in looks))) if looks else []
-    if not seeds:
+class Part(NamedTuple):
+    """A look at one source after so many phases, in the runs of one place."""
+
+    runs: Runs
+    source: str
+    phase: int
+
+
+def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:
+    """A statistic over the items of several looks together, by seed. None where no seed has them all."""
+    looks = _by_common_seed(parts)
+    return (
+        over_seeds_and_items([[one.columns for look in found for one in rule(look)] for found in looks], statistic)
+        if looks
+        else None
+    )
+
+
+def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
+    """A statistic of both sides' columns, item by item and seed by seed; `theirs` has the same sources in the same order as `mine`."""
+    looks = _by_common_seed([*mine, *theirs])
+    if not looks:
         return None
-    together = [[one.columns for found in looks for one in rule(found[seed])] for seed in seeds]
-    return over_seeds_and_items(together, statistic)
+    columns = []
+    for found in looks:
+        pairs = zip(found[: len(mine)], found[len(mine) :], strict=True)
+        columns.append([row for one, other in pairs for row in side_by_side(rules[0](one), rules[1](other))])
+    return over_seeds_and_items(columns, statistic)
+
+
+def _by_common_seed(parts: Sequence[Part]) -> list[list[Look]]:
+    """For each seed that all have the looks of the parts, in their order; what stands for every seed is there with each."""
+    found = [(part.runs.every_seed, part.runs.by_seed(part.source, part.phase)) for part in parts]
+    if not found or not all(looks for _, looks in found):
+        return []
+    own = [set(looks) for every_seed, looks in found if not every_seed] or [set(found[0][1])]
+    return [
+        [next(iter(looks.values())) if every_seed else looks[seed] for every_seed, looks in found]
+        for seed in sorted(set.intersection(*own))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +134,7 @@ class Findings:
     def bare(self, model: str) -> Runs:
         """The model before any learning."""
         cells = [cell for cell in self.grid.bare if cell.model == model]
-        return Runs(tuple(self.results[cell.key] for cell in cells if cell.key in self.results), 1)
+        return Runs(tuple(self.results[cell.key] for cell in cells if cell.key in self.results), 1, every_seed=True)
 
     def missing(self) -> int:
         """Cells without a result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools.experiments.findings import Findings, Runs, pooled
+from tools.experiments.findings import Findings, Part, Runs, pooled
 from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
 from tools.experiments.spec import priced
 from tools.experiments.tables import MISSING, Table, told_seeds, with_half
@@ -33,7 +33,7 @@ def _rows(
     runs: Runs, where: tuple[str, ...], sources: tuple[str, ...], prices: tuple[float, ...], phase: int
 ) -> Iterator[tuple[str, ...]]:
     for price in prices:
-        parts = [(runs, priced(source, price), phase) for source in sources]
+        parts = [Part(runs, priced(source, price), phase) for source in sources]
         found = [pooled(parts, rule, statistic) for _, rule, statistic in _COLUMNS]
         told = (MISSING if one is None else told_seeds(with_half(one), one.seeds, runs.wanted) for one in found)
         yield (*where, f"{price:g}", *told)

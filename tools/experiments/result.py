@@ -3,7 +3,8 @@ about or what is made of it.
 
 Form 1. `series` has one value a step: `dual` (λ after the step), `assist`, `joint`, `kept` (accuracy of kept responses, null: none was
 kept), `reward`, `format`, `entropy`, `calls` (billed). `held_out` has one entry for each look and source: `step`, `phase` (phases done),
-and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. Later versions only add keys.
+and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. `models` has a digest of each model file. Later versions only
+add keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from edge.agent.events import StepFinished
 from edge.core.errors import EdgeError
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import write_whole
+from tools.experiments.provenance import changed
 
 RESULTS = Path(__file__).parent / "results"
 FORM = 1
@@ -52,7 +54,7 @@ def result_file(cell: Cell, folder: Path = RESULTS) -> Path:
 
 
 def read_result(cell: Cell, folder: Path = RESULTS) -> Result | None:
-    """The result of a cell, None where there is none. Raises EdgeError for a file that is no result."""
+    """The result of a cell, None where there is none. Raises EdgeError for a file that is no result, or one of other settings or models."""
     path = result_file(cell, folder)
     if not path.is_file():
         return None
@@ -65,6 +67,8 @@ def read_result(cell: Cell, folder: Path = RESULTS) -> Result | None:
         raise EdgeError(
             f"{path}: not the result of {cell.key} ({error})", hint="remove the file to run the cell again"
         ) from error
+    if (difference := changed(cell, body)) is not None:
+        raise EdgeError(f"{path}: {difference}", hint="remove the file to run the cell again")
     return Result(cell, body)
 
 

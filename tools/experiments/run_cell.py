@@ -32,6 +32,7 @@ from edge.core.machine_facts import machine_facts
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import Examiner, Router, write_whole
 from tools.experiments.meter import Meter, account, machine_told
+from tools.experiments.provenance import models_of, settings_of
 from tools.experiments.result import FORM, RESULTS, result_file, series_of, training_cost, write_result
 
 RECORDING = "held-out-answers.jsonl"
@@ -184,10 +185,8 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
             "torch": config.learning.torch_threads,
             "coordinator": config.coordinator.embedded.threads,
         },
-        "settings": {
-            "learning": config.learning.model_dump(mode="json", exclude={"when", "enabled"}),
-            "adapter": config.adapter.model_dump(mode="json"),
-        },
+        "settings": settings_of(config),
+        "models": models_of(config),
         "cost": {
             **used,
             "looks_s": round(sum(look.pop("seconds") for look in looks), 1),

@@ -12,10 +12,11 @@ from edge.core.errors import UsageError
 from tools.experiments import dynamics
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
+from tools.experiments.contestants import TABLES
 from tools.experiments.dialled import dial_table
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
-from tools.experiments.paper_tables import TABLES, paper_tables
+from tools.experiments.paper_tables import paper_tables
 from tools.experiments.priced import price_table
 from tools.experiments.published import DATA, read_published
 from tools.experiments.result import RESULTS

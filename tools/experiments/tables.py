@@ -42,6 +42,12 @@ def with_half(estimate: Estimate, digits: int = 1) -> str:
     return f"{percent(estimate.mean, digits)}{half}"
 
 
+def signed(estimate: Estimate, digits: int = 1) -> str:
+    """A difference of shares as `+1.4 ± 0.9 *`; the star marks an interval of several seeds that leaves out 0."""
+    sure = estimate.seeds > 1 and estimate.half is not None and (estimate.low > 0.0 or estimate.high < 0.0)
+    return f"{'+' if estimate.mean >= 0.0 else ''}{with_half(estimate, digits)}{' *' if sure else ''}"
+
+
 def plain(estimate: Estimate, digits: int = 3) -> str:
     """A number as `0.482 ± 0.013`."""
     half = "" if estimate.half is None else f" ± {estimate.half:.{digits}f}"

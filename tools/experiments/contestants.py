@@ -1,0 +1,91 @@
+"""Who is compared in the main experiment, and on which families. Knows whose runs a row of a table reads and who decides in it; knows
+nothing of how rows are told.
+
+MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: of each group the family that is nearest. A family of group 1 is looked
+at in the runs that learn group 1 first, one of group 2 in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from edge.tasks.practice import GROUPS
+from tools.experiments.findings import Findings, Part
+from tools.experiments.measures import Rule, at_random, by_threshold, never, own_decision, routed
+from tools.experiments.published import METHODS
+
+TARGET = 0.3
+"""τ of the main experiment."""
+FIRST, SECOND = 1, 2
+"""Phases done: during is after that of the family's own group, post after the other group's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A practice family and the paper's data set that it stands for."""
+
+    name: str
+    stands_for: str
+
+    @property
+    def source(self) -> str:
+        """As it is looked at."""
+        return f"practice:{self.name}"
+
+    @property
+    def direction(self) -> str:
+        """The phases in which its group comes first."""
+        return "g1-g2" if self.name in GROUPS["group1"] else "g2-g1"
+
+
+TABLES: Mapping[str, tuple[Family, Family]] = {
+    "table1": (Family("arith", "math"), Family("code", "taco")),
+    "table2": (Family("science", "math500"), Family("facts", "mmlu")),
+}
+ALL_FAMILIES = tuple(family for pair in TABLES.values() for family in pair)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One row: whose runs it reads (None: the model before it learns), who decides, and what is ranked to hold it to a rate."""
+
+    name: str
+    told: str
+    runs_of: str | None
+    rule: Rule
+    ranked_by: Literal["help", "router", "chance"] = "help"
+
+    @property
+    def learns(self) -> bool:
+        """False for the model before it learns, which forgets nothing either."""
+        return self.runs_of is not None
+
+    def held_to(self, share: float) -> Rule:
+        """The same adapters with exactly this share of the questions sent to the cloud."""
+        return at_random(share) if self.ranked_by == "chance" else by_threshold(share, self.ranked_by)
+
+    def part(self, findings: Findings, model: str, family: Family, phase: int) -> Part:
+        """The look at a family after so many phases; of a model that has not learned always the same one."""
+        if self.runs_of is None:
+            return Part(findings.bare(model), family.source, 0)
+        return Part(findings.runs(model, self.runs_of, family.direction), family.source, phase)
+
+
+def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:
+    return Contestant(name, METHODS[name], runs_of, rule, ranked_by)
+
+
+BARE = Contestant("bare", "before learning", None, own_decision)
+EDGE_ONLY = _of_the_paper("edge-only", "edge-only", never, "chance")
+NAIVE = _of_the_paper("naive-router", "edge-only", at_random(TARGET), "chance")
+ROUTER = _of_the_paper("router", "edge-only", routed, "router")
+ASKING = tuple(_of_the_paper(name, name, own_decision) for name in ("grpo", "gvpo", "gapg", "da-grpo"))
+DA_GRPO = ASKING[-1]
+PAPER = (EDGE_ONLY, NAIVE, ROUTER, *ASKING)
+"""The rows of the paper's tables."""
+BARE_DIAL = Contestant("bare-dial", "before learning, dial", None, own_decision)
+EDGE_ONLY_DIAL = Contestant("edge-only-dial", "Edge Tuning w/ dial", "edge-only", never)
+HELD = (BARE_DIAL, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
+"""Who is compared at equal rate: the paper's methods and what costs least, the log-odds of asking of a model that never learned to."""

@@ -1,0 +1,110 @@
+"""The comparison that the paper leaves out: every adapter held to exactly the same share of questions sent to the cloud. Knows contestants
+and their looks; knows nothing of how rates came about while learning.
+
+Joint accuracy grows with what is sent, so a method that asks a little more looks a little better; at one rate only who is sent counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tools.experiments.contestants import (
+    ALL_FAMILIES,
+    BARE_DIAL,
+    DA_GRPO,
+    EDGE_ONLY_DIAL,
+    FIRST,
+    HELD,
+    SECOND,
+    TARGET,
+    Contestant,
+)
+from tools.experiments.findings import Findings, Part, compared, pooled
+from tools.experiments.measures import accuracy, difference, oracle
+from tools.experiments.stats import over_seeds
+from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
+
+EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
+_WHEN = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}
+_BOUNDS = (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO)
+_HOW = (
+    "Each adapter is frozen and its rate is set after the fact: the questions with the highest help log-odds (router: the highest "
+    "predicted failure; naive: random ones) go to the cloud. Items without a decision stay, so a rate may not be reached. The dial of a "
+    "model before learning, and of one that only learned to answer, ranks by the same log-odds, which nobody has trained."
+)
+_ITEMS = "Where there is one seed, and before learning, ± is of items only."
+
+
+def equal_rate_tables(findings: Findings) -> list[Table]:
+    """Joint accuracy at several rates during and post, and DA-GRPO against each other row."""
+    return [*(equal_rates(findings, phase) for phase in (FIRST, SECOND)), differences(findings), pooled_differences(findings)]
+
+
+def equal_rates(findings: Findings, phase: int) -> Table:
+    """Joint accuracy over all four families at each rate, with the oracle's bound of the same models."""
+    rows = []
+    for model in findings.spec.models:
+        for row in HELD:
+            told = (_mean(_parts(findings, model, row, phase), row, share) for share in EQUAL_RATES)
+            rows.append((model, row.told, *told))
+        for row in _BOUNDS:
+            told = (_bound(_parts(findings, model, row, phase), share) for share in EQUAL_RATES)
+            rows.append((model, f"oracle over {row.told}", *told))
+    title = f"Joint accuracy at equal realised rate, in percent: mean of the four families {_WHEN[phase]}"
+    return Table(title, ("SLM", "method", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)), tuple(rows), (_HOW, _ITEMS))
+
+
+def differences(findings: Findings) -> Table:
+    """DA-GRPO against every other, item by item and seed by seed, family by family."""
+    places = [(family, phase) for family in ALL_FAMILIES for phase in (FIRST, SECOND)]
+    rows = []
+    for model in findings.spec.models:
+        for other in HELD[:-1]:
+            cells = (
+                _difference([DA_GRPO.part(findings, model, *at)], [other.part(findings, model, *at)], other) for at in places
+            )
+            rows.append((model, other.told, *cells))
+    columns = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in places)
+    title = f"DA-GRPO's joint accuracy minus that of others at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
+    return Table(title, ("SLM", "against", *columns), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
+
+
+def pooled_differences(findings: Findings) -> Table:
+    """The same over all four families: one number for each model, other and time."""
+    rows = []
+    for model in findings.spec.models:
+        for other in HELD[:-1]:
+            cells = (
+                _difference(_parts(findings, model, DA_GRPO, phase), _parts(findings, model, other, phase), other)
+                for phase in (FIRST, SECOND)
+            )
+            rows.append((model, other.told, *cells))
+    title = f"All four families together: DA-GRPO minus others at the same {percent(TARGET, 0)} % cloud, joint accuracy in points"
+    return Table(title, ("SLM", "against", "during", "post"), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
+
+
+def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
+    return [row.part(findings, model, family, phase) for family in ALL_FAMILIES]
+
+
+def _mean(parts: list[Part], row: Contestant, share: float) -> str:
+    found = pooled(parts, row.held_to(share), accuracy)
+    return MISSING if found is None else told_seeds(with_half(found), found.seeds, parts[0].runs.wanted)
+
+
+def _bound(parts: list[Part], share: float) -> str:
+    bounds = list(_bounds(parts, share))
+    return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
+
+
+def _bounds(parts: list[Part], share: float) -> Iterator[float]:
+    """The oracle's accuracy on each source that was looked at, mean over seeds."""
+    for part in parts:
+        if known := [oracle(look, share) for look in part.runs.by_seed(part.source, part.phase).values()]:
+            yield over_seeds(known).mean
+
+
+def _difference(mine: list[Part], theirs: list[Part], other: Contestant) -> str:
+    rules = (DA_GRPO.held_to(TARGET), other.held_to(TARGET))
+    found = compared(mine, theirs, rules, difference(accuracy))
+    return MISSING if found is None else told_seeds(signed(found), found.seeds, mine[0].runs.wanted)
