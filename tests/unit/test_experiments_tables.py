@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,21 @@ def test_figures_are_small_pictures_and_always_the_same(tmp_path: Path, name: st
         assert picture.startswith(b"\x89PNG\r\n")
         assert 3_000 < len(picture) < 80_000
         assert picture == other.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["lambda-proportional", "schedules"])
+def test_drawings_are_text_that_is_always_the_same_and_loads_nothing(tmp_path: Path, name: str) -> None:
+    findings = _findings(name, tmp_path / "results")
+    (path,), (again,) = draw_figures(findings, tmp_path / "a", "svg"), draw_figures(findings, tmp_path / "b", "svg")
+    drawing = path.read_text(encoding="utf-8")
+    assert path.name == f"{name}-{findings.spec.figure[0]}.svg"
+    assert drawing == again.read_text(encoding="utf-8")
+    assert path.stat().st_size < 200_000
+    places = [
+        value for one in ElementTree.fromstring(drawing).iter() for key, value in one.attrib.items() if key.endswith("href")
+    ]
+    assert all(place.startswith("#") for place in places)
+    assert "assist rate" in drawing
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures as small PNG files. Knows matplotlib and what each figure shows; knows nothing of how results came about.
+"""Figures as small PNG or SVG files. Knows matplotlib and what each figure shows; knows nothing of how results came about.
 
 A figure of what has no result is not drawn. The same results give the same picture.
 """
@@ -6,10 +6,11 @@ A figure of what has no result is not drawn. The same results give the same pict
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tools.experiments.contestants import ALL_FAMILIES, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
@@ -23,36 +24,56 @@ _COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#
 _GREY = "#666666"
 _PALETTE = 96
 _RATES = tuple(number / 20 for number in range(15))
+Form = Literal["png", "svg"]
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tools.experiments",
+}
+"""Text stays text in SVG, and the same results give the same bytes."""
 Paint = Callable[[Any, Findings], bool]
 """Draws on a figure; False where there is nothing to draw."""
 
 
-def draw_figures(findings: Findings, out: Path) -> list[Path]:
-    """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png`."""
+def draw_figures(findings: Findings, out: Path, form: Form = "png") -> list[Path]:
+    """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png` (or `.svg`)."""
     drawn = []
     for kind in findings.spec.figure:
-        path = out / f"{findings.spec.name}-{kind}.png"
-        if _draw(path, findings, _PAINT[kind]):
+        path = out / f"{findings.spec.name}-{kind}.{form}"
+        if _draw(path, findings, _PAINT[kind], form):
             drawn.append(path)
     return drawn
 
 
-def _draw(path: Path, findings: Findings, paint: Paint) -> bool:
+def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> bool:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "font.size": 9}
-    with rc_context(style):
+    with rc_context(_STYLE):
         figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
         FigureCanvasAgg(figure)
         if not paint(figure, findings):
             return False
         drawn = io.BytesIO()
-        figure.savefig(drawn, format="png")
+        figure.savefig(drawn, format=form, metadata={"Date": None} if form == "svg" else None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_small(path, drawn)
+    if form == "png":
+        _write_small(path, drawn)
+    else:
+        path.write_bytes(_rounded(drawn.getvalue()))
     return True
+
+
+def _rounded(svg: bytes) -> bytes:
+    """Coordinates to a hundredth of a point, which is half of the bytes."""
+    lines = re.sub(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+", rb"\1", svg).split(b"\n")
+    return b"\n".join(line.rstrip() for line in lines)
 
 
 def _write_small(path: Path, png: io.BytesIO) -> None:

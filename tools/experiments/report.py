@@ -94,9 +94,14 @@ class Report:
 
     def _figure(self, name: str) -> str:
         spec = self._findings[name].spec
-        found = [self._figures / f"{name}-{kind}.png" for kind in spec.figure]
-        shown = [Path(os.path.relpath(path, self._beside)).as_posix() for path in found if path.is_file()]
+        found = [self._picture(f"{name}-{kind}") for kind in spec.figure]
+        shown = [Path(os.path.relpath(path, self._beside)).as_posix() for path in found if path is not None]
         return "\n".join(f"![{spec.about}]({path})" for path in shown)
+
+    def _picture(self, stem: str) -> Path | None:
+        """The drawing that is there; of two the one that scales."""
+        drawn = (self._figures / f"{stem}.{form}" for form in ("svg", "png"))
+        return next((path for path in drawn if path.is_file()), None)
 
     def _further(self) -> list[str]:
         names = [name for name, findings in self._findings.items() if name not in self._named and findings.spec.table]

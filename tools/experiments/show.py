@@ -36,11 +36,12 @@ def add_table(commands: Any) -> None:
 
 def add_figure(commands: Any) -> None:
     """`figure SPEC...`"""
-    figure = commands.add_parser("figure", help="figures of experiments from their results, as PNG")
+    figure = commands.add_parser("figure", help="figures of experiments from their results")
     figure.add_argument("specs", nargs="*", metavar="SPEC", help="names or files (none: every specification)")
     figure.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
     figure.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
     figure.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
+    figure.add_argument("--format", choices=("png", "svg"), default="png", help="form of the pictures")
     figure.set_defaults(play=play_figure)
 
 
@@ -57,7 +58,7 @@ def play_table(arguments: argparse.Namespace) -> int:
 def play_figure(arguments: argparse.Namespace) -> int:
     """Draw the figures and print their paths."""
     for spec in _specs(arguments.specs, of="figure"):
-        drawn = draw_figures(Findings.of(spec, read_chosen(arguments.chosen), arguments.results), arguments.out)
+        drawn = draw_figures(Findings.of(spec, read_chosen(arguments.chosen), arguments.results), arguments.out, arguments.format)
         for path in drawn:
             print(path, flush=True)
         if not drawn:
