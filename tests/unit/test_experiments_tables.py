@@ -24,7 +24,7 @@ from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import paper_table
 from tools.experiments.provenance import models_of
 from tools.experiments.published import read_published
-from tools.experiments.report import Report
+from tools.experiments.report import _BEGIN, _END, README, Report, with_main_table
 from tools.experiments.result import Result, read_result, result_file, write_result
 from tools.experiments.show import tables_of
 from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
@@ -288,6 +288,9 @@ def test_drawings_are_text_that_is_always_the_same_and_loads_nothing(tmp_path: P
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert draw_figures(Findings.of(load_spec("schedules"), CHOSEN, tmp_path), tmp_path / "figures") == []
+    spec = load_spec("std-scaling")
+    make_results([cell for cell in expand(spec, CHOSEN).cells if not cell.phases], tmp_path)
+    assert draw_figures(Findings.of(spec, CHOSEN, tmp_path), tmp_path / "figures") == []  # no one has learned yet
 
 
 def test_figures_of_a_part_of_the_results_are_drawn(tmp_path: Path) -> None:
@@ -305,12 +308,31 @@ def test_the_commands_print_tables_draw_figures_and_write_the_report(tmp_path: P
     assert told.rstrip().endswith(f"{len(findings.grid.cells)} of {len(findings.grid.cells)} cells measured.")
     assert main(["figure", "schedules", "--out", str(tmp_path / "figures"), *where]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'figures' / 'schedules-schedules.png'}\n"
-    out = ["--out", str(tmp_path / "REPORT.md"), "--figures", str(tmp_path / "figures"), "--data", str(NO_DATA)]
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# A\n\n{_BEGIN}\nold\n{_END}\n\n# B\n", encoding="utf-8")
+    out = [
+        "--out",
+        str(tmp_path / "REPORT.md"),
+        "--readme",
+        str(readme),
+        "--figures",
+        str(tmp_path / "figures"),
+        "--data",
+        str(NO_DATA),
+    ]
     assert main(["report", *out, *where]) == 0
     report = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
     assert main(["report", *out, *where]) == 0
     assert (tmp_path / "REPORT.md").read_text(encoding="utf-8") == report
     assert "(figures/schedules-schedules.png)" in report
+    told = readme.read_text(encoding="utf-8")
+    assert told.startswith(f"# A\n\n{_BEGIN}\n\n**Summary") and told.endswith(f"{_END}\n\n# B\n") and "old" not in told
+
+
+def test_the_main_table_of_the_readme_is_that_of_the_results() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert _BEGIN in text
+    assert with_main_table(text, Findings.of(load_spec("table"), read_chosen())) == text, "run python -m tools.experiments report"
 
 
 def _report(folder: Path, every: dict[str, Findings], template: str) -> str:

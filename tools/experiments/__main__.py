@@ -10,26 +10,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge.core.errors import EdgeError
+from edge.cli.shell import ending
 from tools.experiments import dial
 from tools.experiments.command import add_cell, add_run
 from tools.experiments.report import add_report
 from tools.experiments.show import add_figure, add_table
 
-_INTERRUPTED = 130
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why."""
     chosen = _parser().parse_args(arguments)
-    try:
-        code: int = chosen.play(chosen)
-        return code
-    except EdgeError as error:
-        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    return ending(lambda: int(chosen.play(chosen)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -100,7 +100,7 @@ def _lambda(figure: Any, findings: Findings) -> bool:
     for axis in axes[-1]:
         axis.set_xlabel("step")
     _legend(figure, axes[0][0])
-    return bool(findings.results)
+    return _has_learned(findings)
 
 
 def _schedules(figure: Any, findings: Findings) -> bool:
@@ -118,7 +118,7 @@ def _schedules(figure: Any, findings: Findings) -> bool:
             _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
     _legend(figure, axes[0])
-    return bool(findings.results)
+    return _has_learned(findings)
 
 
 def _lines_of(findings: Findings) -> list[tuple[str, str]]:
@@ -141,7 +141,7 @@ def _sensitivity(figure: Any, findings: Findings) -> bool:
     _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
     right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, ylim=(0, 1))
     right.legend(fontsize=8)
-    return bool(findings.results)
+    return _has_learned(findings)
 
 
 def _rates(figure: Any, findings: Findings) -> bool:
@@ -164,7 +164,7 @@ def _rates(figure: Any, findings: Findings) -> bool:
             _points(right, [(at, found) for at, found in points if found is not None], colour, f"{series}, {model}", style)
     right.set(title=f"accuracy, mean of the last {END_STEPS} steps (T = 1)", xlabel="τ", ylim=(0, 1))
     right.legend(fontsize=8)
-    return bool(findings.results)
+    return _has_learned(findings)
 
 
 def _curves(figure: Any, findings: Findings) -> bool:
@@ -181,7 +181,7 @@ def _curves(figure: Any, findings: Findings) -> bool:
         axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
     axes[0].set_ylabel("joint accuracy (%), mean of four families")
     _legend(figure, axes[0])
-    return bool(findings.results)
+    return _has_learned(findings)
 
 
 def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: str) -> None:
@@ -237,6 +237,11 @@ def _forgetting(figure: Any, findings: Findings) -> bool:
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
     _legend(figure, axes[0])
+    return _has_learned(findings)
+
+
+def _has_learned(findings: Findings) -> bool:
+    """Whether there is more than the models before learning."""
     return any(result.cell.phases for result in findings.results.values())
 
 

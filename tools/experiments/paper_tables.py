@@ -25,6 +25,7 @@ from tools.experiments.findings import Findings, Part, pooled
 from tools.experiments.measures import Rule, accuracy, cloud_accuracy, forgetting, kept_accuracy, never, rate
 from tools.experiments.published import MODELS, Published
 from tools.experiments.stats import Statistic
+from tools.experiments.summary import summary_table
 from tools.experiments.tables import MISSING, Table, percent, told_seeds, with_half
 
 
@@ -67,7 +68,7 @@ READINGS: Mapping[str, Reading] = {
 def paper_tables(findings: Findings, published: Mapping[str, Published | None]) -> list[Table]:
     """All that is told of the main experiment."""
     tables = (paper_table(findings, name, reading, published.get(name)) for name in TABLES for reading in READINGS)
-    return [*tables, *equal_rate_tables(findings), cost_table(findings)]
+    return [summary_table(findings), *tables, *equal_rate_tables(findings), cost_table(findings)]
 
 
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:

@@ -25,9 +25,12 @@ from tools.experiments.published import DATA
 from tools.experiments.result import RESULTS, Result
 from tools.experiments.show import missing_line, tables_of
 from tools.experiments.spec import load_spec, spec_names
+from tools.experiments.summary import summary_table
 
 TEMPLATE = Path(__file__).parent / "report.md.in"
 REPORT = Path(__file__).parent / "REPORT.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
+_BEGIN, _END = "<!-- made by python -m tools.experiments report -->", "<!-- end of what is made -->"
 _MARK = re.compile(r"^\{\{ *([a-z]+)(?: +([a-z0-9-]+))?(?:: *(.+?))? *\}\}$")
 
 
@@ -40,6 +43,9 @@ def add_report(commands: Any) -> None:
     report.add_argument("--template", type=Path, default=TEMPLATE)
     report.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
     report.add_argument("--out", type=Path, default=REPORT)
+    report.add_argument(
+        "--readme", type=Path, default=README, help="file whose main table is made anew, where it has the marks for it"
+    )
     report.set_defaults(play=play_report)
 
 
@@ -50,7 +56,21 @@ def play_report(arguments: argparse.Namespace) -> int:
     report = Report(every, chosen, arguments.data, arguments.figures, arguments.out.parent)
     write_whole(arguments.out, report.filled(arguments.template))
     print(f"wrote {arguments.out}", flush=True)
+    if arguments.readme.is_file():
+        text = arguments.readme.read_text(encoding="utf-8")
+        if (changed := with_main_table(text, every["table"])) != text:
+            write_whole(arguments.readme, changed)
+            print(f"changed {arguments.readme}", flush=True)
     return 0
+
+
+def with_main_table(text: str, findings: Findings) -> str:
+    """A text with the main table between its marks; unchanged where it has none."""
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        return text
+    return f"{before}{_BEGIN}\n\n{summary_table(findings).to_markdown()}\n\n{_END}{after}"
 
 
 class Report:
