@@ -36,21 +36,23 @@ _STYLE: Any = {
     "svg.hashsalt": "tools.experiments",
 }
 """Text stays text in SVG, and the same results give the same bytes."""
-Paint = Callable[[Any, Findings], bool]
-"""Draws on a figure; False where there is nothing to draw."""
+Paint = Callable[[Any, Findings], None]
+"""Draws on a figure."""
 
 
 def draw_figures(findings: Findings, out: Path, form: Form = "png") -> list[Path]:
     """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png` (or `.svg`)."""
-    drawn = []
+    drawn: list[Path] = []
+    if not _has_learned(findings):
+        return drawn
     for kind in findings.spec.figure:
         path = out / f"{findings.spec.name}-{kind}.{form}"
-        if _draw(path, findings, _PAINT[kind], form):
-            drawn.append(path)
+        _draw(path, findings, _PAINT[kind], form)
+        drawn.append(path)
     return drawn
 
 
-def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> bool:
+def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> None:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -58,8 +60,7 @@ def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> bool:
     with rc_context(_STYLE):
         figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
         FigureCanvasAgg(figure)
-        if not paint(figure, findings):
-            return False
+        paint(figure, findings)
         drawn = io.BytesIO()
         figure.savefig(drawn, format=form, metadata={"Date": None} if form == "svg" else None)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,6 @@ def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> bool:
         _write_small(path, drawn)
     else:
         path.write_bytes(_rounded(drawn.getvalue()))
-    return True
 
 
 def _rounded(svg: bytes) -> bytes:
@@ -84,7 +84,7 @@ def _write_small(path: Path, png: io.BytesIO) -> None:
         picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
 
 
-def _lambda(figure: Any, findings: Findings) -> bool:
+def _lambda(figure: Any, findings: Findings) -> None:
     """Left λ, right the rate, for every initial value; one row for each SLM."""
     models, ((key, values),) = findings.spec.models, findings.spec.vary.items()
     figure.set_size_inches(9, 2.6 * len(models) + 0.6)
@@ -100,10 +100,9 @@ def _lambda(figure: Any, findings: Findings) -> bool:
     for axis in axes[-1]:
         axis.set_xlabel("step")
     _legend(figure, axes[0][0])
-    return _has_learned(findings)
 
 
-def _schedules(figure: Any, findings: Findings) -> bool:
+def _schedules(figure: Any, findings: Findings) -> None:
     """The rate beside τ, one panel for each schedule."""
     names = list(findings.spec.phases)
     figure.set_size_inches(9, 5.2)
@@ -118,14 +117,13 @@ def _schedules(figure: Any, findings: Findings) -> bool:
             _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
     _legend(figure, axes[0])
-    return _has_learned(findings)
 
 
 def _lines_of(findings: Findings) -> list[tuple[str, str]]:
     return [(model, way) for model in findings.spec.models for way in findings.spec.ways]
 
 
-def _sensitivity(figure: Any, findings: Findings) -> bool:
+def _sensitivity(figure: Any, findings: Findings) -> None:
     """Left the rate while learning, right what each value ends with."""
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
@@ -141,10 +139,9 @@ def _sensitivity(figure: Any, findings: Findings) -> bool:
     _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
     right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, ylim=(0, 1))
     right.legend(fontsize=8)
-    return _has_learned(findings)
 
 
-def _rates(figure: Any, findings: Findings) -> bool:
+def _rates(figure: Any, findings: Findings) -> None:
     """Left the rate while learning towards each τ, right accuracy against τ."""
     left, right = figure.subplots(1, 2)
     for (name, phases), colour in zip(findings.spec.phases.items(), _COLOURS, strict=False):
@@ -164,10 +161,9 @@ def _rates(figure: Any, findings: Findings) -> bool:
             _points(right, [(at, found) for at, found in points if found is not None], colour, f"{series}, {model}", style)
     right.set(title=f"accuracy, mean of the last {END_STEPS} steps (T = 1)", xlabel="τ", ylim=(0, 1))
     right.legend(fontsize=8)
-    return _has_learned(findings)
 
 
-def _curves(figure: Any, findings: Findings) -> bool:
+def _curves(figure: Any, findings: Findings) -> None:
     """Joint accuracy at every rate, each adapter frozen, with the methods' own decisions as points."""
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
@@ -181,7 +177,6 @@ def _curves(figure: Any, findings: Findings) -> bool:
         axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
     axes[0].set_ylabel("joint accuracy (%), mean of four families")
     _legend(figure, axes[0])
-    return _has_learned(findings)
 
 
 def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: str) -> None:
@@ -218,7 +213,7 @@ def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[
     return sum(means) / len(means)
 
 
-def _forgetting(figure: Any, findings: Findings) -> bool:
+def _forgetting(figure: Any, findings: Findings) -> None:
     """The forgetting rate of each method and family, joint accuracy."""
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
@@ -237,7 +232,6 @@ def _forgetting(figure: Any, findings: Findings) -> bool:
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
     _legend(figure, axes[0])
-    return _has_learned(findings)
 
 
 def _has_learned(findings: Findings) -> bool:
