@@ -16,7 +16,7 @@ from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import read_chosen
 from tools.experiments.compute import Pace
 from tools.experiments.queue import Board, Ended, OnProgress, run_all, told_hours
-from tools.experiments.result import Result
+from tools.experiments.result import Result, result_file
 from tools.experiments.run_cell import BUSY, DONE, STOPPED
 from tools.experiments.spec import load_spec
 
@@ -140,13 +140,19 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 
 
 def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is left to run; with one result less nothing is chosen."""
+    """Nothing is left to run; with one result less, or without the other grid's, nothing is chosen."""
     grid, chosen = expand(load_spec("assist-reward"), {}), tmp_path / "chosen.json"
+    other = expand(load_spec("assist-reward-gapg"), {})
     make_results(grid.cells[1:], tmp_path)
+    make_results(other.cells, tmp_path)
     run = ["run", "assist-reward", "--results", str(tmp_path), "--chosen", str(chosen), "--work", str(tmp_path / "work")]
     assert main([*run, "--list"]) == 0
     assert not chosen.exists()
     make_results(grid.cells, tmp_path)
+    result_file(other.cells[0], tmp_path).unlink()
+    assert main(run) == 0
+    assert not chosen.exists()
+    make_results(other.cells, tmp_path)
     assert main(run) == 0
     assert "the chosen values are in chosen.json" in capsys.readouterr().err
     assert not expand(load_spec("table"), read_chosen(chosen)).waits_for

@@ -25,7 +25,7 @@ from tools.experiments.compute import Pace
 from tools.experiments.queue import Board, CellProcess, Ended, run_all, tell_now_and_then, told_hours
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.run_cell import BUSY, DONE, STOPPED, run_cell
-from tools.experiments.spec import load_spec, spec_names
+from tools.experiments.spec import Spec, load_spec, spec_names
 
 WORK = Path("runs") / "experiments"
 _TELL_EVERY_S = 60.0
@@ -106,7 +106,8 @@ class Plan:
         missing = self.missing
         steps, seconds = sum(cell.steps for cell in missing), sum(map(self.pace.cell_s, missing))
         cells = [self._cell_line(cell) for cell in self.cells] if every_cell else []
-        waits = [f"not yet: {what} is not chosen; run assist-reward first" for grid in self.grids for what in grid.waits_for]
+        searches = " ".join(spec.name for spec in _grid_searches())
+        waits = [f"not yet: {what} is not chosen; run {searches} first" for grid in self.grids for what in grid.waits_for]
         basis = "measured on finished cells" if self.pace.phase_s else "guessed; no cell is finished yet"
         share = "" if jobs == 1 else f", {told_hours(seconds / jobs)} with {jobs} at a time"
         done = len(self.cells) - len(missing)
@@ -164,15 +165,24 @@ async def _after(seconds: float, act: Callable[[], None]) -> None:
 
 
 def _choose(plan: Plan, results: Path, file: Path) -> None:
-    """When a grid search is complete, write what it has chosen."""
-    for grid in plan.grids:
-        if grid.spec.table != "assist-rewards":
-            continue
-        found = [read_result(one.cell, results) for one in grid.placed]
-        complete = [result for result in found if result is not None]
-        if len(complete) == len(found):
-            write_chosen(complete, file)
-            _say(f"{grid.spec.name} is complete; the chosen values are in {file.name}")
+    """When every grid search is complete, those of the project and those that were run, write what they have chosen."""
+    if not any(_searches(grid.spec) for grid in plan.grids):
+        return
+    grids = [*(expand(spec, {}) for spec in _grid_searches()), *(grid for grid in plan.grids if _searches(grid.spec))]
+    found = [read_result(cell, results) for cell in shared(grids)]
+    complete = [result for result in found if result is not None]
+    if len(complete) == len(found):
+        write_chosen(complete, file)
+        _say(f"every grid search is complete; the chosen values are in {file.name}")
+
+
+def _grid_searches() -> list[Spec]:
+    """The project's own."""
+    return [spec for spec in map(load_spec, spec_names()) if _searches(spec)]
+
+
+def _searches(spec: Spec) -> bool:
+    return spec.table == "assist-rewards"
 
 
 def _is_meant(cell: Cell, only: str | None, seeds: Sequence[int] | None) -> bool:
