@@ -448,7 +448,7 @@ async def test_what_outlives_the_grace_of_a_drain_is_charged_in_doubt(tmp_path) 
     held, store = Held(), MemoryLedgerStore()
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(held), store=store) as coordinator,
-        connected(tmp_path, max_retries=0, connect_timeout_s=0.2) as client,
+        connected(tmp_path, max_retries=0, connect_timeout_s=1.0) as client,
     ):
         running = asyncio.create_task(client.complete(call("k1"), 10.0))
         await held.reached.wait()

@@ -89,7 +89,7 @@ async def test_a_step_with_calls_survives_a_restart_and_verifies(tmp_path, upstr
 async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothing(tmp_path, upstream) -> None:
     """The hold becomes IN_DOUBT and is charged; the same key gets OUTCOME_UNKNOWN for ever; a new key works; the books add up."""
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
-        client = client_of(child, max_retries=2, connect_timeout_s=1.0)
+        client = client_of(child, max_retries=2)
         await client.open_step("math", 0, 4, 4, 0.5)
         settled = await client.complete(call("before", "one", step=0, prompt_id="p0"), 10.0)
         upstream.reply = upstream.hang
@@ -246,7 +246,7 @@ async def test_a_stop_signal_settles_the_running_call_first(tmp_path, upstream, 
 async def test_a_second_stop_signal_cuts_what_hangs_and_charges_it(tmp_path, upstream) -> None:
     upstream.reply = upstream.hang
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
-        client = client_of(child, max_retries=0, connect_timeout_s=0.5)
+        client = client_of(child, max_retries=0)
         asking = asyncio.create_task(client.complete(call(), 60.0))
         await upstream.asked.wait()
         child.process.send_signal(signal.SIGTERM)
