@@ -533,6 +533,32 @@ async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Sta
     assert "off as long as the agent runs: mode local-only" in await text_of(page, "#switched-off")
 
 
+HOLD_BUDGETS = """(() => { const real = window.fetch; window.held = []; window.read = 0;
+  const slow = (reply) => { const json = reply.json.bind(reply);
+    reply.json = () => json().finally(() => setTimeout(() => { read += 1; }));
+    return new Promise((go) => held.push(() => go(reply))); };
+  window.fetch = (path, options) => path === '/api/budget' && !options.method ? real(path, options).then(slow) : real(path, options); })()"""
+
+
+async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    await page.value(HOLD_BUDGETS)
+    await look_again(page, "budget")
+    await page.until("held.length === 1")
+    await focus(page, "#pause-cloud")
+    await space(page)
+    await page.until("document.getElementById('pause-cloud').ariaChecked === 'true'")
+    await page.value("held[0]()")
+    await page.until("read === 1")
+    assert await page.value("document.getElementById('pause-cloud').ariaChecked") == "true"
+    agent.control.budgets |= {"paused": False}  # elsewhere; what is asked for from now on counts again
+    await look_again(page, "budget")
+    await page.until("held.length === 2")
+    await page.value("held[1]()")
+    await page.until("document.getElementById('pause-cloud').ariaChecked === 'false'")
+
+
 @pytest.mark.parametrize(
     ("state", "line", "words"),
     [
