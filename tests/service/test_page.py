@@ -536,8 +536,9 @@ async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Sta
 HOLD_BUDGETS = """(() => { const real = window.fetch; window.held = []; window.read = 0;
   const slow = (reply) => { const json = reply.json.bind(reply);
     reply.json = () => json().finally(() => setTimeout(() => { read += 1; }));
-    return new Promise((go) => held.push(() => go(reply))); };
-  window.fetch = (path, options) => path === '/api/budget' && !options.method ? real(path, options).then(slow) : real(path, options); })()"""
+    return new Promise((go) => window.held.push(() => go(reply))); };
+  const held = (path, options) => path === '/api/budget' && !options.method;
+  window.fetch = (path, options) => held(path, options) ? real(path, options).then(slow) : real(path, options); })()"""
 
 
 async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
