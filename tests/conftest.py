@@ -1,4 +1,4 @@
-"""What more than one folder uses: fixtures, the sums of the fault tests, and one thread for each of several workers."""
+"""What more than one folder uses: fixtures, the sums of the fault tests, one thread for each of several workers, laws without a clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres_server import postgres_server
 from tests.simulate.summary import PROPERTY, take, tell
@@ -23,6 +24,9 @@ __all__ = ["postgres_server"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared by the workers
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a law holds or not, however long a busy machine takes for an example
 
 os.environ.setdefault("EDGE_AGENT_DEVICE_PROFILE", "none")  # what tests find does not depend on whose machine they run on
 

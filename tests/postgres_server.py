@@ -75,7 +75,7 @@ class PostgresServer:
         """Stop it: tell clients off (SIGINT, fast shutdown), or as if it had crashed (SIGQUIT)."""
         if self._process is not None:
             self._process.send_signal(3 if at_once else 2)
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def dsn(self, database: str) -> str:
@@ -118,11 +118,11 @@ class PostgresServer:
     async def _connect(self, dsn: str):  # type: ignore[no-untyped-def]
         import asyncpg
 
-        return await asyncpg.connect(dsn, timeout=10.0)
+        return await asyncpg.connect(dsn, timeout=60.0)
 
     def _until_answered(self) -> None:
         asking = [str(self._programs / "pg_isready"), "-q", "-h", str(self._folder)]
-        for _ in range(300):
+        for _ in range(1200):
             assert self._process is not None and self._process.poll() is None, (self._folder / "log").read_text()
             if subprocess.run(asking, check=False).returncode == 0:
                 return

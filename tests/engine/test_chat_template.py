@@ -56,7 +56,7 @@ def test_a_forged_turn_cannot_be_injected(vocabulary: Vocabulary) -> None:
 
 
 @given(st.lists(pieces_of_text, max_size=8).map("".join), st.lists(pieces_of_text, max_size=4).map("".join))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_text_adds_a_control_token_or_is_altered(vocabulary: Vocabulary, content: str, prefix: str) -> None:
     tokens = ids(vocabulary, content, prefix=prefix)
     assert control_count(vocabulary, tokens) == 3

@@ -1126,7 +1126,7 @@ def test_a_killed_agent_leaves_no_program_behind(sandbox: Sandbox, tmp_path: Pat
         inside = _eventually(lambda: [child for child in me.children(recursive=True) if _is_program(child)])
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-        _, alive = psutil.wait_procs(inside, timeout=10)
+        _, alive = psutil.wait_procs(inside, timeout=60)
         assert not alive
     finally:
         agent.kill()

@@ -8,7 +8,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ class Page:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.complaints: list[str] = []
         self.requested: list[str] = []
-        self._loaded = asyncio.Event()
+        self._loads: set[str] = set()
+        self._a_load = asyncio.Event()
 
     async def read(self) -> None:
         """Take in what the browser says, until it goes."""
@@ -37,8 +38,9 @@ class Page:
             said = json.loads(message.data)
             if said.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
                 self.complaints.append(json.dumps(said["params"]))
-            if said.get("method") == "Page.loadEventFired":
-                self._loaded.set()
+            if said.get("method") == "Page.lifecycleEvent" and said["params"]["name"] == "load":
+                self._loads.add(said["params"]["loaderId"])
+                self._a_load.set()
             if said.get("method") == "Network.requestWillBeSent":
                 self.requested.append(said["params"]["request"]["url"])
             if (answer := self._waiting.pop(said.get("id", 0), None)) is not None:
@@ -56,15 +58,14 @@ class Page:
     async def open(self, url: str, width: int = 1280, height: int = 900) -> None:
         """Go there, in a window of this size."""
         await self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self._loaded.clear()
-        await self.send("Page.navigate", url=url)
-        await asyncio.wait_for(self._loaded.wait(), START_TIMEOUT_S)
+        began = await self.send("Page.navigate", url=url)
+        await self._until_loaded(lambda: began["loaderId"] in self._loads)
 
     async def reload(self) -> None:
         """Load the same place anew."""
-        self._loaded.clear()
+        before = set(self._loads)
         await self.send("Page.reload")
-        await asyncio.wait_for(self._loaded.wait(), START_TIMEOUT_S)
+        await self._until_loaded(lambda: self._loads > before)
 
     async def value(self, script: str) -> Any:
         """What an expression is worth there."""
@@ -85,6 +86,15 @@ class Page:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"not true in {START_TIMEOUT_S} s: {script}; last: {said}") from None
+
+    async def _until_loaded(self, is_loaded: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not is_loaded():
+                    self._a_load.clear()
+                    await self._a_load.wait()
+        except TimeoutError:
+            raise AssertionError(f"not loaded in {START_TIMEOUT_S} s; asked for: {self.requested[-5:]}") from None
 
     async def _evaluate(self, script: str) -> dict[str, Any]:
         said: dict[str, Any] = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
@@ -128,6 +138,7 @@ class Browser:
                 reading = asyncio.create_task(page.read())
                 for domain in ("Page", "Runtime", "Log", "Network"):
                     await page.send(f"{domain}.enable")
+                await page.send("Page.setLifecycleEventsEnabled", enabled=True)
                 await page.send("Page.bringToFront")
                 yield page
                 reading.cancel()
@@ -165,6 +176,6 @@ async def chromium_page() -> AsyncIterator[Page]:
 async def _port_of(profile: Path) -> str:
     port_file = profile / "DevToolsActivePort"
     async with asyncio.timeout(START_TIMEOUT_S):
-        while not (port_file.exists() and port_file.read_text().strip()):
+        while not (port_file.exists() and "\n" in port_file.read_text()):
             await asyncio.sleep(0.05)
     return port_file.read_text().split()[0]

@@ -22,6 +22,7 @@ from edge.agent.state import StateFolder
 from tests.service.warm_processes import LearningAgent
 
 STEPS = 2
+LIMIT_S = 300.0
 COUNTS = {
     "charged_calls": "SELECT coalesce(sum(charged_calls), 0) FROM call",
     "charged_uusd": "SELECT coalesce(sum(charged_uusd), 0) FROM call",
@@ -59,14 +60,14 @@ async def agent_process(state: Path, failpoint: str = "") -> AsyncIterator[Learn
 
 async def no_coordinator_left(state: Path) -> None:
     """An orphaned coordinator notices that its parent is gone and ends."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while any(str(state) in " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])):
             await asyncio.sleep(0.1)
 
 
 async def run_to_the_end(state: Path) -> list[dict[str, Any]]:
     async with agent_process(state) as process:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             _, errors = await process.communicate()
         assert process.returncode == 0, errors.decode()
     return committed(state)
@@ -116,7 +117,7 @@ async def test_an_agent_killed_inside_a_step_goes_on_and_no_call_is_paid_twice_o
 ) -> None:
     state = tmp_path / "state"
     async with agent_process(state, place) as process:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             _, errors = await process.communicate()
         assert process.returncode == -signal.SIGKILL, errors.decode()
     steps = await run_to_the_end(state)
@@ -130,7 +131,7 @@ async def test_an_agent_killed_inside_a_step_goes_on_and_no_call_is_paid_twice_o
 
 async def test_a_coordinator_killed_in_the_middle_of_a_cloud_call_comes_back_and_the_ledger_agrees(tmp_path: Path) -> None:
     state, killed = tmp_path / "state", 0
-    async with agent_process(state) as process, asyncio.timeout(150):
+    async with agent_process(state) as process, asyncio.timeout(LIMIT_S):
         while killed < 2 and process.returncode is None:
             await asyncio.sleep(0.005)
             killed += kill_coordinator_with_an_open_call(process.pid, state)

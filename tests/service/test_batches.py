@@ -102,11 +102,11 @@ async def test_a_hundred_keys_of_one_batch_asked_twice_are_charged_once(tmp_path
 async def test_the_deadline_of_an_item_reaches_the_upstream_less_a_margin(tmp_path) -> None:
     provider = ProgrammedProvider()
     async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-        await replies_of(client, [call("k1", "batch")], 3.0)
-        _ = [delta async for delta in client.stream_complete(call("k2", "stream"), 4.0)]
-        await client.complete(call("k3", "unary"), 5.0)
+        await replies_of(client, [call("k1", "batch")], 6.0)
+        _ = [delta async for delta in client.stream_complete(call("k2", "stream"), 11.0)]
+        await client.complete(call("k3", "unary"), 16.0)
     told = {request.messages[-1].content: request.deadline_s for request in provider.requests}
-    assert 1.0 < told["batch"] < 3.0 and 2.0 < told["stream"] < 4.0 and 3.0 < told["unary"] < 5.0
+    assert 1.0 < told["batch"] < 6.0 and 6.0 < told["stream"] < 11.0 and 11.0 < told["unary"] < 16.0
 
 
 async def test_an_item_whose_time_is_over_is_told_so_and_the_others_are_answered(tmp_path) -> None:

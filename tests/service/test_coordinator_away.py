@@ -25,7 +25,7 @@ from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.processes import CoordinatorProcess, FakeUpstream, command, coordinator_process, fake_upstream, settings_for
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
 
-POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=3.0, max_retries=1)
+POLICY = ClientPolicy(connect_timeout_s=2.0, control_deadline_s=10.0, max_retries=1)
 STEPS = 4
 LEARNED = 10_000
 """Questions of learning have numbers below this, those of people above."""

@@ -17,6 +17,7 @@ from tests.service.security import SecureFleet
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the console")
 CONSOLE = {"console_listen": "127.0.0.1:0"}
 SHOWN = "document.getElementById('updated').textContent !== ''"
+LABEL = r"/^code: assist rate 12\.5 % at a target of 25\.0 %, λ 0\.49\d$/"
 OVERFLOWS = "document.documentElement.scrollWidth > innerWidth"
 SMALLEST = """[...document.querySelectorAll('svg text')].map((node) => node.getBoundingClientRect().height)"""
 UNNAMED = """[...document.querySelectorAll('input, button, section, svg, table')].filter((node) =>
@@ -77,8 +78,7 @@ async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live
             all(name in devices for name in ("anna", "bert", "cleo", "dora")) and "agent 1.2.3" in devices and "λ 0.5" in devices
         )
         assert "dora" in await text_of(page, "refusals")
-        label = await page.value("document.querySelector('#tasks svg').getAttribute('aria-label')")
-        assert re.fullmatch(r"code: assist rate 12\.5 % at a target of 25\.0 %, λ 0\.49\d", label), label
+        await page.until(f"{LABEL}.test(document.querySelector('#tasks svg').getAttribute('aria-label'))")
         assert "$0.00018" in await text_of(page, "spend-facts")
         for width in (1280, 400):
             await page.open(it.serving.console_url, width)

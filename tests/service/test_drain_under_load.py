@@ -120,7 +120,7 @@ async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_
         upstream.reply = upstream.hang
         settings = settings_for(upstream, service={"drain_grace_s": 600.0})
         async with coordinator_process(tmp_path, settings) as child:
-            client = client_of(child, max_retries=0, connect_timeout_s=0.5)
+            client = client_of(child, max_retries=0)
             asking = [
                 asyncio.create_task(client.complete(call(f"k{n}", f"q{n}", prompt_id=f"p{n}"), 900.0)) for n in range(DEVICES)
             ]

@@ -54,7 +54,7 @@ async def said_to(port: int, *parts: bytes) -> bytes:
         writer.write(part)
         await writer.drain()
     try:
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 60)
     except ConnectionResetError:
         return b""
     finally:

@@ -252,7 +252,7 @@ def test_usage_has_this_devices_records_and_the_ledgers_word(client: openai.Open
 
 
 def test_a_client_that_waits_no_longer_stops_the_answer(world: World) -> None:
-    world.seconds_per_token = 0.2
+    world.seconds_per_token = 1.0
     served = Served(world)
     with in_a_thread(served.open) as url, client_of(url, timeout=0.5) as client:
         with pytest.raises(openai.APITimeoutError):

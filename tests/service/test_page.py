@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ import pytest_asyncio
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.serve.endpoint import _PAGE
 from tests.service import page_checks as checks
-from tests.service.browser import CHROMIUM, Browser, Page, chromium
+from tests.service.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page, chromium
 from tests.service.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
 
 pytestmark = [
@@ -28,7 +28,8 @@ FILLED = {
     "chat": "true",
     "budget": "document.querySelectorAll('.dial').length === 4"
     " && ['rate', 'spend'].every((one) => !!document.querySelector(`#${one}-place polyline`))",
-    "learning": "document.querySelectorAll('#adapters tr').length > 3 && document.querySelectorAll('#report tr').length === 3",
+    "learning": "document.querySelectorAll('#adapters tr').length > 3 && document.querySelectorAll('#report tr').length === 3"
+    " && !!document.querySelector('#accuracy-place polyline')",
     "outbox": "document.querySelectorAll('#sent-list li').length === 50",
 }
 FOCUS = """(() => { const one = document.activeElement, style = getComputedStyle(one);
@@ -133,9 +134,8 @@ def button(text: str) -> str:
 
 
 async def press_button(page: Page, text: str) -> None:
-    """By keyboard: focus it and press Enter."""
-    await page.until(f"!!{button(text)}")
-    await page.value(f"{button(text)}.focus()")
+    """By keyboard: focus it as soon as it is there, and press Enter."""
+    await page.until(f"(one => {{ one?.focus(); return !!one && document.activeElement === one; }})({button(text)})")
     await key(page, "Enter")
 
 
@@ -151,10 +151,18 @@ async def look_again(page: Page, view: str) -> None:
     await page.value(f"location.hash = '#{view}'")
 
 
+async def happens(what: Callable[[], bool], told: Callable[[], object]) -> None:
+    """Wait until something is so on the agent's side. Raises AssertionError with what is told of it when it is not."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not what():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"it never happened; last: {told()}") from None
+
+
 async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
-    async with asyncio.timeout(20):
-        while len(agent.said(path)) < count:
-            await asyncio.sleep(0.02)
+    await happens(lambda: len(agent.said(path)) >= count, lambda: agent.said(path))
     return agent.said(path)
 
 
@@ -334,9 +342,7 @@ async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(pag
     await key(page, "Escape")
     await page.until("document.querySelector('.answer-head').textContent.includes('You stopped')")
     assert await text_of(page, ".answer .text") == "half of it"
-    async with asyncio.timeout(20):
-        while not agent.answers.closed:
-            await asyncio.sleep(0.02)
+    await happens(lambda: agent.answers.closed > 0, lambda: agent.answers.asked)
     agent.answers.wait_before = {}
     await press_button(page, "Try again")
     await page.until("document.querySelector('.answer .text')?.textContent.includes('the rest')")
@@ -419,10 +425,11 @@ async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage:
     await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     await ask(page, "write it")
     assert await page.value("document.querySelector('.code code').textContent") == program
+    await page.value("""window.labels = [];
+      new MutationObserver(() => labels.push(document.querySelector('.code button').textContent))
+        .observe(document.querySelector('.code button'), { childList: true, characterData: true, subtree: true });""")
     await press_button(page, "Copy code")
-    await page.until(
-        "!!document.querySelector('.code button') && document.querySelector('.code button').textContent === 'Copied'"
-    )
+    await page.until("labels[0] === 'Copied'")
     assert await page.value("navigator.clipboard.readText()") == program
 
 
@@ -524,6 +531,33 @@ async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Sta
     await look_again(page, "budget")
     await page.until("!document.getElementById('pause-cloud').checkVisibility()")
     assert "off as long as the agent runs: mode local-only" in await text_of(page, "#switched-off")
+
+
+HOLD_BUDGETS = """(() => { const real = window.fetch; window.held = []; window.read = 0;
+  const slow = (reply) => { const json = reply.json.bind(reply);
+    reply.json = () => json().finally(() => setTimeout(() => { read += 1; }));
+    return new Promise((go) => window.held.push(() => go(reply))); };
+  const held = (path, options) => path === '/api/budget' && !options.method;
+  window.fetch = (path, options) => held(path, options) ? real(path, options).then(slow) : real(path, options); })()"""
+
+
+async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    await page.value(HOLD_BUDGETS)
+    await look_again(page, "budget")
+    await page.until("held.length === 1")
+    await focus(page, "#pause-cloud")
+    await space(page)
+    await page.until("document.getElementById('pause-cloud').ariaChecked === 'true'")
+    await page.value("held[0]()")
+    await page.until("read === 1")
+    assert await page.value("document.getElementById('pause-cloud').ariaChecked") == "true"
+    agent.control.budgets |= {"paused": False}  # elsewhere; what is asked for from now on counts again
+    await look_again(page, "budget")
+    await page.until("held.length === 2")
+    await page.value("held[1]()")
+    await page.until("document.getElementById('pause-cloud').ariaChecked === 'false'")
 
 
 @pytest.mark.parametrize(

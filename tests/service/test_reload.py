@@ -12,7 +12,7 @@ from coordinator.reload import changes_of, same_upstreams
 from edge.core.errors import BudgetExhausted, NotFound
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import call
-from tests.service.processes import coordinator_process, fake_upstream, settings_for
+from tests.service.processes import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, fake_upstream, settings_for
 
 FREE = {"price_in_uusd_per_mtok": 0, "price_out_uusd_per_mtok": 0}
 
@@ -21,6 +21,15 @@ async def until_the_limit_is(client: GrpcCoordinatorClient, calls: int) -> None:
     async with asyncio.timeout(20.0):
         while (await client.get_budget("math")).calls_limit != calls:
             await asyncio.sleep(0.02)
+
+
+async def next_told(child: CoordinatorProcess) -> str:
+    """The next line of its log that is about the configuration."""
+    assert child.process.stderr is not None
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while "configuration" not in (line := (await child.process.stderr.readline()).decode()):
+            assert line, "the coordinator has ended"
+    return line
 
 
 async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
@@ -35,14 +44,15 @@ async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes
             await client.complete(call("k3", "three"), 10.0)
         with pytest.raises(NotFound):
             await client.complete(call("k4", "four", task="code"), 10.0)
+        told = [await next_told(child)]
         for text in ("tasks: {math: {target_rate: 7}}", "", "# cut short\n"):
             child.reconfigure(text)
-            await asyncio.sleep(0.2)
+            told.append(await next_told(child))
         assert (await client.get_budget("math")).calls_limit == 2
         child.reconfigure(settings_for(upstream, upstream=FREE, service={"max_rpcs": 7}, budgets={"device": {"calls_limit": 3}}))
         await until_the_limit_is(client, 3)
         await client.aclose()
-        told = [line for line in (await child.stop()).splitlines() if "configuration" in line]
+        told += [line for line in (await child.stop()).splitlines() if "configuration" in line]
     first, bad, *empty, second = told
     assert "budgets.device.calls_limit None -> 2" in first and "tasks.math.target_rate None -> 0.7" in first
     assert "upstreams.default.price_in_uusd_per_mtok 1000000 -> 0" in first and "needs a restart: service.max_rpcs" in first

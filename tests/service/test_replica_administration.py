@@ -25,7 +25,7 @@ from tests.service.metrics_page import scraped, value
 from tests.service.processes import CoordinatorProcess, command, coordinator_process
 from tests.service.test_replicas import Replicas, replicas  # noqa: F401 - a fixture
 
-SECONDS = 15.0
+SECONDS = 25.0
 
 
 async def at(child: CoordinatorProcess, *arguments: str) -> str:

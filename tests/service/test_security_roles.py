@@ -81,7 +81,7 @@ async def outcome(channel: Any, service: Any, method: Any, token: str) -> str:
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     request: Any = iter([request_type()]) if method.client_streaming else request_type()
     try:
-        call = invoke(request, metadata=metadata, timeout=5)
+        call = invoke(request, metadata=metadata, timeout=60)
         await (call.read() if method.server_streaming else call)
         code = grpc.StatusCode.OK
         if method.server_streaming:

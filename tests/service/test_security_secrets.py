@@ -65,7 +65,7 @@ async def test_no_prompt_and_no_key_gets_into_a_log_a_message_or_the_journal_on_
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
     told: list[str] = []
     async with fake_upstream() as upstream:
-        alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 0.5, "breaker": {"failures_to_open": 100}}
+        alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
         settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
         async with coordinator_process(tmp_path, settings, "--log-level", "debug") as child:
             client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))

@@ -204,7 +204,7 @@ async def test_calls_of_tools_outlive_kill_9_and_a_lost_reply_and_the_ledger_vou
     async with fake_upstream() as upstream:
         upstream.reply = either
         async with coordinator_process(tmp_path, settings_for(upstream)) as child:
-            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=2, connect_timeout_s=1.0))
+            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=2))
             answered = await client.complete(wants_tools("answered"), 10.0)
             upstream.reply = upstream.hang
             upstream.asked.clear()

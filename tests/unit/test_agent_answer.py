@@ -200,6 +200,9 @@ async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
         async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
             await anext(deltas)
             learning = asyncio.create_task(agent.learn())
+            while agent.status().learning != "paused":
+                assert not learning.done()
+                await asyncio.sleep(0.001)
             for _ in range(50):
                 await asyncio.sleep(0)
             assert agent.status().learning == "paused"

@@ -60,7 +60,7 @@ async def test_a_child_that_dies_is_started_again_and_said(tmp_path: Path) -> No
 
 
 async def test_a_child_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    child = child_of(tmp_path / "c", "import sys; sys.exit('the port is taken')", MemorySink(), timeout_s=1.0)
+    child = child_of(tmp_path / "c", "import sys; sys.exit('the port is taken')", MemorySink(), timeout_s=3.0)
     with pytest.raises(CoordinatorUnavailable, match="did not start: the port is taken"):
         await child.start()
     assert child.pid is None

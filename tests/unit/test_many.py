@@ -197,7 +197,8 @@ async def test_what_concerns_many_rings_at_once_and_then_once_for_all_that_follo
             bell.ring_shared("math")
             bell.ring_shared()
         assert not mine.is_set() and not other.is_set()
-        await asyncio.wait_for(other.wait(), 5.0)
+        async with asyncio.timeout(60.0):
+            await other.wait()
         assert mine.is_set()
         mine.clear()
         bell.ring_shared()

@@ -259,7 +259,7 @@ def test_without_a_sandbox_a_program_is_refused_but_a_missing_one_is_just_wrong(
             verifier.is_correct(item("assert f(1) == 1"), response("def f(x): return x"))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(max_size=60), st.text(max_size=40))
 def test_no_text_makes_the_verifier_raise(sandbox: Sandbox, code: str, tests: str) -> None:
     verifier = ProgramVerifier(ProgramJudge(lambda: sandbox, Limits(wall_s=5.0)))

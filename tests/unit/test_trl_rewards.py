@@ -104,7 +104,7 @@ class Pair:
     """Two processes as two threads that meet at every exchange."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=10)
+        self._barrier = threading.Barrier(2, timeout=60)
         self._left: list[Any] = [None, None]
 
     def of(self, index: int) -> PairMember:

@@ -120,7 +120,7 @@ def test_answers_that_mean_something_else_are_not(same: Equivalence, reference: 
 small = st.integers(-50, 50)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(small, st.integers(1, 30), st.integers(2, 9))
 def test_a_fraction_equals_its_expansion_and_no_other_value(same: Equivalence, top: int, bottom: int, factor: int) -> None:
     reference = f"\\frac{{{top}}}{{{bottom}}}"
@@ -129,7 +129,7 @@ def test_a_fraction_equals_its_expansion_and_no_other_value(same: Equivalence, t
     assert not same.equivalent(reference, f"\\frac{{{other.numerator}}}{{{other.denominator}}}")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(st.sampled_from("0123456789xyi+-*/^_(){}[]\\,.=<>!% "), max_size=20))
 def test_no_text_raises(same: Equivalence, text: str) -> None:
     assert isinstance(same.equivalent("7", text), bool)

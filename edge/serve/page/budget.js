@@ -59,7 +59,7 @@ export class Budget {
   }
 
   newDials(names) {
-    this.dials = names.map((task) => new Dial(task, (budget) => this.show(budget)));
+    this.dials = names.map((task) => new Dial(task, (budget) => this.part.give(budget)));
     if (!names.length) return [element("p", { class: "note" }, "No task has a dial yet. It appears with the first question.")];
     return this.dials.map(({ card }) => card);
   }
@@ -80,7 +80,7 @@ export class Budget {
   async togglePause() {
     const paused = $("pause-cloud").getAttribute("aria-checked") !== "true";
     try {
-      this.show(await post("/api/budget/pause", { paused }));
+      this.part.give(await post("/api/budget/pause", { paused }));
     } catch (problem) {
       this.part.say(problem.message);
       return;

@@ -10,6 +10,7 @@ export class Part {
     this.load = load;
     this.show = show;
     this.loading = null;
+    this.given = 0;
     body.before(this.note);
   }
 
@@ -18,9 +19,17 @@ export class Part {
     return this.loading;
   }
 
+  // Shows what came another way, as in the reply to a change: it is newer than what was asked for before.
+  give(value) {
+    this.given += 1;
+    this.show(value);
+  }
+
   async fill() {
+    const given = this.given;
     try {
-      this.show(await this.load());
+      const value = await this.load();
+      if (given === this.given) this.show(value);
       this.say("");
     } catch (problem) {
       if (problem.status === undefined) throw problem;
