@@ -142,9 +142,9 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is left to run; with one result less, or without the other grid's, nothing is chosen."""
     grid, chosen = expand(load_spec("assist-reward"), {}), tmp_path / "chosen.json"
-    other = expand(load_spec("assist-reward-gapg"), {})
+    other, third = (expand(load_spec(f"assist-reward-{name}"), {}) for name in ("gapg", "gvpo"))
     make_results(grid.cells[1:], tmp_path)
-    make_results(other.cells, tmp_path)
+    make_results([*other.cells, *third.cells], tmp_path)
     run = ["run", "assist-reward", "--results", str(tmp_path), "--chosen", str(chosen), "--work", str(tmp_path / "work")]
     assert main([*run, "--list"]) == 0
     assert not chosen.exists()
