@@ -46,6 +46,6 @@ def test_the_table_pools_the_sources_at_each_price_and_shows_what_is_missing(tmp
     write_result(result_file(cell, tmp_path), made_result(cell, held_out=looks))
     (table,) = price_table(Findings.of(spec, {}, tmp_path))
     first, *others = table.rows
-    assert first[3] == "0" and first[4].startswith("75.0 ±"), "6 of 8 ask"
-    assert first[5].startswith("87.5 ±") and first[6].startswith("50.0 ±") and first[7].startswith("50.0 ±")
-    assert {row[4] for row in others} == {MISSING}
+    assert first[3] == "0" and first[5].startswith("75.0 ±"), "6 of 8 ask"
+    assert first[6].startswith("87.5 ±") and first[7].startswith("50.0 ±") and first[8].startswith("50.0 ±")
+    assert {row[5] for row in others} == {MISSING}

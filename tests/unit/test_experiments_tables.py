@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,7 +18,15 @@ from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
 from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO, HELD, Family
 from tools.experiments.costs import cost_table
-from tools.experiments.dynamics import end_mean, schedule_table, settled_after, tracked_rate
+from tools.experiments.dynamics import (
+    assist_table,
+    end_mean,
+    lambda_table,
+    methods_table,
+    schedule_table,
+    settled_after,
+    tracked_rate,
+)
 from tools.experiments.equal_rate import equal_rates, pooled_differences
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
@@ -51,7 +60,7 @@ def _schedule(rates: list[float]) -> Result:
 def test_every_accuracy_of_the_papers_tables_has_its_rate_and_interval(tmp_path: Path) -> None:
     joint = paper_table(_findings("table", tmp_path), "table1", "joint", None)
     row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
-    accuracy, _, rate = row[2].partition(" @ ")
+    accuracy, _, rate = row[3].partition(" @ ")
     assert " ± " in accuracy
     assert rate.endswith(" %")
     assert not any("missing" in cell for cell in row)
@@ -64,9 +73,8 @@ def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_se
             result_file(cell, tmp_path).unlink()
     joint = paper_table(Findings.of(findings.spec, CHOSEN, tmp_path), "table1", "joint", None)
     rows = {row[1]: row for row in joint.rows if row[0] == "nano-edge"}
-    assert rows["GAPG"][2:] == ("missing",) * 6
-    assert rows["GRPO"][2].endswith("(2 of 3 seeds)")
-    assert "seeds" not in rows["DA-GRPO"][2]
+    assert rows["GAPG"][2:] == ("0 of 3", *("missing",) * 6)
+    assert [rows[name][2] for name in ("GRPO", "DA-GRPO", "before learning")] == ["2 of 3", "3", "-"]
 
 
 def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:
@@ -80,8 +88,8 @@ def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:
 def test_what_the_model_was_before_learning_stands_below(tmp_path: Path) -> None:
     table = paper_table(_findings("table", tmp_path), "table2", "forced", None)
     row = next(row for row in table.rows if row[:2] == ("nano-edge", "before learning"))
-    assert [cell == "-" for cell in row[2:]] == [False, True, True, False, True, True]
-    assert "±" in row[2]
+    assert [cell == "-" for cell in row[2:]] == [True, False, True, True, False, True, True]
+    assert "±" in row[3]
 
 
 def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None:
@@ -96,13 +104,13 @@ def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None
     assert published["table2"] is None
     joint = paper_table(_findings("table", tmp_path / "results"), "table1", "joint", published["table1"])
     row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
-    assert joint.header[8:] == (
+    assert joint.header[9:] == (
         "", "paper MATH during", "paper MATH post", "paper MATH forgetting", "paper TACO during", "paper TACO post",
         "paper TACO forgetting",
     )  # fmt: skip
-    assert row[8:] == ("", "84.5", "75.5", "10.7", "84.8", "72.8", "14.1")
+    assert row[9:] == ("", "84.5", "75.5", "10.7", "84.8", "72.8", "14.1")
     grpo = next(row for row in joint.rows if row[:2] == ("nano-edge", "GRPO"))
-    assert grpo[8:] == ("", "-", "-", "-", "-", "-", "-")
+    assert grpo[9:] == ("", "-", "-", "-", "-", "-", "-")
 
 
 def test_the_cost_table_tells_asked_responses_beside_billed_prompts(tmp_path: Path) -> None:
@@ -147,21 +155,21 @@ def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...]) -> Findings:
 
 def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_beside_every_seed(tmp_path: Path) -> None:
     findings = _world_by_hand(tmp_path, (0, 1, 2))
-    rows = {row[1]: row[2:] for row in equal_rates(findings, 1).rows}
+    rows = {row[1]: row[3:] for row in equal_rates(findings, 1).rows}
     # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
     assert rows[BARE_DIAL.told][2].startswith("50.0 ")
     assert rows[DA_GRPO.told][2].startswith("80.0 ")
     assert rows["oracle over DA-GRPO"][2] == "80.0"
     assert rows["GAPG"] == ("missing",) * 4
     (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
-    assert against[2].startswith("+30.0 ") and against[2].endswith(" *")
-    assert against[2] == against[3]
+    assert against[3].startswith("+30.0 ") and against[3].endswith(" *")
+    assert against[2:4] == ("3", against[4])
 
 
 def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
     findings = _world_by_hand(tmp_path, (0,))
     (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
-    assert against[2].startswith("+30.0 ") and "*" not in against[2]
+    assert against[3].startswith("+30.0 ") and "*" not in against[3]
 
 
 def test_the_model_before_learning_forgets_nothing_and_is_the_same_after_every_phase(tmp_path: Path) -> None:
@@ -170,8 +178,8 @@ def test_the_model_before_learning_forgets_nothing_and_is_the_same_after_every_p
     assert during == post
     table = paper_table(findings, "table1", "joint_equal", None)
     (bare,) = [row for row in table.rows if row[1] == BARE_DIAL.told]
-    assert bare[3:5] == ("-", "-") and bare[2].startswith("50.0 ")
-    assert [row[1] for row in table.rows] == [*(row.told for row in HELD[1:]), BARE_DIAL.told]
+    assert bare[4:6] == ("-", "-") and bare[3].startswith("50.0 ")
+    assert {row[1] for row in table.rows} == {row.told for row in HELD}
 
 
 def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
@@ -191,12 +199,42 @@ def test_a_schedule_is_judged_around_the_hundredth_step_after_the_switch() -> No
     assert settled_after(_schedule([0.9] * 120), 0) is None
 
 
+def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
+    findings = _findings("lambda-proportional", tmp_path)
+    one_seed = {key: result for key, result in findings.results.items() if result.cell.seed == 0}
+    for results, seeds, interval in ((dict(findings.results), "2", True), (one_seed, "1", False)):
+        _, together = lambda_table(dataclasses.replace(findings, results=results))
+        assert {row[1] for row in together.rows} == {seeds}
+        assert all(("±" in row[2]) == interval and ("±" in row[4]) == interval for row in together.rows)
+
+
+def test_a_method_without_a_price_has_no_price_and_what_was_not_looked_at_is_not_missing(tmp_path: Path) -> None:
+    (table,) = methods_table(_findings("gvpo-rate", tmp_path))
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["end λ"], row["λ's deviation"]) == ("-", "-")
+    assert "±" in row["held-out joint, %"]
+    spec = load_spec("gvpo-rate")
+    unseen = spec.model_copy(update={"evaluate": Evaluate(items=0)})
+    make_results(expand(unseen, CHOSEN).cells, tmp_path)
+    (table,) = methods_table(Findings.of(unseen, CHOSEN, tmp_path))
+    assert dict(zip(table.header, table.rows[0], strict=True))["held-out joint, %"] == "-"
+
+
+def test_a_chosen_reward_that_misses_the_target_says_by_how_much(tmp_path: Path) -> None:
+    findings = _findings("assist-reward-gapg", tmp_path)
+    for result in findings.results.values():
+        result.body["series"]["assist"] = [0.42 if result.cell.model == "nano-edge" else 0.34] * result.cell.steps
+    chosen = {model: {"gapg": {"group1": 0.7, "group2": 0.7}} for model in ("nano-edge", "nano-edge-llama")}
+    (table,) = assist_table(findings, chosen)
+    assert [row[3] for row in table.rows] == ["0.420 * (+0.12)"] * 2 + ["0.340 *"] * 2
+
+
 def test_levels_that_are_not_tracked_are_counted_as_such(tmp_path: Path) -> None:
     findings = _findings("schedules", tmp_path)
     body = dict(next(iter(findings.results.values())).body)
     body["series"]["assist"][360:480] = [0.95] * 120
     (table,) = schedule_table(findings)
-    assert [row[6] for row in table.rows].count("no") == 1
+    assert [row[7] for row in table.rows].count("no") == 1
     assert "levels are tracked" in table.notes[1]
 
 
@@ -347,7 +385,7 @@ def test_the_report_has_tables_between_paragraphs_and_is_always_the_same(tmp_pat
     assert text == _report(tmp_path, every, template)
     assert text.startswith("# Title\n\nA paragraph.\n\n")
     assert "| rising " in text
-    assert "one thread each, at commit 0123456789ab" in text
+    assert "one thread each, at commit 0123456789ab (" in text
     assert "## Further experiments" in text
     assert "### lambda-convergence" in text
     assert "png" not in text

@@ -87,5 +87,6 @@ PAPER = (EDGE_ONLY, NAIVE, ROUTER, *ASKING)
 """The rows of the paper's tables."""
 BARE_DIAL = Contestant("bare-dial", "before learning, dial", None, own_decision)
 EDGE_ONLY_DIAL = Contestant("edge-only-dial", "Edge Tuning w/ dial", "edge-only", never)
-HELD = (BARE_DIAL, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
+BARE_RANDOM = Contestant("bare-random", "before learning, random", None, at_random(TARGET), "chance")
+HELD = (BARE_DIAL, BARE_RANDOM, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
 """Who is compared at equal rate: the paper's methods and what costs least, the log-odds of asking of a model that never learned to."""

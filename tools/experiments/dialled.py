@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tools.experiments.findings import Findings, Runs
 from tools.experiments.measures import accuracy, by_threshold, difference, own_decision, rate
-from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, percent, signed, with_half
 
 USUAL_RATE = 0.3
 
@@ -18,7 +18,7 @@ USUAL_RATE = 0.3
 def dial_table(findings: Findings) -> list[Table]:
     """A row for each SLM, family and τ other than the usual one; nothing where an experiment has no usual τ."""
     rows = [row for model in findings.spec.models for row in _rows(findings, model)]
-    header = ("SLM", "family", "τ", "retrained for τ", "the dial at the same rate", "retrained minus dial")
+    header = ("SLM", "family", "τ", "seeds", "retrained for τ", "the dial at the same rate", "retrained minus dial")
     note = (
         "Joint accuracy @ the share that the cloud answers, held out, T = 0; the dial is on the adapter of "
         f"τ = {USUAL_RATE:g}. A star marks an interval without 0."
@@ -35,7 +35,7 @@ def _rows(findings: Findings, model: str) -> Iterator[tuple[str, ...]]:
         for name, parts in phases.items():
             if name != usual:
                 retrained, dialled = findings.runs(model, phases=name), findings.runs(model, phases=usual)
-                where = (model, source.removeprefix("practice:"), f"{parts[-1].target_rate:g}")
+                where = (model, source.removeprefix("practice:"), f"{parts[-1].target_rate:g}", retrained.told)
                 yield (*where, *_compared(retrained, dialled, source, len(parts)))
 
 
@@ -49,8 +49,7 @@ def _compared(retrained: Runs, dialled: Runs, source: str, phase: int) -> tuple[
     gained = retrained.against(dialled, source, phase, rules, difference(accuracy))
     if turned is None or gained is None:
         return (_at(with_half(own), share.mean), MISSING, MISSING)
-    told = told_seeds(signed(gained), gained.seeds, retrained.wanted)
-    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), told)
+    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), signed(gained))
 
 
 def _at(accuracy_text: str, share: float) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
+from tools.experiments.contestants import TARGET
 from tools.experiments.findings import Findings, Part, Runs, pooled
 from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
 from tools.experiments.result import Result
 from tools.experiments.spec import Value
 from tools.experiments.stats import over_seeds
-from tools.experiments.tables import MISSING, Table, percent, plain, shown, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, percent, plain, shown, with_half
 
 END_STEPS = 50
 BAND = 0.05
@@ -42,6 +43,12 @@ def end_mean(result: Result, name: str, phase: int = -1) -> float:
     return sum(value * weight for value, weight in known) / max(1e-12, sum(weight for _, weight in known))
 
 
+def half_mean(result: Result, name: str) -> float:
+    """Mean of a series over the later half of a run."""
+    values = result.series[name][len(result.series[name]) // 2 :]
+    return float(sum(values) / len(values))
+
+
 def spread(result: Result) -> float:
     """Standard deviation of λ over the end: how much it oscillates."""
     values = result.series["dual"][-END_STEPS:]
@@ -65,10 +72,16 @@ def settled_after(result: Result, phase: int) -> int | None:
     return first + SMOOTH_STEPS if first < len(inside) else None
 
 
+def _dual(value: Callable[[Result], float]) -> Callable[[Runs], str]:
+    """Of a method that has a price; the others' λ moves nothing."""
+    told = _number(value)
+    return lambda runs: "-" if any(result.cell.method != "da-grpo" for result in runs.results) else told(runs)
+
+
 def _number(value: Callable[[Result], float], digits: int = 3) -> Callable[[Runs], str]:
     def told(runs: Runs) -> str:
         found = runs.mean(value)
-        return MISSING if found is None else told_seeds(plain(found, digits), found.seeds, runs.wanted)
+        return MISSING if found is None else plain(found, digits)
 
     return told
 
@@ -78,20 +91,24 @@ def _held_out(rule: Any, statistic: Any, *, kept: bool = False, rated: bool = Tr
 
     def told(runs: Runs) -> str:
         cell = runs.results[0].cell if runs.results else None
+        if cell is not None and not cell.evaluate.items:
+            return "-"
         parts = [Part(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
         found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
         if found is None or asked is None:
             return MISSING
         share = percent(1 - asked.mean if kept else asked.mean, 0)
-        return told_seeds(f"{with_half(found)} @ {share} %" if rated else with_half(found), found.seeds, runs.wanted)
+        return f"{with_half(found)} @ {share} %" if rated else with_half(found)
 
     return told
 
 
+_SEEDS = ("seeds", lambda runs: runs.told)
 _END: Columns = (
+    _SEEDS,
     ("end rate", _number(lambda result: end_mean(result, "assist"))),
-    ("end λ", _number(lambda result: end_mean(result, "dual"))),
-    ("λ's deviation", _number(spread)),
+    ("end λ", _dual(lambda result: end_mean(result, "dual"))),
+    ("λ's deviation", _dual(spread)),
     ("end joint (T = 1)", _number(lambda result: end_mean(result, "joint"))),
     ("held-out joint, %", _held_out(own_decision, accuracy)),
     ("held-out kept, % @ kept", _held_out(own_decision, kept_accuracy, kept=True)),
@@ -100,30 +117,46 @@ _END: Columns = (
 _END_NOTE = f"End: mean over the last {END_STEPS} steps of training at T = 1; ± is a 95 % interval over seeds (held out: seeds and items)."
 
 
+_LAMBDA: Columns = (
+    _SEEDS,
+    ("λ, second half", _number(lambda result: half_mean(result, "dual"))),
+    ("rate, second half", _number(lambda result: half_mean(result, "assist"))),
+    *(column for column in _END[1:] if not column[0].startswith("held-out")),
+)
+_HALF_NOTE = "Second half: mean over the later half of all steps, over which the swings of λ even out."
+
+
 def lambda_table(findings: Findings) -> list[Table]:
     """Where λ comes to from each initial value, and whether the SLMs differ."""
     values = findings.spec.vary["learning.dual_init"]
     rows = [
-        (model, shown(value), *(told(runs) for _, told in _END))
+        (model, shown(value), *(told(runs) for _, told in _LAMBDA))
         for model in findings.spec.models
         for value in values
         if (runs := findings.runs(model, varied={"learning.dual_init": value})) is not None
     ]
-    pooled = [(model, "all", *_pooled(findings, model, values)) for model in findings.spec.models]
-    header = ("SLM", "λ_0", *(name for name, _ in _END))
-    whole = Table("λ from several initial values at τ = 0.3", header, tuple(rows), (_END_NOTE,))
-    header = ("SLM", "λ_0", "mean end λ", "largest difference between the λ_0", "mean end rate")
-    return [whole, Table("One λ for each SLM?", header, tuple(pooled), ("Means over every run of an SLM, whatever its λ_0.",))]
+    header = ("SLM", "λ_0", *(name for name, _ in _LAMBDA))
+    whole = Table(f"λ from several initial values at τ = {TARGET:g}", header, tuple(rows), (_END_NOTE, _HALF_NOTE))
+    together = [(model, *_over_all(findings, model, values)) for model in findings.spec.models]
+    header = ("SLM", "seeds", "λ, second half", "largest difference between the λ_0", "rate, second half")
+    note = "Means over every λ_0, then over seeds: runs of one seed see the same prompts and are no evidence of each other."
+    return [whole, Table("One λ for each SLM?", header, tuple(together), (note,))]
 
 
-def _pooled(findings: Findings, model: str, values: Sequence[Value]) -> tuple[str, str, str]:
+def _over_all(findings: Findings, model: str, values: Sequence[Value]) -> tuple[str, str, str, str]:
     by_value = [findings.runs(model, varied={"learning.dual_init": value}) for value in values]
-    every = [result for runs in by_value for result in runs.results]
-    if not every:
-        return (MISSING, MISSING, MISSING)
-    means = [found.mean for runs in by_value if (found := runs.mean(lambda result: end_mean(result, "dual"))) is not None]
-    dual, assist = (over_seeds([end_mean(result, name) for result in every]) for name in ("dual", "assist"))
-    return (plain(dual), f"{max(means) - min(means):.3f}", plain(assist))
+    means = [found.mean for runs in by_value if (found := runs.mean(lambda result: half_mean(result, "dual"))) is not None]
+    if not means:
+        return (MISSING, MISSING, MISSING, MISSING)
+    duals, rates = (_by_seed(by_value, name) for name in ("dual", "assist"))
+    return (str(len(duals)), plain(over_seeds(duals)), f"{max(means) - min(means):.3f}", plain(over_seeds(rates)))
+
+
+def _by_seed(by_value: Sequence[Runs], name: str) -> list[float]:
+    """For each seed that every value has been run with the mean over the values of the later half of a series."""
+    seeds = [{result.cell.seed: result for result in runs.results} for runs in by_value if runs.results]
+    common = sorted(set.intersection(*map(set, seeds)))
+    return [sum(half_mean(found[seed], name) for found in seeds) / len(seeds) for seed in common]
 
 
 def schedule_table(findings: Findings) -> list[Table]:
@@ -136,8 +169,8 @@ def schedule_table(findings: Findings) -> list[Table]:
         f"Rate: mean over steps {TRACKED_FROM} to {TRACKED_TO} after the switch (training, T = 1); tracked: within ±{BAND:g} of τ in the "
         f"mean over seeds. Settled: the step from which on every mean of {SMOOTH_STEPS} steps stays within ±{BAND:g}, for each seed."
     )
-    header = ("SLM", "method", "schedule", "level", "τ", "rate", "tracked", "settled after", "λ at the end")
-    tracked = [row[6] for row in rows]
+    header = ("SLM", "method", "schedule", "level", "τ", "seeds", "rate", "tracked", "settled after", "λ at the end")
+    tracked = [row[7] for row in rows]
     count = f"{tracked.count('yes')} of {len(tracked)} levels are tracked" + (
         f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
     )
@@ -150,13 +183,13 @@ def _levels(findings: Findings, model: str, way: str, name: str) -> Iterator[tup
         found = runs.mean(lambda result, at=number: tracked_rate(result, at))
         where = (model, way, name, str(number + 1), f"{phase.target_rate:g}")
         if found is None:
-            yield (*where, MISSING, MISSING, MISSING, MISSING)
+            yield (*where, runs.told, MISSING, MISSING, MISSING, MISSING)
             continue
         held = "yes" if abs(found.mean - phase.target_rate) <= BAND else "no"
         settled = [settled_after(result, number) for result in runs.results]
         after = "/".join("never" if step is None else str(step) for step in settled)
         dual = over_seeds([phase_values(result, "dual", number)[-1] for result in runs.results])
-        yield (*where, told_seeds(plain(found), found.seeds, runs.wanted), held, after, plain(dual))
+        yield (*where, runs.told, plain(found), held, after, plain(dual))
 
 
 def sensitivity_table(findings: Findings) -> list[Table]:
@@ -191,15 +224,22 @@ def assist_table(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
         for method in findings.spec.ways:
             for name, phases in findings.spec.phases.items():
                 mine = chosen.get(model, {}).get(method, {}).get(phases[-1].source)
-                cells = [_chosen_cell(findings.runs(model, method, name, {key: value}), value == mine) for value in values]
+                cells = [
+                    _chosen_cell(findings.runs(model, method, name, {key: value}), value == mine, phases[-1].target_rate)
+                    for value in values
+                ]
                 rows.append((model, method, phases[-1].source, *cells))
     title = f"Realised rate over the last {LAST_STEPS} steps by assistance reward (chosen: *)"
-    return [Table(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows))]
+    note = f"A choice that misses τ by more than {BAND:g} says by how much."
+    return [Table(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows), (note,))]
 
 
-def _chosen_cell(runs: Runs, is_chosen: bool) -> str:
+def _chosen_cell(runs: Runs, is_chosen: bool, target: float) -> str:
     found = runs.mean(last_rate)
-    return MISSING if found is None else plain(found) + (" *" if is_chosen else "")
+    if found is None:
+        return MISSING
+    misses = f" ({found.mean - target:+.2f})" if is_chosen and abs(found.mean - target) > BAND else ""
+    return plain(found) + (f" *{misses}" if is_chosen else "")
 
 
 def methods_table(findings: Findings) -> list[Table]:

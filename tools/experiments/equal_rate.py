@@ -19,7 +19,7 @@ from tools.experiments.contestants import (
     TARGET,
     Contestant,
 )
-from tools.experiments.findings import Findings, Part, compared, pooled
+from tools.experiments.findings import Findings, Part, compared, pooled, seeds_of
 from tools.experiments.measures import accuracy, difference, oracle
 from tools.experiments.stats import over_seeds
 from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
@@ -28,9 +28,10 @@ EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _WHEN = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}
 _BOUNDS = (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO)
 _HOW = (
-    "Each adapter is frozen and its rate is set after the fact: the questions with the highest help log-odds (router: the highest "
-    "predicted failure; naive: random ones) go to the cloud. Items without a decision stay, so a rate may not be reached. The dial of a "
-    "model before learning, and of one that only learned to answer, ranks by the same log-odds, which nobody has trained."
+    "Each adapter is frozen and its rate is set after the fact, in each family: first what the model asks for by itself, then what has "
+    "the highest help log-odds goes to the cloud (router: the highest predicted failure; naive: random questions); the oracle has the "
+    "same share of each family. Items without a decision stay, so a rate may not be reached. The dial of a model before learning, and of "
+    "one that only learned to answer, ranks by the same log-odds, which nobody has trained."
 )
 _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 
@@ -46,12 +47,14 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     for model in findings.spec.models:
         for row in HELD:
             told = (_mean(_parts(findings, model, row, phase), row, share) for share in EQUAL_RATES)
-            rows.append((model, row.told, *told))
+            rows.append((model, row.told, seeds_of(_parts(findings, model, row, phase)), *told))
         for row in _BOUNDS:
             told = (_bound(_parts(findings, model, row, phase), share) for share in EQUAL_RATES)
-            rows.append((model, f"oracle over {row.told}", *told))
+            rows.append((model, f"oracle over {row.told}", seeds_of(_parts(findings, model, row, phase)), *told))
     title = f"Joint accuracy at equal realised rate, in percent: mean of the four families {_WHEN[phase]}"
-    return Table(title, ("SLM", "method", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)), tuple(rows), (_HOW, _ITEMS))
+    return Table(
+        title, ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)), tuple(rows), (_HOW, _ITEMS)
+    )
 
 
 def differences(findings: Findings) -> Table:
@@ -63,10 +66,10 @@ def differences(findings: Findings) -> Table:
             cells = (
                 _difference([DA_GRPO.part(findings, model, *at)], [other.part(findings, model, *at)], other) for at in places
             )
-            rows.append((model, other.told, *cells))
+            rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     columns = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in places)
     title = f"DA-GRPO's joint accuracy minus that of others at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
-    return Table(title, ("SLM", "against", *columns), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
+    return Table(title, ("SLM", "against", "seeds", *columns), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
 
 
 def pooled_differences(findings: Findings) -> Table:
@@ -78,18 +81,26 @@ def pooled_differences(findings: Findings) -> Table:
                 _difference(_parts(findings, model, DA_GRPO, phase), _parts(findings, model, other, phase), other)
                 for phase in (FIRST, SECOND)
             )
-            rows.append((model, other.told, *cells))
+            rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     title = f"All four families together: DA-GRPO minus others at the same {percent(TARGET, 0)} % cloud, joint accuracy in points"
-    return Table(title, ("SLM", "against", "during", "post"), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
+    return Table(
+        title, ("SLM", "against", "seeds", "during", "post"), tuple(rows), ("A star marks an interval without 0.", _ITEMS)
+    )
 
 
 def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
     return [row.part(findings, model, family, phase) for family in ALL_FAMILIES]
 
 
+def _common_seeds(findings: Findings, model: str, other: Contestant) -> str:
+    parts = [part for row in (DA_GRPO, other) for part in _parts(findings, model, row, FIRST) if not part.runs.every_seed]
+    common = [len(set.intersection(*({result.cell.seed for result in part.runs.results} for part in parts)))]
+    return told_seeds(common, parts[0].runs.wanted)
+
+
 def _mean(parts: list[Part], row: Contestant, share: float) -> str:
     found = pooled(parts, row.held_to(share), accuracy)
-    return MISSING if found is None else told_seeds(with_half(found), found.seeds, parts[0].runs.wanted)
+    return MISSING if found is None else with_half(found)
 
 
 def _bound(parts: list[Part], share: float) -> str:
@@ -107,4 +118,4 @@ def _bounds(parts: list[Part], share: float) -> Iterator[float]:
 def _difference(mine: list[Part], theirs: list[Part], other: Contestant) -> str:
     rules = (DA_GRPO.held_to(TARGET), other.held_to(TARGET))
     found = compared(mine, theirs, rules, difference(accuracy))
-    return MISSING if found is None else told_seeds(signed(found), found.seeds, mine[0].runs.wanted)
+    return MISSING if found is None else signed(found)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.experiments.contestants import ALL_FAMILIES, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
+from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
 from tools.experiments.findings import Findings, Runs
 from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
@@ -168,7 +168,7 @@ def _curves(figure: Any, findings: Findings) -> None:
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for row, colour in zip(HELD, _COLOURS, strict=True):
+        for row, colour in zip((row for row in HELD if row is not BARE_RANDOM), _COLOURS, strict=True):
             _curve(axis, findings, model, row, colour)
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]

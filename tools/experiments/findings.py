@@ -12,6 +12,7 @@ from tools.experiments.measures import Look, Rule, side_by_side
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
+from tools.experiments.tables import told_seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Runs:
     wanted: int
     every_seed: bool = False
     """There is one run, and it stands for every seed: what is drawn without learning at T = 0 does not hang on it."""
+
+    @property
+    def told(self) -> str:
+        """Its column of seeds."""
+        return "-" if self.every_seed else told_seeds([len(self.results)], self.wanted)
 
     def mean(self, value: Any) -> Estimate | None:
         """Mean over seeds of a number of each run; None where there is no run, or a run without the number."""
@@ -61,6 +67,12 @@ class Part(NamedTuple):
     runs: Runs
     source: str
     phase: int
+
+
+def seeds_of(parts: Sequence[Part]) -> str:
+    """The column of seeds of a row that reads several runs: - where all of them stand for every seed."""
+    own = [part.runs for part in parts if not part.runs.every_seed]
+    return told_seeds([len(runs.results) for runs in own], own[0].wanted) if own else "-"
 
 
 def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tools.experiments.contestants import (
     ASKING,
     BARE,
-    BARE_DIAL,
     EDGE_ONLY,
     FIRST,
     HELD,
@@ -21,12 +20,12 @@ from tools.experiments.contestants import (
 )
 from tools.experiments.costs import cost_table
 from tools.experiments.equal_rate import equal_rate_tables
-from tools.experiments.findings import Findings, Part, pooled
+from tools.experiments.findings import Findings, Part, pooled, seeds_of
 from tools.experiments.measures import Rule, accuracy, cloud_accuracy, forgetting, kept_accuracy, never, rate
 from tools.experiments.published import MODELS, Published
 from tools.experiments.stats import Statistic
 from tools.experiments.summary import summary_table
-from tools.experiments.tables import MISSING, Table, percent, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, percent, with_half
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ READINGS: Mapping[str, Reading] = {
     "joint": Reading(
         "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
     ),
-    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[1:], BARE_DIAL), _held, "kept"),
-    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[1:], BARE_DIAL), _held, "asked"),
+    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
+    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held, "asked"),
     "forced": Reading(
         "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
     ),
@@ -75,7 +74,7 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
     """`table1` or `table2` in one of the READINGS, with the paper's columns where it has them."""
     families, read = TABLES[name], READINGS[reading]
     reference = published if read.published else None
-    header = ["SLM", "method"]
+    header = ["SLM", "method", "seeds"]
     for family in families:
         header += [f"{family.name} during", f"{family.name} post", f"{family.name} forgetting"]
     header += ["", *(column for family in families for column, _ in _reference(family))] if reference else []
@@ -99,6 +98,7 @@ def _notes(findings: Findings, families: Sequence[Family], reference: Published 
 
 def _cells(findings: Findings, model: str, row: Contestant, families: Sequence[Family], read: Reading) -> Iterator[str]:
     rule = read.rule(row)
+    yield seeds_of([row.part(findings, model, family, FIRST) for family in families])
     for family in families:
         during, post = (row.part(findings, model, family, phase) for phase in (FIRST, SECOND))
         yield _told(during, rule, read)
@@ -107,7 +107,7 @@ def _cells(findings: Findings, model: str, row: Contestant, families: Sequence[F
             continue
         yield _told(post, rule, read)
         lost = during.runs.across(family.source, (FIRST, SECOND), rule, forgetting(read.value))
-        yield MISSING if lost is None else told_seeds(with_half(lost), lost.seeds, during.runs.wanted)
+        yield MISSING if lost is None else with_half(lost)
 
 
 def _told(part: Part, rule: Rule, read: Reading) -> str:
@@ -115,7 +115,7 @@ def _told(part: Part, rule: Rule, read: Reading) -> str:
     if asked is None:
         return MISSING
     share = f" @ {percent(1.0 - asked.mean if read.share == 'kept' else asked.mean, 0)} %" if read.share else ""
-    return told_seeds(f"{'none kept' if found is None else with_half(found)}{share}", asked.seeds, part.runs.wanted)
+    return f"{'none kept' if found is None else with_half(found)}{share}"
 
 
 def _reference(family: Family) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tools.experiments.findings import Findings, Part, Runs, pooled
 from tools.experiments.measures import accuracy, kept_accuracy, never, own_decision, rate
 from tools.experiments.spec import priced
-from tools.experiments.tables import MISSING, Table, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, with_half
 
 _COLUMNS = (("asks", own_decision, rate), ("joint", own_decision, accuracy), ("kept", own_decision, kept_accuracy),
             ("forced local", never, accuracy))  # fmt: skip
@@ -25,7 +25,7 @@ def price_table(findings: Findings) -> list[Table]:
             findings.runs(model, way, name), (model, way, name), spec.evaluate.sources, spec.evaluate.prices, len(parts)
         )
     ]
-    header = ("SLM", "method", "phases", "price told", *(f"{name}, %" for name, _, _ in _COLUMNS))
+    header = ("SLM", "method", "phases", "price told", "seeds", *(f"{name}, %" for name, _, _ in _COLUMNS))
     return [Table("One adapter at several prices, held out, T = 0", header, tuple(rows))]
 
 
@@ -35,5 +35,5 @@ def _rows(
     for price in prices:
         parts = [Part(runs, priced(source, price), phase) for source in sources]
         found = [pooled(parts, rule, statistic) for _, rule, statistic in _COLUMNS]
-        told = (MISSING if one is None else told_seeds(with_half(one), one.seeds, runs.wanted) for one in found)
-        yield (*where, f"{price:g}", *told)
+        told = (MISSING if one is None else with_half(one) for one in found)
+        yield (*where, f"{price:g}", runs.told, *told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,14 @@ class Report:
         """Machines and commits of the results."""
         results = {key: result for findings in self._findings.values() for key, result in findings.results.items()}
         machines = sorted({_machine(result) for result in results.values()})
-        commits = sorted({commit for result in results.values() for commit in result.body["commits"]})
+        commits = Counter(" to ".join(result.body["commits"]) for result in results.values())
+        told = ", ".join(f"{commit} ({counted(count, 'cell')})" for commit, count in sorted(commits.items()))
         if not results:
             return "No cell has been measured yet."
+        where = f"measured on {'; '.join(machines)}, one thread each"
         return (
-            f"{counted(len(results), 'cell')} measured on {'; '.join(machines)}, one thread each, at commit {', '.join(commits)}."
+            f"{counted(len(results), 'cell')} {where}, at commit {told}. A + marks a tree with changes that were not committed; a cell "
+            "that was interrupted and went on later names both."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, EDGE_ONLY_DIAL, FIRST, PAPER, SECOND, TARGET, Contestant
-from tools.experiments.findings import Findings, Part, compared, pooled
+from tools.experiments.findings import Findings, Part, compared, pooled, seeds_of
 from tools.experiments.measures import Rule, accuracy, forgetting, rate
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import MISSING, Table, percent, with_half
@@ -32,12 +32,11 @@ def summary_table(findings: Findings) -> Table:
 def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
     during, post = (_parts(findings, model, row, phase) for phase in (FIRST, SECOND))
     held = _HELD_AS.get(row.name, row).held_to(TARGET)
-    asked = pooled(during, row.rule, rate)
     if not row.learns:
         return ("-", _told(during, row.rule), "-", "-", _plain(pooled(during, held, accuracy)), "-")
     lost = compared(during, post, (row.rule, row.rule), forgetting(accuracy))
     return (
-        _seeds(asked, during[0].runs.wanted),
+        seeds_of(during),
         _told(during, row.rule),
         _told(post, row.rule),
         _plain(lost),
@@ -48,11 +47,6 @@ def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
 
 def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
     return [row.part(findings, model, family, phase) for family in ALL_FAMILIES]
-
-
-def _seeds(found: Estimate | None, wanted: int) -> str:
-    seeds = 0 if found is None else found.seeds
-    return str(seeds) if seeds == wanted else f"{seeds} of {wanted}"
 
 
 def _told(parts: list[Part], rule: Rule) -> str:

@@ -5,7 +5,7 @@ What has not been measured is written as missing, never filled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tools.experiments.stats import Estimate
@@ -59,9 +59,10 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def told_seeds(text: str, seeds: int, wanted: int) -> str:
-    """A remark where fewer seeds than wanted are there."""
-    return text if seeds == wanted else f"{text} ({seeds} of {wanted} seeds)"
+def told_seeds(seeds: Iterable[int], wanted: int) -> str:
+    """The column of seeds: how many there are of those wanted, the fewest where a row has several."""
+    fewest = min(seeds, default=0)
+    return str(wanted) if fewest == wanted else f"{fewest} of {wanted}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
