@@ -44,16 +44,13 @@ def _spec(folder: Path, **changes: Any) -> str:
 
 
 class Cells:
-    """Takes the place of processes: cells end with these codes in turn, those that are done with a result."""
+    """Launches no process: cells end with these codes in turn, those that are done with a result."""
 
     def __init__(self, codes: list[int], results: Path) -> None:
         self._codes = iter(codes)
         self._results = results
 
-    def __call__(self, work: Path, results: Path) -> Cells:
-        return self
-
-    async def launch(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
+    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
         code = next(self._codes)
         if code == DONE:
             make_results([cell], self._results)
@@ -82,13 +79,13 @@ def test_the_exit_code_says_whether_all_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], ends: int
 ) -> None:
     cells = Cells(codes, tmp_path / "results")
-    monkeypatch.setattr(command, "CellProcess", lambda work, results: cells.launch)
+    monkeypatch.setattr(command, "CellProcess", lambda work, results: cells)
     assert _run(tmp_path, _spec(tmp_path)) == ends
 
 
 def test_what_others_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cells = Cells([DONE, BUSY], tmp_path / "results")
-    monkeypatch.setattr(command, "CellProcess", lambda work, results: cells.launch)
+    monkeypatch.setattr(command, "CellProcess", lambda work, results: cells)
     assert _run(tmp_path, _spec(tmp_path)) == 75
     assert "not done: 1 cell that another run is at" in capsys.readouterr().err
 
@@ -126,7 +123,7 @@ def test_a_model_that_is_not_here_is_told_by_the_list(tmp_path: Path, capsys: py
 def test_a_place_that_cannot_be_written_to_is_told_before_a_cell_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
-    monkeypatch.setattr(command, "CellProcess", lambda work, results: Cells([], results).launch)
+    monkeypatch.setattr(command, "CellProcess", lambda work, results: Cells([], results))
     (tmp_path / "file").write_text("", encoding="utf-8")
     search = _spec(tmp_path, table="assist-rewards")
     assert _run(tmp_path, search, wrong, str(tmp_path / "file" / "below" / "it")) == 2
@@ -134,17 +131,17 @@ def test_a_place_that_cannot_be_written_to_is_told_before_a_cell_is_run(
 
 
 def test_a_full_place_is_a_failure_and_no_wrong_usage() -> None:
-    with pytest.raises(EdgeError, match=r"--out x: cannot be written to \(No space left on device\)") as caught:
-        with told_with("--out", Path("x")):
-            raise OSError(errno.ENOSPC, "No space left on device")
+    told = r"--out x: cannot be written to \(No space left on device\)"
+    with pytest.raises(EdgeError, match=told) as caught, told_with("--out", Path("x")):
+        raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.exit_code == 1
 
 
 def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
     require_writable(tmp_path / "a" / "b", "--out")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UsageError, match="it is no folder"):
-        (tmp_path / "file").write_text("", encoding="utf-8")
         require_writable(tmp_path / "file", "--out")
 
 

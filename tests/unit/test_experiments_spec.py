@@ -12,7 +12,6 @@ import yaml
 from edge.core.errors import ConfigError, UsageError
 from edge.dagrpo.schedules import PAPER_SCHEDULES
 from tools.experiments.cells import Cell, ChosenRewards, expand, shared
-from tools.experiments.chosen import read_chosen
 from tools.experiments.result import RESULTS
 from tools.experiments.spec import Spec, load_spec, spec_names
 
@@ -117,6 +116,16 @@ def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Pa
         _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"math": 0.1}})
 
 
+def test_a_file_that_is_looked_at_must_hold_something_out(tmp_path: Path) -> None:
+    tasks, line = tmp_path / "own.jsonl", '{"question": "2+3?", "answer": 5, "split": "train"}\n'
+    tasks.write_text(line, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"evaluate\.sources\.0: .*own\.jsonl: no item is held out; add lines with"):
+        _spec(tmp_path, evaluate={"sources": [str(tasks)]})
+    assert _spec(tmp_path, evaluate={"sources": [str(tasks)], "items": 0}).evaluate.sources == (str(tasks),)
+    tasks.write_text(line + line.replace("train", "test").replace("2+3", "3+2"), encoding="utf-8")
+    assert _spec(tmp_path, evaluate={"sources": [str(tasks)]}).evaluate.sources == (str(tasks),)
+
+
 def test_short_names_of_what_is_looked_at_give_the_cells_of_full_ones(tmp_path: Path) -> None:
     short = expand(_spec(tmp_path, evaluate={"sources": ["arith", "science"]}), {})
     full = expand(_spec(tmp_path, evaluate={"sources": ["practice:arith", "practice:science"]}), {})
@@ -199,15 +208,13 @@ def test_the_key_of_a_cell_stays_what_it_was() -> None:
     assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
 
 
-def test_every_result_that_is_there_belongs_to_a_cell_of_its_key() -> None:
+def test_every_result_that_is_there_is_of_the_cell_of_its_key() -> None:
     files = sorted(RESULTS.glob("*.json"))
-    of_specs = {cell.key for cell in shared([expand(load_spec(name), read_chosen()) for name in spec_names()])}
     assert files
     for file in files:
         stored = json.loads(file.read_text(encoding="utf-8"))["cell"]
         cell = Cell.from_json(stored)
         assert (cell.key, cell.to_json()) == (file.stem, stored)
-        assert cell.key in of_specs
 
 
 def test_a_cell_works_on_one_thread_without_a_gate(tmp_path: Path) -> None:

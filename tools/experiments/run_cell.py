@@ -33,6 +33,7 @@ from tools.experiments.cells import Cell
 from tools.experiments.form import FORM
 from tools.experiments.held_out import Examiner, Router, write_whole
 from tools.experiments.meter import Meter, account, machine_told
+from tools.experiments.places import told_with
 from tools.experiments.provenance import models_of, settings_of
 from tools.experiments.result import RESULTS, result_file, series_of, training_cost, write_result
 
@@ -61,7 +62,8 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
             body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
     if body is None:
         return STOPPED
-    write_result(result_file(cell, results), body)
+    with told_with("--results", results):
+        write_result(result_file(cell, results), body)
     return DONE
 
 

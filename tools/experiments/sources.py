@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge.core.errors import TaskFileError
 from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import data_set_of, open_source
@@ -27,3 +28,12 @@ def labels_of(name: str) -> frozenset[str]:
     if isinstance(source, JsonLinesSource):
         return frozenset(item.task for item in (*source.items.train_items, *source.items.test_items))
     return frozenset({next(iter(source.train(0))).task})
+
+
+def require_held_out(name: str) -> None:
+    """Raises as `labels_of`, and TaskFileError for a file of which no item is held out."""
+    labels_of(name)
+    if data_set_of(full_source(name)) is None:
+        source = open_source(full_source(name))
+        if not source.test(1):
+            raise TaskFileError(f"{name}: no item is held out", hint='add lines with "split": "test"')

@@ -8,7 +8,7 @@ that `edge-agent learn --tasks` takes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +19,10 @@ from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved, ValueAt, dotted, resolve
 from edge.config.schema import Price
 from edge.config.yaml_lines import KeyPath
-from edge.core.errors import ConfigError, EdgeError, ModelFileError, TaskFileError, UsageError
+from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
 from edge.tasks.practice import GROUPS
-from tools.experiments.sources import full_source, labels_of
+from tools.experiments.sources import full_source, labels_of, require_held_out
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -143,31 +143,21 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _sources_are_there(self) -> Spec:
-        named: dict[KeyPath, str] = {("evaluate", "sources", index): source for index, source in enumerate(self.evaluate.sources)}
+        for index, source in enumerate(self.evaluate.sources):
+            _require_at(("evaluate", "sources", index), source, require_held_out if self.evaluate.items else labels_of)
         for name, phases in self.phases.items():
-            named.update({("phases", name, index, "source"): phase.source for index, phase in enumerate(phases)})
-        for path, source in named.items():
-            try:
-                labels_of(source)
-            except (UsageError, TaskFileError) as error:
-                raise ValueAt(path, f"{dotted(path)}: {_with_hint(error)}") from error
+            for index, phase in enumerate(phases):
+                _require_at(("phases", name, index, "source"), phase.source, labels_of)
         return self
 
     @model_validator(mode="after")
     def _rewards_are_of_tasks_that_occur(self) -> Spec:
+        rewards = list(self._rewards())
         sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
-        labels = {source: labels_of(source) for source in sources}
-        for path, value in self._rewards():
-            if value == CHOSEN:
-                wrong = [source for source in sources if labels[source] != {source}]
-                if wrong:
-                    told = f"{CHOSEN} is for {' and '.join(GROUPS)}, whose items have their name as label, not for {wrong[0]}"
-                    raise ValueAt(path, f"{dotted(path)}: {told}")
-            elif isinstance(value, Mapping):
-                known = sorted(frozenset().union(*labels.values()))
-                if unknown := [label for label in value if label not in known]:
-                    told = f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}"
-                    raise ValueAt((*path, unknown[0]), f"{dotted(path)}: {told}")
+        labels = {source: labels_of(source) for source in sources} if rewards else {}
+        for path, value in rewards:
+            if (told := _wrong_rewards(value, labels)) is not None:
+                raise ValueAt(path, f"{dotted(path)}: {told}")
         return self
 
     def _rewards(self) -> Iterator[tuple[KeyPath, Value]]:
@@ -180,6 +170,25 @@ class Spec(Section):
                 label = key.removeprefix(f"{ASSIST}.")
                 if key == ASSIST or label != key:
                     yield (*path, key), value if key == ASSIST else {label: str(value)}
+
+
+def _require_at(path: KeyPath, source: str, require: Callable[[str], object]) -> None:
+    """Raises ValueAt for a source that is refused."""
+    try:
+        require(source)
+    except (UsageError, TaskFileError) as error:
+        raise ValueAt(path, f"{dotted(path)}: {error}; {error.hint}" if error.hint else f"{dotted(path)}: {error}") from error
+
+
+def _wrong_rewards(value: Value, labels: Mapping[str, frozenset[str]]) -> str | None:
+    """Why rewards by label would be ignored, in words; None where they are not. `labels`: those of each phase's source."""
+    if value == CHOSEN:
+        named = " and ".join(GROUPS)
+        others = [source for source, own in labels.items() if own != {source}]
+        return f"{CHOSEN} is for {named}, whose items have their name as label, not for {others[0]}" if others else None
+    known = sorted(frozenset().union(*labels.values()))
+    unknown = [label for label in value if label not in known] if isinstance(value, Mapping) else []
+    return f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}" if unknown else None
 
 
 def spec_names(folder: Path = SPECS) -> list[str]:
@@ -244,7 +253,3 @@ def _place(read: Resolved[Spec], path: KeyPath) -> str:
     """`FILE:LINE` of a value or of the nearest section around it."""
     within = (dotted(path[:length]) for length in range(len(path), 0, -1))
     return next((read.origins[key] for key in within if key in read.origins), read.config.name)
-
-
-def _with_hint(error: EdgeError) -> str:
-    return f"{error}; {error.hint}" if error.hint else str(error)
