@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from edge.config.reference import type_at
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
+from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -314,6 +315,10 @@ def _complaint(error: ErrorDetails, wanted: str) -> str:
             return f"must have a length of at least {context['min_length']}, not {len(value)}"
         case "string_too_long":
             return f"must have a length of at most {context['max_length']}, not {len(value)}"
+        case "too_short":
+            return f"must have at least {counted(context['min_length'], 'element')}, not {context['actual_length']}"
+        case "string_pattern_mismatch":
+            return f"must match {context['pattern']}, not {value!r}"
         case "missing":
             return "is required"
         case "value_error":

@@ -23,11 +23,16 @@ def open_source(name: str) -> TaskSource:
     kind, colon, rest = name.partition(":")
     if colon and kind == "practice":
         return _practice(rest)
-    if colon and kind == "hf":
-        return DataSetSource.from_hub(_known_on_hub(rest), name)
-    if kind in DATA_SETS:
-        return DataSetSource(DATA_SETS[kind], _place(rest), name) if colon else DataSetSource.from_hub(DATA_SETS[kind], name)
-    return _task_file(name)
+    data_set = data_set_of(name)
+    if data_set is None:
+        return _task_file(name)
+    return DataSetSource(data_set, _place(rest), name) if colon and kind != "hf" else DataSetSource.from_hub(data_set, name)
+
+
+def data_set_of(name: str) -> DataSet | None:
+    """The data set that a source's name means, not opened; None for any other source. Raises UsageError for an unknown `hf:` name."""
+    kind, colon, rest = name.partition(":")
+    return _known_on_hub(rest) if colon and kind == "hf" else DATA_SETS.get(kind)
 
 
 def _practice(family: str) -> PracticeSource:

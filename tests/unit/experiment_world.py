@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.experiments.cells import Cell
-from tools.experiments.result import FORM, result_file, write_result
+from tools.experiments.form import FORM
+from tools.experiments.result import result_file, write_result
 
 
 def made_look(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:

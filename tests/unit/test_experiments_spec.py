@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from edge.core.errors import ConfigError, UsageError
 from edge.dagrpo.schedules import PAPER_SCHEDULES
 from tools.experiments.cells import Cell, ChosenRewards, expand, shared
+from tools.experiments.result import RESULTS
 from tools.experiments.spec import Spec, load_spec, spec_names
 
 CHOSEN: ChosenRewards = {
@@ -45,6 +47,23 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"routers": ["grpo"]}, "grpo is no method of this experiment; there is: da-grpo"),
         ({"table": "papers"}, "table must be"),
         ({"evaluate": {"items": -1}}, "evaluate.items must be at least 0"),
+        ({"evaluate": {"sources": ["practice:nope"]}}, "evaluate.sources.0: unknown practice family 'nope'; known: arith"),
+        ({"evaluate": {"sources": ["arith", "practice:arith"]}}, "evaluate.sources has practice:arith twice"),
+        ({"phases": {"a": [{"source": "nope", "steps": 1}]}}, "phases.a.0.source: nope: no such task file"),
+        ({"phases": {"a": [{"source": "hf:no/such", "steps": 1}]}}, "phases.a.0.source: hf:no/such: not a data set"),
+        ({"seeds": [-1]}, "seeds.0 must be at least 0, not -1"),
+        ({"seeds": []}, "seeds must have at least 1 element, not 0"),
+        ({"seeds": [0, 1, 0]}, "seeds has 0 twice"),
+        ({"models": ["nano-edge", "nano-edge"]}, "models has nano-edge twice"),
+        ({"name": "A B"}, "name must match ^[a-z0-9][a-z0-9-]*$, not 'A B'"),
+        ({"settings": {"learning.method": "nope"}}, "learning.method must be 'da-grpo'"),
+        ({"settings": {"learning.dual_speed": 1}}, "unknown key learning.dual_speed"),
+        ({"methods": {"way": {"learning.dual_lr": -1}}}, "learning.dual_lr must be at least 0"),
+        ({"vary": {"learning.dual_lr": [0.1, "x"]}}, "learning.dual_lr must be a number"),
+        ({"settings": {"learning.assist_rewards": {"*": 0.2}}}, "no phase has items with the label *; there is: group1, group2"),
+        ({"settings": {"learning.assist_rewards.math": 0.2}}, "no phase has items with the label math"),
+        ({"methods": {"way": {"learning.assist_rewards": {"nolabel": 0.2}}}}, "no phase has items with the label nolabel"),
+        ({"vary": {"learning.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
@@ -55,9 +74,83 @@ def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: d
     assert "\n" not in str(caught.value)
 
 
-def test_a_setting_that_the_agent_does_not_have_names_the_experiment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"experiment small: small: learning\.dual_speed: unknown key learning\.dual_speed"):
-        expand(_spec(tmp_path, settings={"learning.dual_speed": 1}), {})
+def test_a_setting_is_told_with_the_line_it_stands_in_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _spec(tmp_path, methods={"good": {}, "bad": {"learning.method": "nope"}})
+    lines = (tmp_path / "small.yaml").read_text(encoding="utf-8").splitlines()
+    line = 1 + next(number for number, line in enumerate(lines) if "nope" in line)
+    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}:{line}: learning.method must be ")
+    assert str(caught.value).count("learning.method") == 1
+
+
+def test_settings_that_only_fail_together_with_what_was_chosen_name_the_experiment_once(tmp_path: Path) -> None:
+    settings = {"learning.method": "grpo", "learning.assist_rewards": "@chosen"}
+    chosen = {"nano-edge": {"grpo": {"group1": -1.0, "group2": 0.4}}}
+    with pytest.raises(ConfigError, match=r"^experiment small: learning\.assist_rewards\.group1 must be at least 0"):
+        expand(_spec(tmp_path, settings=settings), chosen)
+
+
+def test_chosen_rewards_are_for_sources_whose_items_are_called_after_them(tmp_path: Path) -> None:
+    settings = {"learning.method": "grpo", "learning.assist_rewards": "@chosen"}
+    with pytest.raises(
+        ConfigError, match=r"@chosen is for group1 and group2, whose items have their name as label, not for arith"
+    ):
+        _spec(tmp_path, settings=settings, phases={"a": [{"source": "arith", "steps": 1}]})
+
+
+def test_rewards_of_labels_that_occur_are_taken(tmp_path: Path) -> None:
+    by_label = expand(_spec(tmp_path, settings={"learning.assist_rewards": {"group1": 0.2}}), {})
+    dotted = expand(_spec(tmp_path, settings={"learning.assist_rewards.group1": 0.2}), {})
+    for grid in (by_label, dotted):
+        assert grid.cells[-1].resolved("state").config.learning.assist_rewards == {"group1": 0.2}
+
+
+def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Path) -> None:
+    tasks = tmp_path / "own.jsonl"
+    phases = {"a": [{"source": str(tasks), "steps": 1}]}
+    with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jsonl: no such task file"):
+        _spec(tmp_path, phases=phases)
+    tasks.write_text('{"question": "2+3?", "answer": 5, "task": "sums", "split": "train"}\n', encoding="utf-8")
+    assert _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"sums": 0.1}}).settings
+    with pytest.raises(ConfigError, match="no phase has items with the label math; there is: sums"):
+        _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"math": 0.1}})
+
+
+def test_a_file_that_is_looked_at_must_hold_something_out(tmp_path: Path) -> None:
+    tasks, line = tmp_path / "own.jsonl", '{"question": "2+3?", "answer": 5, "split": "train"}\n'
+    tasks.write_text(line, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"evaluate\.sources\.0: .*own\.jsonl: no item is held out; add lines with"):
+        _spec(tmp_path, evaluate={"sources": [str(tasks)]})
+    assert _spec(tmp_path, evaluate={"sources": [str(tasks)], "items": 0}).evaluate.sources == (str(tasks),)
+    tasks.write_text(line + line.replace("train", "test").replace("2+3", "3+2"), encoding="utf-8")
+    assert _spec(tmp_path, evaluate={"sources": [str(tasks)]}).evaluate.sources == (str(tasks),)
+
+
+def test_short_names_of_what_is_looked_at_give_the_cells_of_full_ones(tmp_path: Path) -> None:
+    short = expand(_spec(tmp_path, evaluate={"sources": ["arith", "science"]}), {})
+    full = expand(_spec(tmp_path, evaluate={"sources": ["practice:arith", "practice:science"]}), {})
+    assert [cell.to_json() for cell in short.cells] == [cell.to_json() for cell in full.cells]
+    assert short.cells[-1].to_json()["evaluate"] == {"sources": ["practice:arith", "practice:science"]}
+
+
+def test_a_model_that_is_not_here_is_told_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
+    assert _spec(tmp_path, models=["nano-edge", "nano-egde"]).models
+    with pytest.raises(ConfigError, match=r"small\.yaml:\d+: models\.1: nano-egde: no such model file") as caught:
+        load_spec(str(tmp_path / "small.yaml"), to_run=True)
+    assert "nano-edge" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "about: Nothing.\n"])
+def test_what_is_required_is_told_with_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"small\.yaml: name is required"):
+        load_spec(str(tmp_path / "small.yaml"))
+
+
+def test_a_folder_is_no_specification(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"x\.yaml: is a folder, not a specification"):
+        load_spec(str(tmp_path / "x.yaml"))
 
 
 def test_an_unknown_experiment_is_told_with_those_that_there_are() -> None:
@@ -113,6 +206,15 @@ def test_the_key_of_a_cell_stays_what_it_was() -> None:
     """Results are found by it: a change here leaves all of them behind."""
     cells = {cell.key for cell in expand(load_spec("table"), CHOSEN).cells}
     assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
+
+
+def test_every_result_that_is_there_is_of_the_cell_of_its_key() -> None:
+    files = sorted(RESULTS.glob("*.json"))
+    assert files
+    for file in files:
+        stored = json.loads(file.read_text(encoding="utf-8"))["cell"]
+        cell = Cell.from_json(stored)
+        assert (cell.key, cell.to_json()) == (file.stem, stored)
 
 
 def test_a_cell_works_on_one_thread_without_a_gate(tmp_path: Path) -> None:

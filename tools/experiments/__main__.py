@@ -18,7 +18,10 @@ from tools.experiments.show import add_figure, add_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why."""
+    """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why.
+
+    `run` also ends with 75 where something is left to others or waits, and with 130 where it was stopped.
+    """
     chosen = _parser().parse_args(arguments)
     return ending(lambda: int(chosen.play(chosen)))
 

@@ -17,10 +17,9 @@ from typing import Any
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved, dotted, leaves
 from edge.config.schema import AgentConfig
-from edge.core.errors import ConfigError
-from tools.experiments.spec import CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
+from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
 
-METHOD, ASSIST = "learning.method", "learning.assist_rewards"
+METHOD = "learning.method"
 ChosenRewards = Mapping[str, Mapping[str, Mapping[str, float]]]
 """The assistance reward by model, method and task label."""
 _ONE_THREAD: Settings = {"engine.threads": 1, "learning.torch_threads": 1, "coordinator.embedded.threads": 1}
@@ -160,18 +159,16 @@ def _with_chosen(settings: Settings, model: str, phases: Sequence[Phase], chosen
 
 def _that_matter(spec: Spec, settings: Settings) -> Settings:
     """The settings without those that say what holds anyway."""
-    try:
-        flags = [Flag(key, value, f"{spec.name}: {key}") for key, value in settings.items()]
-        given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
-    except ConfigError as error:
-        raise ConfigError(f"experiment {spec.name}: {error}", hint=error.hint) from error
+    flags = [Flag(key, value, f"experiment {spec.name}") for key, value in settings.items()]
+    given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
     usual = AgentConfig().model_dump(mode="json")
     return {key: _at(given, key) for key in settings if _at(given, key) != _at(usual, key)}
 
 
 def _at(data: Any, key: str) -> Any:
+    """The value at a dotted key; None for a name that a section by names does not have."""
     for part in key.split("."):
-        data = data[part]
+        data = data.get(part)
     return data
 
 

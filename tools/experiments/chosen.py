@@ -9,7 +9,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from edge.core.errors import ConfigError
 from tools.experiments.cells import METHOD, ChosenRewards
@@ -23,14 +25,25 @@ LAST_STEPS = 20
 
 
 def read_chosen(path: Path = CHOSEN_FILE) -> ChosenRewards:
-    """By model, method and source; {} where nothing was chosen. Raises ConfigError for a damaged file."""
-    if not path.is_file():
+    """By model, method and source; {} where nothing was chosen. Raises ConfigError for a damaged file or a folder."""
+    if not path.exists():
         return {}
     try:
-        found: ChosenRewards = json.loads(path.read_text(encoding="utf-8"))["chosen"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: no chosen assistance rewards ({error})", hint="run the grid search again") from error
-    return found
+        return _Chosen.model_validate_json(path.read_bytes()).chosen
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        told = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    except OSError as error:
+        told = str(error.strerror)
+    raise ConfigError(
+        f"{path}: no chosen assistance rewards ({told})", hint="run the grid search again, or name another --chosen"
+    )
+
+
+class _Chosen(BaseModel):
+    """The file. Other keys are for people."""
+
+    chosen: dict[str, dict[str, dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]]]
 
 
 def last_rate(result: Result, steps: int = LAST_STEPS) -> float:

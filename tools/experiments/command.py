@@ -22,9 +22,10 @@ from edge.core.names import shown
 from tools.experiments.cells import Cell, Grid, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen, write_chosen
 from tools.experiments.compute import Pace
+from tools.experiments.places import require_folder, require_writable
 from tools.experiments.queue import Board, CellProcess, Ended, run_all, tell_now_and_then, told_hours
-from tools.experiments.result import RESULTS, Result, read_result
-from tools.experiments.run_cell import BUSY, DONE, STOPPED, run_cell
+from tools.experiments.result import RESULTS, Result, read_result, result_file
+from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED, run_cell
 from tools.experiments.spec import Spec, load_spec, spec_names
 
 WORK = Path("runs") / "experiments"
@@ -63,24 +64,53 @@ def play_cell(arguments: argparse.Namespace) -> int:
 
 
 def play_run(arguments: argparse.Namespace) -> int:
-    """Run what is not done yet; 0, 1 when a cell failed, 130 when stopped before the end."""
-    if arguments.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
+    """Run what is not done yet; 0 when all is done, 1 when a cell failed, 130 when stopped before the end, 75 when something is left."""
+    _require_sense(arguments)
     plan = Plan.of(arguments)
     print("\n".join(plan.lines(arguments.jobs, every_cell=arguments.list)), flush=True)
     if arguments.list:
         return 0
+    _require_room(plan, arguments)
     code = asyncio.run(_run(plan, arguments))
     _choose(plan, arguments.results, arguments.chosen)
-    return code
+    return code or _code_of_what_is_left(plan, arguments.results)
+
+
+def _require_sense(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for options that mean nothing."""
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
+    if arguments.max_hours is not None and not arguments.max_hours > 0:
+        raise UsageError(f"--max-hours must be more than 0, not {arguments.max_hours:g}")
+    require_folder(arguments.results, "--results", made_later=True)
+
+
+def _require_room(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Raises UsageError, EdgeError for a folder that what is run could not write its results to."""
+    if plan.missing:
+        require_writable(arguments.work, "--work")
+        require_writable(arguments.results, "--results")
+    if any(_searches(grid.spec) for grid in plan.grids):
+        require_writable(arguments.chosen.parent, "--chosen")
+
+
+def _code_of_what_is_left(plan: Plan, results: Path) -> int:
+    """BUSY, and words, where others run cells or cells wait for a choice; else DONE."""
+    elsewhere = [cell for cell in plan.missing if not result_file(cell, results).is_file()]
+    if elsewhere:
+        _say(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command tells whether they are done")
+    if plan.waits_for:
+        _say(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
+    return BUSY if elsewhere or plan.waits_for else DONE
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells that are meant, and those of them that have results."""
+    """The cells that are meant, those of them that have results, and what must be chosen before the others can be named."""
 
     grids: tuple[Grid, ...]
     cells: tuple[Cell, ...]
+    waits_for: tuple[str, ...]
     results: dict[str, Result]
     pace: Pace
 
@@ -88,13 +118,15 @@ class Plan:
     def of(cls, arguments: argparse.Namespace) -> Plan:
         """What the command line means. Raises UsageError, ConfigError."""
         chosen = read_chosen(arguments.chosen)
-        grids = tuple(expand(load_spec(name), chosen) for name in arguments.specs or spec_names())
+        grids = tuple(expand(load_spec(name, to_run=True), chosen) for name in arguments.specs or spec_names())
+        _require_seeds(grids, arguments.seeds)
         meant = [cell for cell in shared(grids) if _is_meant(cell, arguments.only, arguments.seeds)]
         if not meant and (arguments.only is not None or not any(grid.waits_for for grid in grids)):
             raise UsageError(f"no cell matches {shown(str(arguments.only))}", hint="--list without --only shows their keys")
         every = {cell.key: read_result(cell, arguments.results) for cell in shared(grids)}
         results = {key: result for key, result in every.items() if result is not None}
-        return cls(grids, tuple(meant), results, Pace.of(results.values()))
+        waits = dict.fromkeys(what for grid in grids for what in grid.waits_for)
+        return cls(grids, tuple(meant), tuple(waits) if arguments.only is None else (), results, Pace.of(results.values()))
 
     @property
     def missing(self) -> list[Cell]:
@@ -107,13 +139,13 @@ class Plan:
         steps, seconds = sum(cell.steps for cell in missing), sum(map(self.pace.cell_s, missing))
         cells = [self._cell_line(cell) for cell in self.cells] if every_cell else []
         searches = " ".join(spec.name for spec in _grid_searches())
-        waits = [f"not yet: {what} is not chosen; run {searches} first" for grid in self.grids for what in grid.waits_for]
+        waits = [f"not yet: {what} is not chosen; run {searches} first" for what in self.waits_for]
         basis = "measured on finished cells" if self.pace.phase_s else "guessed; no cell is finished yet"
         share = "" if jobs == 1 else f", {told_hours(seconds / jobs)} with {jobs} at a time"
         done = len(self.cells) - len(missing)
         return [
             *cells,
-            *dict.fromkeys(waits),
+            *waits,
             f"{counted(len(self.cells), 'cell')}, {done} done; to do: {counted(len(missing), 'cell')}, {counted(steps, 'step')}, "
             f"{told_hours(seconds)} of one core{share} ({basis})",
         ]
@@ -154,7 +186,7 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
             telling.cancel()
             ending.cancel()
     if any(ended.code not in (DONE, STOPPED, BUSY) for ended in board.ended):
-        return 1
+        return FAILED
     return STOPPED if stop.is_set() and board.done < len(missing) else 0
 
 
@@ -183,6 +215,13 @@ def _grid_searches() -> list[Spec]:
 
 def _searches(spec: Spec) -> bool:
     return spec.table == "assist-rewards"
+
+
+def _require_seeds(grids: Sequence[Grid], seeds: Sequence[int] | None) -> None:
+    """Raises UsageError for a seed that no experiment has."""
+    known = sorted({seed for grid in grids for seed in grid.spec.seeds})
+    if unknown := [seed for seed in seeds or () if seed not in known]:
+        raise UsageError(f"--seeds: no experiment here has the seed {unknown[0]}", hint=f"there is: {', '.join(map(str, known))}")
 
 
 def _is_meant(cell: Cell, only: str | None, seeds: Sequence[int] | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock
+from edge.core.counts import counted
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import write_whole
-from tools.experiments.run_cell import BUSY, DONE, STOPPED
+from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
+_LITTLE_ROOM = 1 << 16
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -77,17 +80,21 @@ class Board:
         return sum(done - self.first_steps.get(key, done) for key, done in self.steps_done.items())
 
     def line(self, now: float, left_s: float) -> str:
-        """For a person: `3 of 20 cells, 412 steps, 0.61 steps/s, about 1.4 h left: KEY (learning)`."""
+        """For a person: `3 of 20 cells, 412 steps, 0.61 steps/s, about 1.4 h left: KEY (learning)`; no more than is left to tell."""
         made, took = self.steps_made(), max(1e-9, now - self.began)
         at_work = ", ".join(f"{key} {self.steps_done.get(key, 0)} ({part})" for key, part in sorted(self.parts.items()))
         failed = sum(one.code not in (DONE, BUSY, STOPPED) for one in self.ended)
         trouble = f", {failed} failed" if failed else ""
-        rate = f"{made} steps, {made / took:.2f} steps/s"
-        return f"{self.done} of {len(self.cells)} cells{trouble}, {rate}, about {told_hours(left_s)} left: {at_work or 'nothing at work'}"
+        rate = f"{counted(made, 'step')}, {made / took:.2f} steps/s"
+        waits = len(self.ended) < len(self.cells)
+        left = f", about {told_hours(left_s)} left" if waits else ""
+        return f"{self.done} of {counted(len(self.cells), 'cell')}{trouble}, {rate}{left}{f': {at_work}' if at_work else ''}"
 
 
 def told_hours(seconds: float) -> str:
-    """`12 min` or `3.4 h`."""
+    """`40 s`, `12 min` or `3.4 h`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
@@ -119,11 +126,18 @@ class CellProcess:
     results: Path
 
     async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
-        """Run a cell; see `Launch`."""
+        """Run a cell; see `Launch`. Where the system refuses its folder or process, it has failed."""
+        try:
+            return await self._run(cell, on_progress, stop)
+        except OSError as error:
+            return Ended(cell, FAILED, f"{error.filename or self.work}: {error.strerror or error}")
+
+    async def _run(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "cell.json", json.dumps(cell.to_json(), indent=1) + "\n")
         with (folder / "cell.log").open("ab") as log:
+            said_before = log.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "tools.experiments", "cell", str(folder / "cell.json"), "--results", str(self.results),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
@@ -139,7 +153,7 @@ class CellProcess:
                 if process.returncode is None:
                     process.terminate()
                     await process.wait()
-        return Ended(cell, code, "" if code in (DONE, STOPPED, BUSY) else _last_words(folder / "cell.log"))
+        return Ended(cell, code, "" if code in (DONE, STOPPED, BUSY) else _last_words(folder / "cell.log", said_before))
 
 
 async def _stop_with(process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
@@ -154,9 +168,13 @@ async def _listen(process: asyncio.subprocess.Process, on_line: Callable[[Mappin
             on_line(json.loads(line))
 
 
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+def _last_words(log: Path, said_before: int) -> str:
+    """The last line that was written after so many bytes; where there is none, why that may be."""
+    lines = log.read_bytes()[said_before:].decode("utf-8", errors="replace").strip().splitlines()
+    if lines:
+        return lines[-1][:300]
+    full = shutil.disk_usage(log.parent).free < _LITTLE_ROOM
+    return f"no room is left in {log.parent}" if full else f"it wrote nothing into {log}"
 
 
 async def tell_now_and_then(

@@ -10,29 +10,33 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.core.counts import counted
-from edge.core.errors import ConfigError
+from edge.core.errors import ConfigError, UsageError
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.figures import FIGURES
 from tools.experiments.findings import Findings
 from tools.experiments.held_out import write_whole
+from tools.experiments.places import require_folder, require_writable, told_with
 from tools.experiments.published import DATA
 from tools.experiments.result import RESULTS, Result
-from tools.experiments.show import missing_line, tables_of
+from tools.experiments.show import missing_line, tables_of, tell_strays
 from tools.experiments.spec import load_spec, spec_names
 from tools.experiments.summary import summary_table
+from tools.experiments.tables import Table
 
 TEMPLATE = Path(__file__).parent / "report.md.in"
 REPORT = Path(__file__).parent / "REPORT.md"
 README = Path(__file__).resolve().parents[2] / "README.md"
 _BEGIN, _END = "<!-- made by python -m tools.experiments report -->", "<!-- end of what is made -->"
 _MARK = re.compile(r"^\{\{ *([a-z]+)(?: +([a-z0-9-]+))?(?:: *(.+?))? *\}\}$")
+_OF_EXPERIMENTS, _OF_ALL = ("table", "figure"), ("hours", "setting")
 
 
 def add_report(commands: Any) -> None:
@@ -45,24 +49,68 @@ def add_report(commands: Any) -> None:
     report.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
     report.add_argument("--out", type=Path, default=REPORT)
     report.add_argument(
-        "--readme", type=Path, default=README, help="file whose main table is made anew, where it has the marks for it"
+        "--readme",
+        type=Path,
+        help="file whose main table is made anew (usual: the project's, of the usual results and choices only)",
     )
     report.set_defaults(play=play_report)
 
 
 def play_report(arguments: argparse.Namespace) -> int:
     """Write the report and say where it is."""
+    require_folder(arguments.results, "--results")
+    readme = _readme_of(arguments)
+    read_template(arguments.template, spec_names())
+    if arguments.out.is_dir():
+        raise UsageError(f"--out {arguments.out}: is a folder", hint="give the report's file, such as REPORT.md")
+    require_writable(arguments.out.parent, "--out")
     chosen = read_chosen(arguments.chosen)
+    _say(f"reading the results of {counted(len(spec_names()), 'experiment')} in {arguments.results}")
     every = {name: Findings.of(load_spec(name), chosen, arguments.results) for name in spec_names()}
-    report = Report(every, chosen, arguments.data, arguments.figures, arguments.out.parent)
-    write_whole(arguments.out, report.filled(arguments.template))
+    tell_strays([findings.grid for findings in every.values()], arguments.results)
+    report = Report(every, chosen, arguments.data, arguments.figures, arguments.out.parent, _say)
+    _write(arguments.out, report.filled(arguments.template), "--out")
     print(f"wrote {arguments.out}", flush=True)
-    if arguments.readme.is_file():
-        text = arguments.readme.read_text(encoding="utf-8")
+    if readme is not None:
+        _say(f"making the main table of {readme}")
+        text = readme.read_text(encoding="utf-8")
         if (changed := with_main_table(text, every["table"])) != text:
-            write_whole(arguments.readme, changed)
-            print(f"changed {arguments.readme}", flush=True)
+            _write(readme, changed, "--readme")
+            print(f"changed {readme}", flush=True)
     return 0
+
+
+def _readme_of(arguments: argparse.Namespace) -> Path | None:
+    """The file with the main table: the one that was given, else the project's beside the project's own results and choices.
+
+    Raises UsageError for a given one without a place for the table.
+    """
+    given: Path | None = arguments.readme
+    if given is None:
+        usual = (arguments.results.resolve(), arguments.chosen.resolve()) == (RESULTS.resolve(), CHOSEN_FILE.resolve())
+        return README if usual and README.is_file() else None
+    try:
+        text = given.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--readme {given}: cannot be read ({_why(error)})", hint="give a text file") from error
+    if _BEGIN not in text or _END not in text:
+        raise UsageError(
+            f"--readme {given}: has no place for the main table", hint=f"write the lines {_BEGIN} and {_END} into it"
+        )
+    return given
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    with told_with(option, path):
+        write_whole(path, text)
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else "not UTF-8 text"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def with_main_table(text: str, findings: Findings) -> str:
@@ -74,44 +122,93 @@ def with_main_table(text: str, findings: Findings) -> str:
     return f"{before}{_BEGIN}\n\n{summary_table(findings).to_markdown()}\n\n{_END}{after}"
 
 
+class Mark(NamedTuple):
+    """A line of a template that is replaced, and where it stands."""
+
+    kind: str
+    name: str
+    words: str
+    where: str
+
+
+def read_template(template: Path, names: Collection[str]) -> list[str | Mark]:
+    """The lines of a template; `names`: the experiments that there are.
+
+    Raises UsageError where there is none, ConfigError with the line of a mark that means nothing.
+    """
+    try:
+        lines = template.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--template {template}: cannot be read ({_why(error)})", hint="give a text file with marks") from error
+    return [_mark_or_line(line, f"{template}:{number}", names) for number, line in enumerate(lines, 1)]
+
+
+def _mark_or_line(line: str, where: str, names: Collection[str]) -> str | Mark:
+    found = _MARK.match(line.strip())
+    if found is None:
+        if "{{" in line:
+            raise ConfigError(f"{where}: {{{{ begins no mark here", hint="a mark is a line of its own, such as {{ table NAME }}")
+        return line
+    kind, name, words = (part or "" for part in found.groups())
+    if kind not in (*_OF_EXPERIMENTS, *_OF_ALL):
+        raise ConfigError(f"{where}: no mark is called {kind}", hint=f"there is: {', '.join((*_OF_EXPERIMENTS, *_OF_ALL))}")
+    if kind in _OF_EXPERIMENTS and name not in names:
+        told = f"no experiment is called {name}" if name else f"{kind} of which experiment?"
+        raise ConfigError(f"{where}: {told}", hint=f"there is: {', '.join(names)}")
+    return Mark(kind, name, words, where)
+
+
 class Report:
     """Fills a template with what was found."""
 
-    def __init__(self, findings: Mapping[str, Findings], chosen: ChosenRewards, data: Path, figures: Path, beside: Path) -> None:
-        """`beside`: the folder in which the report will lie, from which its pictures are found."""
+    def __init__(
+        self,
+        findings: Mapping[str, Findings],
+        chosen: ChosenRewards,
+        data: Path,
+        figures: Path,
+        beside: Path,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`beside`: the folder in which the report will lie, from which its pictures are found. `tell` is told what is being made."""
         self._findings = findings
         self._chosen = chosen
         self._data = data
         self._figures = figures
         self._beside = beside
-        self._named: set[str] = set()
+        self._tell = tell
+        self._made: dict[str, list[Table]] = {}
 
     def filled(self, template: Path) -> str:
-        """The template with its marks replaced. Raises ConfigError with the line of a mark that cannot be."""
-        lines = template.read_text(encoding="utf-8").splitlines()
-        written = [self._line(line, f"{template}:{number}") for number, line in enumerate(lines, 1)]
-        return "\n".join([*written, *self._further()]).rstrip() + "\n"
+        """The template with its marks replaced. Raises UsageError, ConfigError with the line of a mark that cannot be."""
+        lines = read_template(template, self._findings)
+        written = [line if isinstance(line, str) else self._of_mark(line) for line in lines]
+        named = {line.name for line in lines if isinstance(line, Mark) and line.kind == "table"}
+        return "\n".join([*written, *self._further(named)]).rstrip() + "\n"
 
-    def _line(self, line: str, where: str) -> str:
-        mark = _MARK.match(line.strip())
-        if mark is None:
-            return line
-        kind, name, words = mark.groups()
-        if kind in ("hours", "setting"):
-            return self._hours() if kind == "hours" else self._setting()
-        if name not in self._findings:
-            raise ConfigError(f"{where}: no experiment is called {name}", hint=f"there is: {', '.join(self._findings)}")
-        if kind == "figure":
-            return self._figure(name)
-        if kind == "table":
-            self._named.add(name)
-            return self._table(name, words or "")
-        raise ConfigError(f"{where}: no mark is called {kind}", hint="there is: table, figure, hours, setting")
+    def _of_mark(self, mark: Mark) -> str:
+        match mark.kind:
+            case "hours":
+                return self._hours()
+            case "setting":
+                return self._setting()
+            case "figure":
+                return self._figure(mark.name)
+        if mark.words and not any(table.title.startswith(mark.words) for table in self._tables(mark.name)):
+            titles = ", ".join(table.title for table in self._tables(mark.name))
+            raise ConfigError(f"{mark.where}: no table of {mark.name} begins with {mark.words}", hint=f"there is: {titles}")
+        return self._table(mark.name, mark.words)
+
+    def _tables(self, name: str) -> list[Table]:
+        """All tables of an experiment, made once."""
+        if name not in self._made:
+            self._tell(f"making the tables of {name}")
+            self._made[name] = tables_of(self._findings[name], self._data, self._chosen)
+        return self._made[name]
 
     def _table(self, name: str, words: str) -> str:
-        findings = self._findings[name]
-        tables = [table for table in tables_of(findings, self._data, self._chosen) if table.title.startswith(words)]
-        return "\n\n".join([*(table.to_markdown() for table in tables), f"_{name}: {missing_line(findings)}_"])
+        tables = [table.to_markdown() for table in self._tables(name) if table.title.startswith(words)]
+        return "\n\n".join([*tables, f"_{name}: {missing_line(self._findings[name])}_"])
 
     def _figure(self, name: str) -> str:
         spec = self._findings[name].spec
@@ -124,8 +221,8 @@ class Report:
         drawn = (self._figures / f"{stem}.{form}" for form in ("svg", "png"))
         return next((path for path in drawn if path.is_file()), None)
 
-    def _further(self) -> list[str]:
-        names = [name for name, findings in self._findings.items() if name not in self._named and findings.spec.table]
+    def _further(self, named: Collection[str]) -> list[str]:
+        names = [name for name, findings in self._findings.items() if name not in named and findings.spec.table]
         parts = [f"### {name}\n\n{self._findings[name].spec.about}\n\n{self._table(name, '')}\n" for name in names]
         return ["", "## Further experiments", "", *parts] if parts else []
 

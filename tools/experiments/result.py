@@ -10,7 +10,7 @@ add keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from typing import Any
 from edge.agent.events import StepFinished
 from edge.core.errors import EdgeError
 from tools.experiments.cells import Cell
+from tools.experiments.form import require_form
 from tools.experiments.held_out import write_whole
 from tools.experiments.provenance import changed
 
 RESULTS = Path(__file__).parent / "results"
-FORM = 1
 _SERIES_DIGITS = {"dual": 4, "assist": 4, "joint": 3, "kept": 3, "reward": 3, "format": 3, "entropy": 3}
 
 
@@ -54,22 +54,26 @@ def result_file(cell: Cell, folder: Path = RESULTS) -> Path:
 
 
 def read_result(cell: Cell, folder: Path = RESULTS) -> Result | None:
-    """The result of a cell, None where there is none. Raises EdgeError for a file that is no result, or one of other settings or models."""
+    """The result of a cell, None where there is none. Raises EdgeError for a damaged file, or one of other settings or models."""
     path = result_file(cell, folder)
     if not path.is_file():
         return None
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-        _ = body["series"], body["held_out"], body["cost"]
-        if body["form"] != FORM or body["key"] != cell.key:
-            raise ValueError(f"form {body['form']} of {body['key']}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        require_form(cell, body)
+    except (OSError, ValueError, RecursionError) as error:
         raise EdgeError(
             f"{path}: not the result of {cell.key} ({error})", hint="remove the file to run the cell again"
         ) from error
     if (difference := changed(cell, body)) is not None:
         raise EdgeError(f"{path}: {difference}", hint="remove the file to run the cell again")
     return Result(cell, body)
+
+
+def strays(cells: Iterable[Cell], folder: Path = RESULTS) -> list[str]:
+    """The names of the files of a folder that are the result of none of these cells; hidden ones aside."""
+    known = {result_file(cell, folder).name for cell in cells}
+    return sorted(path.name for path in folder.iterdir() if path.name not in known and not path.name.startswith("."))
 
 
 def write_result(path: Path, body: Mapping[str, Any]) -> None:

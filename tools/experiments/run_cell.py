@@ -30,14 +30,16 @@ from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
 from edge.core.machine_facts import machine_facts
 from tools.experiments.cells import Cell
+from tools.experiments.form import FORM
 from tools.experiments.held_out import Examiner, Router, write_whole
 from tools.experiments.meter import Meter, account, machine_told
+from tools.experiments.places import told_with
 from tools.experiments.provenance import models_of, settings_of
-from tools.experiments.result import FORM, RESULTS, result_file, series_of, training_cost, write_result
+from tools.experiments.result import RESULTS, result_file, series_of, training_cost, write_result
 
 RECORDING = "held-out-answers.jsonl"
 """The cloud's answers to held-out items, in the folder of all cells."""
-DONE, STOPPED, BUSY = 0, 130, 75
+DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -60,7 +62,8 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
             body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
     if body is None:
         return STOPPED
-    write_result(result_file(cell, results), body)
+    with told_with("--results", results):
+        write_result(result_file(cell, results), body)
     return DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,21 @@ from typing import Any
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from tools.experiments import dynamics
-from tools.experiments.cells import ChosenRewards
+from tools.experiments.cells import ChosenRewards, Grid, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import TABLES
 from tools.experiments.dialled import dial_table
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import paper_tables
+from tools.experiments.places import require_folder, require_writable, told_with
 from tools.experiments.priced import price_table
 from tools.experiments.published import DATA, read_published
-from tools.experiments.result import RESULTS
+from tools.experiments.result import RESULTS, strays
 from tools.experiments.spec import Spec, load_spec, spec_names
 from tools.experiments.tables import Table
+
+_STRAYS_NAMED = 5
 
 
 def add_table(commands: Any) -> None:
@@ -47,7 +51,11 @@ def add_figure(commands: Any) -> None:
 
 def play_table(arguments: argparse.Namespace) -> int:
     """Print the tables."""
-    for spec in _specs(arguments.specs, of="table"):
+    require_folder(arguments.results, "--results")
+    specs = _specs(arguments.specs, of="table")
+    every = {spec.name: spec for spec in [*map(load_spec, spec_names()), *specs]}
+    tell_strays([expand(spec, read_chosen(arguments.chosen)) for spec in every.values()], arguments.results)
+    for spec in specs:
         findings = Findings.of(spec, read_chosen(arguments.chosen), arguments.results)
         print(f"# {spec.name}: {spec.about}\n")
         print("\n\n".join(table.to_markdown() for table in tables_of(findings, arguments.data, read_chosen(arguments.chosen))))
@@ -57,8 +65,13 @@ def play_table(arguments: argparse.Namespace) -> int:
 
 def play_figure(arguments: argparse.Namespace) -> int:
     """Draw the figures and print their paths."""
-    for spec in _specs(arguments.specs, of="figure"):
-        drawn = draw_figures(Findings.of(spec, read_chosen(arguments.chosen), arguments.results), arguments.out, arguments.format)
+    require_folder(arguments.results, "--results")
+    specs = _specs(arguments.specs, of="figure")
+    require_writable(arguments.out, "--out")
+    for spec in specs:
+        findings = Findings.of(spec, read_chosen(arguments.chosen), arguments.results)
+        with told_with("--out", arguments.out):
+            drawn = draw_figures(findings, arguments.out, arguments.format)
         for path in drawn:
             print(path, flush=True)
         if not drawn:
@@ -92,6 +105,19 @@ def missing_line(findings: Findings) -> str:
     cells, missing = len(findings.grid.cells), findings.missing()
     waits = f"; {counted(len(findings.grid.waits_for), 'assistance reward')} not chosen yet" if findings.grid.waits_for else ""
     return f"{cells - missing} of {counted(cells, 'cell')} measured{waits}."
+
+
+def tell_strays(grids: Sequence[Grid], folder: Path) -> None:
+    """Name the files that belong to no cell in one line on stderr; not while cells without a name wait, whose they may be."""
+    found = [] if any(grid.waits_for for grid in grids) else strays(shared(grids), folder)
+    if found:
+        told = _some(found)
+        print(f"{counted(len(found), 'file')} in {folder} of no cell of any experiment: {told}", file=sys.stderr, flush=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _STRAYS_NAMED
+    return ", ".join(names[:_STRAYS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _specs(names: Sequence[str], of: str) -> list[Spec]:

@@ -7,15 +7,22 @@ that `edge-agent learn --tasks` takes.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from edge.config.loader import ValueAt, resolve
+from edge.bootstrap.places import model_file
+from edge.config.agent import resolve_agent_config
+from edge.config.loader import Flag, Resolved, ValueAt, dotted, resolve
 from edge.config.schema import Price
-from edge.core.errors import UsageError
-from edge.tasks.practice import FAMILIES, GROUPS
+from edge.config.yaml_lines import KeyPath
+from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
+from edge.core.limits import LARGEST_SEED
+from edge.tasks.practice import GROUPS
+from tools.experiments.sources import full_source, labels_of, require_held_out
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -24,6 +31,7 @@ Scalar = bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar] | None
 Settings = dict[str, Value]
 """Dotted keys of the agent's configuration and their values."""
+ASSIST = "learning.assist_rewards"
 CHOSEN = "@chosen"
 """As the value of `learning.assist_rewards`: what the grid search has chosen for this model and method."""
 
@@ -44,7 +52,7 @@ class Phase(Section):
     @property
     def full_source(self) -> str:
         """As the agent's configuration writes it."""
-        return f"practice:{self.source}" if self.source in {*FAMILIES, *GROUPS} else self.source
+        return full_source(self.source)
 
 
 class Evaluate(Section):
@@ -59,6 +67,11 @@ class Evaluate(Section):
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."
     )
+
+    @field_validator("sources")
+    @classmethod
+    def _in_full(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(full_source, sources))
 
     @property
     def places(self) -> tuple[tuple[str, str, float | None], ...]:
@@ -79,7 +92,9 @@ class Spec(Section):
     name: str = Field(min_length=1, pattern=r"^[a-z0-9][a-z0-9-]*$", description="As the file is called.")
     about: str = Field(min_length=1, description="One sentence: what is asked.")
     models: tuple[str, ...] = Field(("nano-edge", "nano-edge-llama"), min_length=1, description="The SLMs.")
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="Seeds of prompts, responses and first weights.")
+    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...] = Field(
+        (0, 1, 2), min_length=1, description="Seeds of prompts, responses and first weights."
+    )
     methods: dict[str, Settings] = Field({}, description="Settings of each method by its name (none: DA-GRPO as it is).")
     phases: dict[str, tuple[Phase, ...]] = Field(min_length=1, description="Lists of phases by name, such as g1-g2.")
     vary: dict[str, tuple[Value, ...]] = Field({}, description="Settings of which each value is tried with each of the others.")
@@ -112,15 +127,129 @@ class Spec(Section):
                 raise ValueAt(("vary", key), f"{key} has no value to try")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_listed_twice(self) -> Spec:
+        lists: tuple[tuple[KeyPath, Sequence[Any]], ...] = (
+            (("models",), self.models),
+            (("seeds",), self.seeds),
+            (("evaluate", "sources"), self.evaluate.sources),
+            (("evaluate", "prices"), self.evaluate.prices),
+        )
+        for path, values in lists:
+            for index, value in enumerate(values):
+                if value in values[:index]:
+                    raise ValueAt((*path, index), f"{dotted(path)} has {value} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _sources_are_there(self) -> Spec:
+        for index, source in enumerate(self.evaluate.sources):
+            _require_at(("evaluate", "sources", index), source, require_held_out if self.evaluate.items else labels_of)
+        for name, phases in self.phases.items():
+            for index, phase in enumerate(phases):
+                _require_at(("phases", name, index, "source"), phase.source, labels_of)
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_of_tasks_that_occur(self) -> Spec:
+        rewards = list(self._rewards())
+        sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
+        labels = {source: labels_of(source) for source in sources} if rewards else {}
+        for path, value in rewards:
+            if (told := _wrong_rewards(value, labels)) is not None:
+                raise ValueAt(path, f"{dotted(path)}: {told}")
+        return self
+
+    def _rewards(self) -> Iterator[tuple[KeyPath, Value]]:
+        """Every value of the assistance rewards by label, and where it stands."""
+        places: list[tuple[KeyPath, Settings]] = [(("settings",), self.settings)]
+        places += [(("methods", way), own) for way, own in self.ways.items()]
+        places += [(("vary",), {key: value}) for key, values in self.vary.items() for value in values]
+        for path, settings in places:
+            for key, value in settings.items():
+                label = key.removeprefix(f"{ASSIST}.")
+                if key == ASSIST or label != key:
+                    yield (*path, key), value if key == ASSIST else {label: str(value)}
+
+
+def _require_at(path: KeyPath, source: str, require: Callable[[str], object]) -> None:
+    """Raises ValueAt for a source that is refused."""
+    try:
+        require(source)
+    except (UsageError, TaskFileError) as error:
+        raise ValueAt(path, f"{dotted(path)}: {error}; {error.hint}" if error.hint else f"{dotted(path)}: {error}") from error
+
+
+def _wrong_rewards(value: Value, labels: Mapping[str, frozenset[str]]) -> str | None:
+    """Why rewards by label would be ignored, in words; None where they are not. `labels`: those of each phase's source."""
+    if value == CHOSEN:
+        named = " and ".join(GROUPS)
+        others = [source for source, own in labels.items() if own != {source}]
+        return f"{CHOSEN} is for {named}, whose items have their name as label, not for {others[0]}" if others else None
+    known = sorted(frozenset().union(*labels.values()))
+    unknown = [label for label in value if label not in known] if isinstance(value, Mapping) else []
+    return f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}" if unknown else None
+
 
 def spec_names(folder: Path = SPECS) -> list[str]:
     """The names of all specifications."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def load_spec(name: str, folder: Path = SPECS) -> Spec:
-    """The specification of this name, or of this file. Raises UsageError, ConfigError with file, line and key."""
+def load_spec(name: str, folder: Path = SPECS, *, to_run: bool = False) -> Spec:
+    """The specification of this name, or of this file. Raises UsageError, ConfigError with file, line and key.
+
+    `to_run`: its models must be on this machine, which tables of results do not need.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if path.is_dir():
+        raise UsageError(f"{name}: is a folder, not a specification", hint="give a .yaml file in it")
     if not path.is_file():
         raise UsageError(f"{name}: no such experiment", hint=f"there is: {', '.join(spec_names(folder)) or 'none'}")
-    return resolve(Spec, files=[path], example="seeds=[0]").config
+    read = _read(path)
+    _require_settings(read)
+    if to_run:
+        _require_models(read)
+    return read.config
+
+
+def _read(path: Path) -> Resolved[Spec]:
+    """The specification in a file; what is wrong with it begins with the file, also where a key is missing."""
+    try:
+        return resolve(Spec, files=[path], example="seeds=[0]")
+    except ConfigError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
+
+
+def _require_settings(read: Resolved[Spec]) -> None:
+    """Raises ConfigError with file and line for a setting that the agent does not have, or a value it refuses."""
+    spec = read.config
+    for way, own in spec.ways.items():
+        for values in itertools.product(*spec.vary.values()):
+            parts: tuple[tuple[KeyPath, Mapping[str, Any]], ...] = (
+                (("settings",), spec.settings),
+                (("methods", way), own),
+                (("vary",), dict(zip(spec.vary, values, strict=True))),
+            )
+            flags = {
+                key: Flag(key, value, _place(read, (*path, key))) for path, settings in parts for key, value in settings.items()
+            }
+            resolve_agent_config(flags=[flag for flag in flags.values() if (flag.key, flag.value) != (ASSIST, CHOSEN)])
+
+
+def _require_models(read: Resolved[Spec]) -> None:
+    """Raises ConfigError with file and line for a model that is not on this machine."""
+    for index, model in enumerate(read.config.models):
+        try:
+            model_file(model)
+        except ModelFileError as error:
+            place = _place(read, ("models", index))
+            raise ConfigError(f"{place}: models.{index}: {error}", hint=error.hint) from error
+
+
+def _place(read: Resolved[Spec], path: KeyPath) -> str:
+    """`FILE:LINE` of a value or of the nearest section around it."""
+    within = (dotted(path[:length]) for length in range(len(path), 0, -1))
+    return next((read.origins[key] for key in within if key in read.origins), read.config.name)
