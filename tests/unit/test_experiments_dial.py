@@ -44,7 +44,7 @@ def findings(folder: Path, *, both: bool = True) -> Findings:
 def test_the_dial_sends_the_likeliest_to_ask_until_the_retrained_ones_rate_is_reached(tmp_path: Path) -> None:
     """At half the items the dial sends the first and the third, which fail locally; the retrained adapter wastes one call."""
     (table,) = dial_table(findings(tmp_path))
-    ((model, family, target, retrained, dialled, gained),) = table.rows
+    ((model, family, target, _, retrained, dialled, gained),) = table.rows
     assert (model, family, target) == ("nano-edge", "arith", "0.5")
     assert retrained.startswith("75.0 ±") and retrained.endswith("@ 50 %")
     assert dialled.startswith("100.0 ±") and dialled.endswith("@ 50 %")

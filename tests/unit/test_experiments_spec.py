@@ -108,7 +108,7 @@ def test_rewards_of_labels_that_occur_are_taken(tmp_path: Path) -> None:
 def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Path) -> None:
     tasks = tmp_path / "own.jsonl"
     phases = {"a": [{"source": str(tasks), "steps": 1}]}
-    with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jsonl: no such task file"):
+    with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jso.*: no such task file"):
         _spec(tmp_path, phases=phases)
     tasks.write_text('{"question": "2+3?", "answer": 5, "task": "sums", "split": "train"}\n', encoding="utf-8")
     assert _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"sums": 0.1}}).settings
