@@ -147,8 +147,10 @@ class PlainConsole:
     every ten, and whatever else a person should know.
     """
 
-    def __init__(self, stream: TextIO, clock: Clock, progress: Progress) -> None:
+    def __init__(self, stream: TextIO, clock: Clock, progress: Progress, *, legend: str = "") -> None:
+        """`legend` is said once, before the first line of progress."""
         self._stream = stream
+        self._legend = legend
         self._clock = clock
         self._progress = progress
         self._last_line_at = self._last_sign_at = self._step_began_at = clock.monotonic()
@@ -182,6 +184,9 @@ class PlainConsole:
         if now - began_at < _PLAIN_EVERY_S and not self._is_last(event):
             return
         self._last_line_at = now
+        if self._legend:
+            self.say(self._legend)
+            self._legend = ""
         self.say(self._progress_line(event))
 
     def _progress_line(self, event: StepFinished | EvalProgress) -> str:
@@ -325,6 +330,14 @@ def _times_floor(steps: tuple[StepFinished, ...]) -> float | None:
 def what_is_learned(step: StepFinished) -> str:
     """A step's source where its name tells where the questions are from, else its label."""
     return step.source if step.source.startswith(_TELLING) else step.task
+
+
+def what_lines_say() -> str:
+    """What the numbers of progress lines are taken over."""
+    return (
+        f"each line: shares and speed are means of the last {_WINDOW} steps of the phase (of fewer at first), "
+        "calls and dollars are totals of the run"
+    )
 
 
 def progress_line(view: ProgressView) -> str:

@@ -95,9 +95,29 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     assert sum(charged(tmp_path).values()) == summary["cloud_calls"]
     assert any(float(values.abs().max()) > 0 for name, values in adapter(folder).items() if "lora_B" in name)
     assert "What" not in done.stderr  # prompts are in no log
-    again = run(written(tmp_path, agent={**SMALL["agent"], "learning": {"group_size": 8}}))
-    assert (again.returncode, len(again.stderr.strip().splitlines()[-1:])) == (2, 1)
+    assert done.stderr.count("means of the last 10 steps of the phase") == 1
+    again = run(written(tmp_path), "--set", "agent.learning.group_size=8")
+    assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
     assert "holds a run with other settings (agent.learning.group_size 4 -> 8)" in again.stderr
+
+
+def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_settings(tmp_path):
+    config, folder = written(tmp_path), tmp_path / "run"
+    refused = run(config, "--set", 'trainer.options={"nonsense": 1}')
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
+    assert "trainer.options: TRL refuses them" in refused.stderr
+    assert "nonsense" in refused.stderr
+    assert not folder.exists()
+    nowhere = run(config, "--out", "/dev/null/run")
+    assert (nowhere.returncode, len(nowhere.stderr.strip().splitlines())) == (2, 1)
+    begun = run(config, "--set", 'trainer.options={"model_init_kwargs": {"dtype": "no-such-type"}}')
+    assert (begun.returncode, len(begun.stderr.strip().splitlines())) == (2, 1)
+    assert "TRL cannot begin" in begun.stderr
+    assert (folder / "config.yaml").is_file()
+    done = run(config, "--set", "agent.phases.0.steps=1", "--set", "agent.learning.group_size=2")
+    assert done.returncode == 0, done.stderr
+    (step,) = steps_of(tmp_path)
+    assert (step["responses"], json.loads((folder / "summary.json").read_text())["steps"]) == (6, 1)
 
 
 def adapter(folder: Path) -> dict[str, Any]:

@@ -22,7 +22,19 @@ from edge.agent.events import (
     StepProgress,
     StepSeconds,
 )
-from edge.console import Console, LiveConsole, PlainConsole, Progress, dollars, duration, open_console, percent, spark, spoken
+from edge.console import (
+    Console,
+    LiveConsole,
+    PlainConsole,
+    Progress,
+    dollars,
+    duration,
+    open_console,
+    percent,
+    spark,
+    spoken,
+    what_lines_say,
+)
 from edge.core.clock import ManualClock
 
 ZEROS = (
@@ -102,6 +114,22 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
         "step 1/4 practice:arith, kept 50.0 % right of the 80.0 % kept, joint 75.0 %, asks 20.0 % (target 30.0 %), λ 0.480, "
         "7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
     )
+
+
+def test_what_the_lines_are_taken_over_is_said_once_before_the_first_where_it_is_asked_for() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    console = PlainConsole(stream, clock, Progress(), legend=what_lines_say())
+    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
+    assert stream.getvalue() == ""
+    for number in (1, 2):
+        clock.advance(5)
+        console.emit(step(number))
+    legend, *lines = stream.getvalue().splitlines()
+    assert legend == (
+        "each line: shares and speed are means of the last 10 steps of the phase (of fewer at first), "
+        "calls and dollars are totals of the run"
+    )
+    assert [line.split()[1] for line in lines] == ["1", "2"]
 
 
 def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -> None:

@@ -67,13 +67,10 @@ def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run(chosen: argparse.Namespace) -> int:
     from tools.integrations.trl.config import resolve_run
-    from tools.integrations.trl.run import begin_again, run
+    from tools.integrations.trl.run import run
 
     sets = [*chosen.set, *([f"out={chosen.out}"] if chosen.out else [])]
-    resolved = resolve_run(chosen.config, tuple(sets))
-    if chosen.fresh:
-        begin_again(Path(resolved.config.out).expanduser())
-    run(resolved)
+    run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
     return 0
 
 

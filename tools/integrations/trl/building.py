@@ -22,14 +22,14 @@ from tools.integrations.trl.trainer import config_fields, keep_quiet, paper_scal
 def build_trainer(
     config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: Processes, desk: StepDesk
 ) -> GRPOTrainer:
-    """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that GRPOConfig refuses."""
+    """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that TRL refuses, or cannot begin with."""
     learning = config.agent.learning
     steps = SharedSteps(desk, processes)
     rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
     scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
     callback = DualCallback(steps, scale)
     keep_quiet()
-    trainer = GRPOTrainer(
+    trainer = _made(
         model=model,
         reward_funcs=[rewards.task_reward, rewards.help_cost],
         args=grpo_config(config, processes.count),
@@ -44,12 +44,27 @@ def build_trainer(
     return trainer
 
 
+def _made(**parts: Any) -> GRPOTrainer:
+    try:
+        return GRPOTrainer(**parts)
+    except (ImportError, OSError, ValueError) as error:
+        raise UsageError(
+            f"TRL cannot begin: {_first_line(error)}", hint="see model and trainer.options in the configuration"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def grpo_config(config: TrlConfig, processes: int) -> GRPOConfig:
     """TRL's arguments. Weights that are trained stay float32: at the paper's learning rate an update is lost in bfloat16's rounding."""
     try:
         return GRPOConfig(**{"model_init_kwargs": {"dtype": "float32"}, **config_fields(config, processes)})
     except (TypeError, ValueError) as error:
-        raise UsageError(f"trainer.options: TRL refuses them: {str(error).splitlines()[0]}") from error
+        raise UsageError(
+            f"trainer.options: TRL refuses them: {_first_line(error)}", hint="see the fields of trl.GRPOConfig"
+        ) from error
 
 
 def adapter_of(config: TrlConfig) -> LoraConfig | None:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from edge.config.loader import Resolved, resolve
+from edge.config.loader import Resolved, ValueAt, resolve
 from edge.config.schema import AgentConfig, Section
+from tools.integrations.agent_keys import REFUSED_BY_TRL, not_held
 
 
 class TrainerConfig(Section):
@@ -41,8 +42,8 @@ class TrainerConfig(Section):
 class TrlConfig(Section):
     """One run: where it is kept, which model, the agent's settings, TRL's.
 
-    Of `agent` count adapter, learning (but for device, threads, memory and importance_cap, which are the engine's), phases, coordinator,
-    budget limits, privacy and programs.
+    Of `agent` count adapter, learning, phases, coordinator, budget limits, privacy and programs. Of learning, budget and routing what TRL
+    does not follow is refused unless it has its default (tools.integrations.agent_keys).
     """
 
     out: str = Field(
@@ -57,17 +58,10 @@ class TrlConfig(Section):
 
     @model_validator(mode="after")
     def _what_trl_can_do(self) -> TrlConfig:
-        learning = self.agent.learning
         if any(phase.steps is None for phase in self.agent.phases):
             raise ValueError("agent.phases: each phase needs a number of steps")
-        if learning.method != "da-grpo":
-            raise ValueError(f"agent.learning.method must be da-grpo; the agent's own loop runs {learning.method}")
-        if learning.advantage_scale != "none":
-            raise ValueError("agent.learning.advantage_scale must be none; with any other λ is no price")
-        if learning.temperature != 1.0:
-            raise ValueError("agent.learning.temperature must be 1, which is what the estimator assumes")
-        if self.agent.routing.policy != "self":
-            raise ValueError("agent.routing.policy must be self: the response itself asks")
+        if refused := not_held(self.agent, REFUSED_BY_TRL):
+            raise ValueAt(("agent", *refused.key.split(".")), f"agent.{refused.key} {refused.told}")
         return self
 
     @property

@@ -33,7 +33,8 @@ from edge.training.learner import LearnerReport
 from edge.verifiers.verifier import Verifier
 from tools.integrations.trl.responses import Completion, SampledAlready, as_response
 
-_OPENED = "trl_opened"
+OPENED = "trl_opened"
+"""Under this name the state folder keeps the step that was opened last, from before anything was asked in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,11 @@ class Desk:
     async def _opened(self, plan: StepPlan) -> OpenStep:
         """The step at the coordinator, durably noted before anything is asked under its number."""
         state = self._roles.state
-        known = json.loads(state.meta(_OPENED) or "null")
+        known = json.loads(state.meta(OPENED) or "null")
         if known is not None and known["step"] == plan.step:
             return OpenStep(**known["opened"])
         opened = await self._roles.book.open(plan.task, len(plan.items), self._settings.group_size, plan.target_rate)
-        state.set_meta(_OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
+        state.set_meta(OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
         return opened
 
     def _as_written_down(self, plan: StepPlan) -> OpenStep:

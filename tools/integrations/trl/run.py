@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ from edge.core.types import AdapterRef, TaskItem
 from tools.integrations.trl.bundled import bundled_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, StepDesk
+from tools.integrations.trl.folder import take
 from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
@@ -46,8 +46,10 @@ def require_trl() -> None:
         raise UsageError(f"{missing[0]} is not installed", hint=install_extra("trl"))
 
 
-def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr) -> dict[str, Any]:
+def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bool = False) -> dict[str, Any]:
     """Train, or go on where a run in the same folder stopped; returns the summary ({} in processes other than the main one).
+
+    With `fresh`, what an earlier run left in the folder is removed once it is known that this one can begin.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -56,11 +58,23 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr) -> dict[str,
 
     config, processes = resolved.config, AccelerateProcesses()
     disable_progress_bar()
+    _require_options(config, processes)
+    if told := processes.from_main(lambda: take(resolved, fresh=fresh)):
+        stream.write(f"{told}\n" if processes.is_main else "")
     prepared = prepare(config, processes)
     if not processes.is_main:
         return _train_along(config, prepared, processes)
     with _main_desk(resolved, prepared, stream) as desk:
         return desk.train(lambda steps: train(config, prepared, processes, steps))
+
+
+def _require_options(config: TrlConfig, processes: Processes) -> None:
+    """Raises UsageError for what TRL's arguments refuse, while nothing is touched."""
+    from tools.integrations.trl.building import grpo_config
+    from tools.integrations.trl.trainer import keep_quiet
+
+    keep_quiet()
+    grpo_config(config, processes.count)
 
 
 def prepare(config: TrlConfig, processes: Processes) -> Prepared:
@@ -145,14 +159,15 @@ class MainDesk:
         self._loop, self._desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
 
     def train(self, train: Callable[[StepDesk], None]) -> dict[str, Any]:
-        """Train to the end and write the summary; what was made is summed up, too, when training is interrupted."""
+        """Train to the end and write the summary; what steps were made is summed up, too, when training is interrupted."""
         began = self._clock.monotonic()
         self._loop.run(self._desk.begin(self._config.model))
         try:
             train(BlockingDesk(self._desk, self._loop))
         except BaseException:
-            with contextlib.suppress(EdgeError):
-                self._finish("stopped", self._clock.monotonic() - began, None)
+            if self._state.position().steps_done:
+                with contextlib.suppress(EdgeError):
+                    self._finish("stopped", self._clock.monotonic() - began, None)
             raise
         return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
 
@@ -180,13 +195,12 @@ def _main_desk(resolved: Resolved[TrlConfig], prepared: Prepared, stream: TextIO
     """Everything open that only the main process has, and closed again."""
     from edge.agent.runfolder import RunFolder
     from edge.agent.state import StateFolder
-    from edge.console import PlainConsole, Progress
+    from edge.console import PlainConsole, Progress, what_lines_say
 
     config, clock = resolved.config, SystemClock()
     out = Path(config.out).expanduser()
-    _require_same_run(out, resolved)
     folder = RunFolder(out, resolved.to_yaml())
-    sink = FanOutSink([folder, PlainConsole(stream, clock, Progress())])
+    sink = FanOutSink([folder, PlainConsole(stream, clock, Progress(), legend=what_lines_say())])
     with contextlib.closing(folder), StateFolder(out / "state") as state, LoopThread() as loop:
         stack = AsyncExitStack()
         try:
@@ -241,39 +255,6 @@ def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, regist
 
     settings = with_hint_cut(agent_settings(config.agent, run_id), registry).rollout
     return replace(settings, prompt_form=prepared.prompt_form)
-
-
-_MAY_CHANGE = (
-    "out",
-    "trainer.rows_per_pass",
-    "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
-    "trainer.gradient_checkpointing",
-)
-
-
-def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> None:
-    """Refuse to go on in the folder of a run with other settings. Raises UsageError that names the first of them."""
-    from edge.config.loader import resolve
-
-    if not (out / "state" / "agent.sqlite").is_file() or not (out / "config.yaml").is_file():
-        return
-    then = {key: value for key, value, _ in resolve(TrlConfig, files=[out / "config.yaml"]).rows()}
-    now = {key: value for key, value, _ in resolved.rows()}
-    other = [key for key in now if then.get(key) != now[key] and key not in _MAY_CHANGE]
-    if other:
-        raise UsageError(
-            f"{out} holds a run with other settings ({other[0]} {then.get(other[0])} -> {now[other[0]]})",
-            hint="give another folder with --out",
-        )
-
-
-def begin_again(out: Path) -> None:
-    """Remove what an earlier run left in its folder, the ledger of its coordinator with it."""
-    for name in ("state", "trl", "trained", "adapter"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("events.jsonl", "evals.jsonl", "config.yaml", "summary.json", "metrics.csv"):
-        (out / name).unlink(missing_ok=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from edge.dagrpo.numbers import require_share
 
 if TYPE_CHECKING:
     from edge.agent.rollout import RolloutSettings
+    from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
 
 TRAINER = "dagrpo"
@@ -67,9 +68,10 @@ class DagrpoSettings:
         files = [Path(self.agent_file).expanduser()] if self.agent_file else []
         given = [(dotted(path), value) for path, value in leaves(self.agent) if path]
         flags = [Flag(key, value, f"dagrpo.agent.{key}") for key, value in given]
-        config = resolve(AgentConfig, files=files, flags=flags).config
-        _require_usable(config)
-        return config
+        resolved = resolve(AgentConfig, files=files, flags=flags)
+        _require_usable(resolved.config)
+        _require_held(resolved)
+        return resolved.config
 
     def rollout_settings(self, config: AgentConfig) -> RolloutSettings:
         """How one response is judged: a group of one, whose call is the same whichever response of its prompt asks."""
@@ -147,6 +149,14 @@ def _require_usable(config: AgentConfig) -> None:
         raise ConfigError(
             "privacy.terms, terms_file and never_send do not hold here: questions of the training data are sent as they are"
         )
+
+
+def _require_held(resolved: Resolved[AgentConfig]) -> None:
+    """Settings of learning that verl or the coordinator has are refused, with their place, not ignored."""
+    from tools.integrations.agent_keys import REFUSED_BY_VERL, not_held
+
+    if refused := not_held(resolved.config, REFUSED_BY_VERL):
+        raise resolved.placed(ConfigError(f"{refused.key} {refused.told}"))
 
 
 def _section(config: Any) -> Mapping[str, Any]:

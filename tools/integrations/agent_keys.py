@@ -1,0 +1,115 @@
+"""Which of the agent's settings hold where another engine trains. Knows keys and why one does not hold; knows nothing of engines.
+
+A setting that an engine does not follow is refused by name when it is set to anything but its default, never passed over: a run must
+be what its configuration says. What is not named here holds, or belongs to parts of the agent that do not learn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from pydantic import BaseModel
+
+from edge.config.schema import AgentConfig
+
+_OTHER_METHODS = "it belongs to methods that edge-agent learn runs and this engine does not"
+_OF_RUN = "it is for edge-agent run; learning waits for nobody here"
+_COORDINATORS = "it is the coordinator's; set it in tasks of the coordinator's configuration"
+_COORDINATORS_LIMITS = "the ledger is the coordinator's; set limits under budgets in the coordinator's configuration"
+_PER_DAY = "days are not counted here; set budget.calls_limit or budget.spend_limit_uusd"
+_NO_TOLD_PRICE = "prompts tell no price here; edge-agent learn does it"
+
+REFUSED_BY_BOTH: Mapping[str, str] = {
+    "learning.method": "edge-agent learn runs the other methods",
+    "learning.assist_reward": _OTHER_METHODS,
+    "learning.assist_rewards": _OTHER_METHODS,
+    "learning.ratio_clip": _OTHER_METHODS,
+    "learning.gvpo_beta": _OTHER_METHODS,
+    "learning.advantage_scale": "divided by a deviation, λ is no price; edge-agent learn can compute it",
+    "learning.temperature": "that is what the estimator assumes",
+    "learning.price_levels": _NO_TOLD_PRICE,
+    "learning.price": _NO_TOLD_PRICE,
+    "learning.cloud_samples": "responses are learned from that the engine sampled itself; edge-agent learn takes cloud answers too",
+    "learning.memory_probe": "nothing is tried before the first step here",
+    "learning.enabled": _OF_RUN,
+    "learning.when": _OF_RUN,
+    "routing.policy": "the response itself asks",
+    "budget.dial": "nobody is answered here",
+}
+
+REFUSED_BY_TRL: Mapping[str, str] = {
+    **REFUSED_BY_BOTH,
+    "learning.importance_cap": "TRL samples with the weights that it trains, so there is nothing to correct",
+    "learning.micro_batch_tokens": "set trainer.rows_per_pass",
+    "learning.torch_threads": "set OMP_NUM_THREADS",
+    "learning.device": "accelerate chooses the device",
+    "learning.gradient_checkpointing": "set trainer.gradient_checkpointing",
+    "budget.learning_calls_per_day": _PER_DAY,
+    "budget.learning_spend_per_day_uusd": _PER_DAY,
+}
+
+REFUSED_BY_VERL: Mapping[str, str] = {
+    **REFUSED_BY_BOTH,
+    "learning.group_size": "set actor_rollout_ref.rollout.n",
+    "learning.prompts_per_step": "set data.train_batch_size",
+    "learning.learning_rate": "set actor_rollout_ref.actor.optim.lr",
+    "learning.weight_decay": "set actor_rollout_ref.actor.optim.weight_decay",
+    "learning.max_grad_norm": "set actor_rollout_ref.actor.grad_clip",
+    "learning.max_tokens": "set data.max_response_length",
+    "learning.seed": "the order of prompts is made by tools.integrations.verl.prepare --seed",
+    "learning.importance_cap": "set algorithm.rollout_correction.rollout_is_threshold",
+    "learning.micro_batch_tokens": "set actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "learning.torch_threads": "Ray gives its workers their threads",
+    "learning.device": "verl chooses the device",
+    "learning.gradient_checkpointing": "set actor_rollout_ref.model.enable_gradient_checkpointing",
+    "learning.unanimous_calls": "a worker sees one response of a group, not whether all of them ask",
+    "learning.dual_lr": _COORDINATORS,
+    "learning.dual_init": _COORDINATORS,
+    "learning.dual_scope": _COORDINATORS,
+    "learning.dual_proportional": _COORDINATORS,
+    "learning.dual_window": _COORDINATORS,
+    "learning.dual_ceiling": _COORDINATORS,
+    "budget.calls_limit": _COORDINATORS_LIMITS,
+    "budget.tokens_limit": _COORDINATORS_LIMITS,
+    "budget.spend_limit_uusd": _COORDINATORS_LIMITS,
+    "budget.learning_calls_per_day": _COORDINATORS_LIMITS,
+    "budget.learning_spend_per_day_uusd": _COORDINATORS_LIMITS,
+    "mode": "whether to ask is the model's decision; answers are not served here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """A setting of the agent that does not hold: its dotted key, and in words what it must be and why."""
+
+    key: str
+    told: str
+
+
+def not_held(config: AgentConfig, refused: Mapping[str, str]) -> NotHeld | None:
+    """The first of the `refused` keys (key -> why) that has another value than its default; None where all have theirs."""
+    usual = AgentConfig()
+    for key, why in refused.items():
+        value, default = _at(config, key), _at(usual, key)
+        if value != default:
+            return NotHeld(key, f"must be {_wanted(value, default)}: {why}")
+    return None
+
+
+def _at(config: AgentConfig, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
+
+
+def _wanted(value: Any, default: Any) -> str:
+    return "left as it is" if isinstance(default, BaseModel) else f"{_shown(default)}, not {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
