@@ -89,4 +89,4 @@ def _leave_behind(out: Path, told: str) -> str:
         return ""
     aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
     state.rename(aside)
-    return f"a start with {told} made no step; what it asked for stands in {shown(str(aside))}"
+    return f"a start with {told} made no step; what it asked for stands in {aside}"
