@@ -37,6 +37,7 @@ from tools.experiments.report import _BEGIN, _END, README, Report, with_main_tab
 from tools.experiments.result import Result, read_result, result_file, write_result
 from tools.experiments.show import tables_of
 from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
+from tools.experiments.tables import told_seeds
 
 NO_DATA = Path("there-is-no-such-folder")
 
@@ -75,6 +76,10 @@ def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_se
     rows = {row[1]: row for row in joint.rows if row[0] == "nano-edge"}
     assert rows["GAPG"][2:] == ("0 of 3", *("missing",) * 6)
     assert [rows[name][2] for name in ("GRPO", "DA-GRPO", "before learning")] == ["2 of 3", "3", "-"]
+
+
+def test_a_row_whose_places_have_unlike_seeds_says_the_fewest_and_the_most() -> None:
+    assert [told_seeds(seeds, 3) for seeds in ([3, 3], [1, 1], [0, 1, 3], [])] == ["3", "1 of 3", "0 to 3 of 3", "0 of 3"]
 
 
 def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:

@@ -60,9 +60,11 @@ def shown(value: object) -> str:
 
 
 def told_seeds(seeds: Iterable[int], wanted: int) -> str:
-    """The column of seeds: how many there are of those wanted, the fewest where a row has several."""
-    fewest = min(seeds, default=0)
-    return str(wanted) if fewest == wanted else f"{fewest} of {wanted}"
+    """The column of seeds: how many there are of those wanted, the fewest and the most where a row has several."""
+    there = sorted(set(seeds)) or [0]
+    if there == [wanted]:
+        return str(wanted)
+    return f"{there[0]} of {wanted}" if len(there) == 1 else f"{there[0]} to {there[-1]} of {wanted}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
