@@ -55,6 +55,7 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"seeds": []}, "seeds must have at least 1 element, not 0"),
         ({"seeds": [0, 1, 0]}, "seeds has 0 twice"),
         ({"models": ["nano-edge", "nano-edge"]}, "models has nano-edge twice"),
+        ({"vary": {"learning.dual_lr": [0.1, 0.2, 0.1]}}, "vary.learning.dual_lr has 0.1 twice"),
         ({"name": "A B"}, "name must match ^[a-z0-9][a-z0-9-]*$, not 'A B'"),
         ({"settings": {"learning.method": "nope"}}, "learning.method must be 'da-grpo'"),
         ({"settings": {"learning.dual_speed": 1}}, "unknown key learning.dual_speed"),

@@ -409,7 +409,12 @@ def test_compute_hours_are_summed_with_shared_cells_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("mark", "told"), [("{{ table tabel }}", "no experiment is called tabel"), ("{{ tables first }}", "no mark is called tables")]
+    ("mark", "told"),
+    [
+        ("{{ table tabel }}", "no experiment is called tabel"),
+        ("{{ tables first }}", "no mark is called tables"),
+        ("{{ figure first: Table 1 }}", "words after a name choose tables, not a figure"),
+    ],
 )
 def test_a_mark_that_means_nothing_is_told_with_its_line(tmp_path: Path, mark: str, told: str) -> None:
     every = {"first": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}

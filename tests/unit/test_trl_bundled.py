@@ -93,6 +93,30 @@ def test_a_folder_that_is_there_is_kept_and_a_half_written_one_is_not(tmp_path):
     assert (folder / "note").exists()
 
 
+def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    (folder / "letter").write_text("Dear")
+    with pytest.raises(UsageError, match="holds other files"):
+        write_hf_folder(model_file("nano-edge"), folder)
+    assert (folder / "letter").read_text() == "Dear"
+
+
+@pytest.mark.parametrize(("place", "told"), [("file", "is a file"), ("file/below", "cannot be written: ")])
+def test_a_place_that_is_no_folder_is_refused_in_one_line(tmp_path: Path, place: str, told: str) -> None:
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(UsageError, match=told):
+        write_hf_folder(model_file("nano-edge"), tmp_path / place)
+    assert (tmp_path / "file").read_text() == "here"
+
+
+def test_an_empty_folder_is_filled_and_one_with_another_model_is_not_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_hf_folder(model_file("nano-edge"), tmp_path / "model")
+    with pytest.raises(UsageError, match="holds another model"):
+        write_hf_folder(model_file("nano-edge-llama"), tmp_path / "model")
+
+
 def test_a_gguf_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.integrations.trl.bundled._PRE_TOKENIZER", "llama-bpe")
     with pytest.raises(UsageError, match="not the tokenizer of a bundled model"):

@@ -356,6 +356,13 @@ async def test_validation_asks_outside_of_steps_or_not_at_all(client):
     assert len(client.calls) == 1
 
 
+async def test_with_the_cloud_switched_off_nothing_is_asked(client: ScriptedCoordinatorClient, monkeypatch) -> None:
+    monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
+    info = (await (await manager(client)).run_single(response(HELP, **{STEP_FIELD: 0})))["reward_extra_info"]
+    assert (info["masked"], info["unsent"]) == (1.0, 1.0)
+    assert not client.calls
+
+
 # verl's trainer: its real computation of advantages around ours, over a queue in memory -------------------------------------------
 
 

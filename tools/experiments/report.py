@@ -155,6 +155,8 @@ def _mark_or_line(line: str, where: str, names: Collection[str]) -> str | Mark:
     if kind in _OF_EXPERIMENTS and name not in names:
         told = f"no experiment is called {name}" if name else f"{kind} of which experiment?"
         raise ConfigError(f"{where}: {told}", hint=f"there is: {', '.join(names)}")
+    if words and kind != "table":
+        raise ConfigError(f"{where}: words after a name choose tables, not a {kind}", hint=f"write {{{{ {kind} {name} }}}}")
     return Mark(kind, name, words, where)
 
 

@@ -134,6 +134,7 @@ class Spec(Section):
             (("seeds",), self.seeds),
             (("evaluate", "sources"), self.evaluate.sources),
             (("evaluate", "prices"), self.evaluate.prices),
+            *((("vary", key), values) for key, values in self.vary.items()),
         )
         for path, values in lists:
             for index, value in enumerate(values):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import UsageError
+from edge.core.names import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
 
@@ -19,6 +20,8 @@ _BUNDLED = "bundled:"
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 _PRE_TOKENIZER = "qwen2"
 _TOKENIZER_KEYS = ("tokens", "merges")
+_SAME = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_ANOTHER = "give another folder"
 
 
 def bundled_name(model: str) -> str | None:
@@ -27,23 +30,50 @@ def bundled_name(model: str) -> str | None:
 
 
 def write_hf_folder(gguf_file: Path, folder: Path) -> Path:
-    """Write the folder, all or nothing, where it is not there yet; returns it. Raises ModelFileError, UsageError."""
-    if (folder / "config.json").is_file():
-        return folder
+    """Write the folder, all or nothing, where it is not there yet; returns it.
+
+    Raises ModelFileError, and UsageError for a folder that holds anything else or cannot be written.
+    """
     model = open_gguf(gguf_file)
     spec = model.computed_spec()
     if spec.architecture not in _CLASSES:
         raise UsageError(f"{gguf_file}: {spec.architecture} cannot be written as a Hugging Face folder here", hint="use its own")
+    config = _config(model, spec)
+    try:
+        if not _is_written(folder, config):
+            _write(model, spec, config, folder)
+    except OSError as error:
+        raise UsageError(f"{shown(str(folder))} cannot be written: {error.strerror}", hint=_ANOTHER) from error
+    return folder
+
+
+def _is_written(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the model is there. Raises UsageError where something else is: nothing of another's is ever removed."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        if folder.is_dir() and not any(folder.iterdir()):
+            return False
+        if folder.is_dir() or folder.is_file():
+            what = "is a file" if folder.is_file() else "holds other files"
+            raise UsageError(f"{shown(str(folder))} {what}", hint=_ANOTHER) from None
+        return False
+    if not isinstance(found, dict) or any(found.get(key) != config[key] for key in _SAME):
+        raise UsageError(f"{shown(str(folder))} holds another model", hint=_ANOTHER)
+    return True
+
+
+def _write(model: GGUFModel, spec: DecoderSpec, config: dict[str, Any], folder: Path) -> None:
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial.mkdir()
     _write_weights(model, spec, partial)
     _write_tokenizer(model, partial)
-    _write_json(partial / "config.json", _config(model, spec))
+    _write_json(partial / "config.json", config)
     _write_json(partial / "generation_config.json", {"eos_token_id": _eos(model), "pad_token_id": _pad(model)})
-    shutil.rmtree(folder, ignore_errors=True)
     partial.replace(folder)
-    return folder
 
 
 def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path) -> None:

@@ -16,6 +16,7 @@ from edge.agent.cloud import CloudDesk
 from edge.agent.rollout import ScoredResponse
 from edge.bootstrap.coordinator import build_client
 from edge.bootstrap.judging import build_verifier
+from edge.bootstrap.settings import switched_off
 from edge.core.clock import SystemClock
 from edge.rpc.client import CoordinatorClient
 from tools.integrations.verl.judge import OUTSIDE_TRAINING, ResponseJudge
@@ -62,7 +63,8 @@ class DagrpoRewardManager(RewardManagerBase):  # type: ignore[misc]
         if self._judge is None:
             agent, settings = self._agent, self._settings
             client = self._client or build_client(agent, str(agent.coordinator.address), settings.run_id)
-            desk = CloudDesk(client, agent.coordinator.call_deadline_s)
+            off = switched_off(agent)
+            desk = CloudDesk(client, agent.coordinator.call_deadline_s, lambda: off)
             self._judge = ResponseJudge(desk, build_verifier(agent), SystemClock(), settings.rollout_settings(agent))
         return self._judge
 
