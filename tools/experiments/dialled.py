@@ -21,7 +21,7 @@ def dial_table(findings: Findings) -> list[Table]:
     header = ("SLM", "family", "τ", "seeds", "retrained for τ", "the dial at the same rate", "retrained minus dial")
     note = (
         "Joint accuracy @ the share that the cloud answers, held out, T = 0; the dial is on the adapter of "
-        f"τ = {USUAL_RATE:g}. A star marks an interval without 0."
+        f"τ = {USUAL_RATE:g}. A star marks an interval over several seeds that is without 0."
     )
     return [Table("Retraining for a rate beside the dial on one adapter", header, tuple(rows), (note,))] if rows else []
 

@@ -69,7 +69,12 @@ def differences(findings: Findings) -> Table:
             rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     columns = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in places)
     title = f"DA-GRPO's joint accuracy minus that of others at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
-    return Table(title, ("SLM", "against", "seeds", *columns), tuple(rows), ("A star marks an interval without 0.", _ITEMS))
+    return Table(
+        title,
+        ("SLM", "against", "seeds", *columns),
+        tuple(rows),
+        ("A star marks an interval over several seeds that is without 0.", _ITEMS),
+    )
 
 
 def pooled_differences(findings: Findings) -> Table:
@@ -84,7 +89,10 @@ def pooled_differences(findings: Findings) -> Table:
             rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     title = f"All four families together: DA-GRPO minus others at the same {percent(TARGET, 0)} % cloud, joint accuracy in points"
     return Table(
-        title, ("SLM", "against", "seeds", "during", "post"), tuple(rows), ("A star marks an interval without 0.", _ITEMS)
+        title,
+        ("SLM", "against", "seeds", "during", "post"),
+        tuple(rows),
+        ("A star marks an interval over several seeds that is without 0.", _ITEMS),
     )
 
 
