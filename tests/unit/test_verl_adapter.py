@@ -21,6 +21,8 @@ from edge.rpc.client import CloudCall
 from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.tasks.registry import open_source
 from tests.unit.agent_world import HELP, item, local_answer
+from tests.unit.verl_free_keys import FREE
+from tools.integrations.verl.method import NEEDS, SAMES
 from tools.integrations.verl.prepare import prepare
 from tools.integrations.verl.rows import as_row, item_of
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
@@ -264,6 +266,97 @@ def test_launch_files_pass_verls_own_checks_and_ours(model):
 def test_a_launch_file_that_verl_would_run_otherwise_is_refused_before_anything_is_loaded():
     with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.actor\.loss_agg_mode must be 'seq-mean-token-sum'"):
         our_trainer.DagrpoTrainer(composed(MODELS[0], "actor_rollout_ref.actor.loss_agg_mode=token-mean"))
+
+
+SECTIONS = ("algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "data", "trainer.v1")
+CHECKED = {
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.calculate_log_probs",
+    "actor_rollout_ref.rollout.max_model_len",
+    "algorithm.rollout_correction.rollout_is_threshold",
+}
+NEEDED = {need.key for need in NEEDS} | {same.key for same in SAMES} | CHECKED
+ADDED = {
+    "actor_rollout_ref.rollout.min_p",
+    "actor_rollout_ref.rollout.repetition_penalty",
+    "trainer.v1.sync.parameter_sync_step",
+}
+"""Needed keys that verl's composed configuration does not have: somebody may add them."""
+
+
+def leaves_of(section: Any, name: str) -> Iterator[str]:
+    """Dotted keys of a section's values; `section.*` for one that is empty. Names of verl's own classes are no settings."""
+    for key, value in section.items():
+        if OmegaConf.is_dict(value):
+            yield from leaves_of(value, f"{name}.{key}") if value else [f"{name}.{key}.*"]
+        elif key != "_target_":
+            yield f"{name}.{key}"
+
+
+def keys_of_verl(*overrides: str) -> set[str]:
+    config = composed(MODELS[0], *overrides)
+    return {key for section in SECTIONS for key in leaves_of(OmegaConf.select(config, section), section)}
+
+
+def declares(free: str, key: str) -> bool:
+    return key == free or (free.endswith(".*") and key.startswith(free[:-1])) or key == f"{free}.*"
+
+
+ALL_FREE = [name for names in FREE.values() for name in names]
+
+
+def undecided(keys: set[str]) -> list[str]:
+    """Of an empty section, a key that may be added to it is decided on."""
+    return sorted(key for key in keys if not any(declares(name, key) or declares(key, name) for name in [*ALL_FREE, *NEEDED]))
+
+
+def test_every_setting_of_verl_that_could_matter_is_needed_or_declared_free():
+    assert undecided(keys_of_verl()) == [], "decide on each in tools/integrations/verl/method.py or tests/unit/verl_free_keys.py"
+
+
+def test_a_setting_that_is_new_in_verl_is_noticed():
+    new = ["actor_rollout_ref.rollout.top_h", "algorithm.rollout_correction.more"]
+    assert undecided(keys_of_verl(*(f"+{key}=1" for key in new))) == new
+
+
+def test_no_decision_is_about_a_setting_that_verl_no_longer_has():
+    keys = keys_of_verl()
+    assert [name for name in ALL_FREE if not any(declares(name, key) for key in keys)] == []
+    assert {key for key in NEEDED if key.startswith(SECTIONS)} - keys == ADDED
+
+
+def test_no_setting_is_needed_and_declared_free():
+    assert [key for key in NEEDED if any(declares(name, key) for name in ALL_FREE)] == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_is=sequence",
+        "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+        "algorithm.rollout_correction.bypass_mode=true",
+        "algorithm.use_pf_ppo=true",
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        "actor_rollout_ref.rollout.do_sample=false",
+        "+actor_rollout_ref.rollout.min_p=0.1",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        "actor_rollout_ref.rollout.full_determinism=true",
+        "actor_rollout_ref.rollout.multi_turn.enable=true",
+        "actor_rollout_ref.rollout.response_length=256",
+        "data.shuffle=true",
+        "trainer.critic_warmup=5",
+        "+trainer.v1.sync.parameter_sync_step=2",
+    ],
+)
+def test_what_verl_would_compute_otherwise_is_refused_as_it_is_given(override):
+    with pytest.raises(ConfigError, match=f"^{override.lstrip('+').partition('=')[0]} must be "):
+        our_trainer.require_method(composed(MODELS[0], override))
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
+def test_verls_other_engines_have_the_needed_settings_too(engine):
+    our_trainer.require_method(composed(MODELS[0], f"model_engine={engine}"))
 
 
 # verl's reward path ---------------------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import errno
+from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from edge.core.errors import TaskFileError
+from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from tests.shared_data import shared_data
@@ -74,12 +76,58 @@ def test_real_data_sets_are_read(tmp_path):
         (["practice:nothing", "--train", "3"], "unknown practice family"),
         (["missing.jsonl", "--train", "3"], "no such task file"),
         (["practice:arith", "--train", "0"], "--train 0"),
+        (["practice:arith", "--train", "99999999999"], "--train 99999999999 must lie between 1 and 10000000"),
+        (["practice:arith", "--train", "3", "--test", "99999999999"], "--test 99999999999 must lie between 1 and 20000"),
     ],
 )
 def test_what_cannot_be_prepared_is_told_in_one_line(tmp_path, capsys, arguments, line):
     assert main([*arguments, "--out", str(tmp_path)]) != 0
     assert line in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "test.parquet"])
+def test_a_file_that_is_there_stays_until_it_may_be_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    theirs = tmp_path / name
+    theirs.write_text("theirs")
+    command = ["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]
+    assert main(command) == 2
+    assert f"{theirs} is there already; give another --out, or --force to replace it" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "theirs")]
+    assert main([*command, "--force"]) == 0
+    assert len(items_in(tmp_path / "train.parquet")) == 3
+
+
+@pytest.mark.parametrize("fails_at", [5, 9])
+def test_a_failure_leaves_no_draft_and_the_old_files_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    arguments = (["practice:arith"], tmp_path, 8, 4, 0, "full")
+    prepare(*arguments)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    made = count(1)
+
+    def until_the_disk_is_full(*row: Any) -> dict[str, Any]:
+        if next(made) == fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return as_row(*row)
+
+    monkeypatch.setattr("tools.integrations.verl.prepare.as_row", until_the_disk_is_full)
+    with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\)"):
+        prepare(*arguments, force=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_on_a_terminal_a_line_tells_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("tools.integrations.verl.prepare._ROWS_PER_WRITE", 2)
+    assert main(["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]) == 0
+    told = [line for line in capsys.readouterr().err.split("\r\x1b[K") if line]
+    assert told == ["train.parquet: 2 of 3 rows", "train.parquet: 3 of 3 rows", "test.parquet: 2 of 2 rows"]
 
 
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"item": "no JSON"}, {"item": '{"kind": "math"}'}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 from pathlib import Path
@@ -15,29 +14,29 @@ from coordinator.config import CoordinatorConfig
 from edge.config.loader import resolve
 from edge.core.errors import ConfigError
 from edge.dagrpo.hyperparameters import PAPER
-from tools.integrations.verl.settings import DagrpoSettings, require_method
+from tools.integrations.verl.method import NEEDS, SAMES, Need, at, require_method
+from tools.integrations.verl.settings import DagrpoSettings
 
 HERE = Path(__file__).resolve().parents[2] / "tools" / "integrations" / "verl"
-# Of verl's own defaults, those that the method leaves as they are.
-DEFAULTS: dict[str, Any] = {
-    "trainer": {"use_v1": True, "default_local_dir": "checkpoints"},
-    "algorithm": {"filter_groups": {"enable": False}},
-    "reward": {"reward_model": {"enable": False}},
-}
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    found = copy.deepcopy(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = merged(found[key], value) if both else value
-    return found
+def put(config: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        config = config.setdefault(part, {})
+    config[last] = value
 
 
 @pytest.fixture
 def launch() -> dict[str, Any]:
-    config = merged(DEFAULTS, yaml.safe_load((HERE / "config" / "dagrpo.yaml").read_text()))
-    config["trainer"]["v1"]["sampler"] = {"sync_refill_failed_groups": False}
+    """The launch file, and of verl's own defaults those that the method leaves as they are (test_verl_adapter has the real ones)."""
+    config: dict[str, Any] = yaml.safe_load((HERE / "config" / "dagrpo.yaml").read_text())
+    config["trainer"]["default_local_dir"] = "checkpoints"
+    for need in NEEDS:
+        if at(config, need.key) is None:
+            put(config, need.key, need.values[0])
+    for same in SAMES:
+        put(config, same.key, at(config, same.other))
     return config
 
 
@@ -73,16 +72,48 @@ def test_the_launch_file_is_what_the_method_needs(launch):
         ("algorithm.filter_groups.enable", True),
         ("trainer.v1.trainer_mode", "colocate_async"),
         ("trainer.use_v1", False),
+        ("algorithm.rollout_correction.rollout_is", "sequence"),
+        ("algorithm.rollout_correction.rollout_is_threshold", "0.5_2.0"),
+        ("algorithm.rollout_correction.rollout_is_threshold", 0),
+        ("algorithm.rollout_correction.rollout_rs", "token_k1"),
+        ("actor_rollout_ref.rollout.calculate_log_probs", False),
+        ("actor_rollout_ref.rollout.response_length", 256),
+        ("actor_rollout_ref.rollout.prompt_length", 512),
+        ("actor_rollout_ref.rollout.max_model_len", 2047),
+        ("actor_rollout_ref.rollout.top_p", "1.0"),
     ],
 )
 def test_a_setting_under_which_verl_would_compute_something_else_is_refused_by_name(launch, key, value):
-    section = launch
-    *path, last = key.split(".")
-    for part in path:
-        section = section[part]
-    section[last] = value
+    put(launch, key, value)
     with pytest.raises(ConfigError, match=f"^{key} must be "):
         require_method(launch)
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.key)
+def test_every_needed_setting_is_held_to_its_value(launch: dict[str, Any], need: Need) -> None:
+    put(launch, need.key, "another")
+    with pytest.raises(ConfigError, match=f"^{need.key} must be .+, not 'another': {need.why}$"):
+        require_method(launch)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actor.optim.lr_scheduler_type": "cosine", "actor.optim.lr_warmup_steps": 100},
+        {"rollout.max_model_len": 2048},
+    ],
+    ids=["schedule", "room"],
+)
+def test_choices_that_leave_the_estimator_as_it_is_are_taken(launch: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        put(launch, f"actor_rollout_ref.{key}", value)
+    require_method(launch)
+
+
+def test_the_correction_may_be_left_out_and_then_needs_nothing_of_the_sampler(launch):
+    launch["algorithm"]["rollout_correction"] = {"rollout_is": None}
+    launch["actor_rollout_ref"]["rollout"]["calculate_log_probs"] = False
+    require_method(launch)
 
 
 def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
@@ -109,6 +140,9 @@ def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
         ({"target_rate": 1.5}, r"dagrpo.target_rate must lie in \[0, 1\]"),
         ({"target_rate": None}, "dagrpo.target_rate must be a finite number"),
         ({"agent": "coordinator.address=a"}, "dagrpo.agent must be a section"),
+        ({"agent_file": 3}, "dagrpo.agent_file must be a text, not 3"),
+        ({"validate_with_cloud": "no"}, "dagrpo.validate_with_cloud must be true or false, not 'no'"),
+        ({"validate_with_cloud": 0}, "dagrpo.validate_with_cloud must be true or false, not 0"),
     ],
 )
 def test_a_section_that_cannot_be_meant_is_refused_in_one_line(launch, change, line):
@@ -145,7 +179,14 @@ def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "line"), [([], 2, "usage: launch.sh MODEL"), (["qwen2.5-1.5b-instruct"], 1, "no train.parquet")]
+    ("arguments", "code", "line"),
+    [
+        ([], 2, "usage: launch.sh MODEL"),
+        (["coordinator"], 2, "usage: launch.sh MODEL"),
+        (["dagrpo"], 2, "usage: launch.sh MODEL"),
+        (["../config/dagrpo"], 2, "usage: launch.sh MODEL"),
+        (["qwen2.5-1.5b-instruct"], 1, "no train.parquet"),
+    ],
 )
 def test_the_launch_script_says_what_is_missing(tmp_path, arguments, code, line):
     found = subprocess.run(

@@ -58,7 +58,7 @@ REFUSED_BY_VERL: Mapping[str, str] = {
     "learning.prompts_per_step": "set data.train_batch_size",
     "learning.learning_rate": "set actor_rollout_ref.actor.optim.lr",
     "learning.weight_decay": "set actor_rollout_ref.actor.optim.weight_decay",
-    "learning.max_grad_norm": "set actor_rollout_ref.actor.grad_clip",
+    "learning.max_grad_norm": "set actor_rollout_ref.actor.optim.clip_grad",
     "learning.max_tokens": "set data.max_response_length",
     "learning.seed": "the order of prompts is made by tools.integrations.verl.prepare --seed",
     "learning.importance_cap": "set algorithm.rollout_correction.rollout_is_threshold",

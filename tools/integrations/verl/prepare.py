@@ -2,14 +2,17 @@
 
 Knows order, mixture and files; knows nothing of models. The rows of train.parquet are a training stream in the order in which the
 project's own loop would take it (several sources: each as often, in random order), as many as the run has steps x prompts; so verl must
-not shuffle them. test.parquet holds the first held-out items of every source.
+not shuffle them. test.parquet holds the first held-out items of every source. Both appear when both are whole; files that are there
+already are left alone without --force.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from edge.tasks.source import TaskSource
 from tools.integrations.verl.rows import as_row
 
 _ROWS_PER_WRITE = 4096
+MOST_TRAIN_ROWS = 10_000_000
+MOST_TEST_ROWS = 20_000
+"""Of each source: they are held in memory, and a validation answers all of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,20 +43,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--test", type=int, default=500, metavar="ROWS", help="held-out rows of each source (default: 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the training stream (default: 0)")
     parser.add_argument("--prompt-form", choices=("full", "compact"), default="full", help="compact: for the bundled models")
+    parser.add_argument(
+        "--force", action="store_true", help="replace train.parquet and test.parquet where they are there already"
+    )
     options = parser.parse_args(arguments)
     try:
-        train, test = prepare(options.sources, options.out, options.train, options.test, options.seed, options.prompt_form)
+        train, test = prepare(
+            options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
+        )
     except EdgeError as error:
+        _tell("")
         print(f"error: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
+    _tell("")
     print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
     return 0
 
 
-def prepare(names: Sequence[str], out: Path, train: int, test: int, seed: int, prompt_form: str) -> tuple[int, int]:
-    """Write both files; the numbers of their rows. Raises UsageError and TaskFileError."""
-    if train < 1 or test < 1:
-        raise UsageError(f"--train {train} and --test {test} must be positive")
+def prepare(
+    names: Sequence[str], out: Path, train: int, test: int, seed: int, prompt_form: str, *, force: bool = False
+) -> tuple[int, int]:
+    """Write both files; the numbers of their rows. Raises UsageError and TaskFileError, and leaves the folder as it was then."""
+    _require_rows("--train", train, MOST_TRAIN_ROWS)
+    _require_rows("--test", test, MOST_TEST_ROWS)
+    files = [out / "train.parquet", out / "test.parquet"]
+    if not force:
+        _require_free(files)
     sources = [open_source(name) for name in names]
     held_out = [item for source in sources for item in source.test(test)]
     if not held_out:
@@ -59,8 +77,9 @@ def prepare(names: Sequence[str], out: Path, train: int, test: int, seed: int, p
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = _write(out / "train.parquet", islice(mixed(sources, seed), train), prompt_form)
-        return written, _write(out / "test.parquet", iter(held_out), prompt_form)
+        with _drafts(files) as (train_draft, test_draft):
+            written = _write(train_draft, islice(mixed(sources, seed), train), train, prompt_form)
+            return written, _write(test_draft, iter(held_out), len(held_out), prompt_form)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror})", hint="give a folder that you may write to") from error
 
@@ -74,20 +93,50 @@ def mixed(sources: Sequence[TaskSource], seed: int) -> Iterator[TaskItem]:
             yield next(one)
 
 
-def _write(path: Path, items: Iterator[TaskItem], prompt_form: str) -> int:
-    """Rows in portions, into a file that appears when it is whole."""
+def _require_rows(option: str, rows: int, most: int) -> None:
+    if not 1 <= rows <= most:
+        raise UsageError(f"{option} {rows} must lie between 1 and {most}")
+
+
+def _require_free(files: Sequence[Path]) -> None:
+    there = [str(file) for file in files if os.path.lexists(file)]
+    if there:
+        raise UsageError(f"{there[0]} is there already", hint="give another --out, or --force to replace it")
+
+
+@contextmanager
+def _drafts(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """A draft beside each file; together they take the files' places at the end of the block, and after a failure they are gone."""
+    drafts = [file.with_name(f".{file.name}.draft") for file in files]
+    try:
+        yield drafts
+        for draft, file in zip(drafts, files, strict=True):
+            draft.replace(file)
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+
+
+def _write(path: Path, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
+    """Rows in portions; how many."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    draft, written = path.with_name(f".{path.name}.draft"), 0
-    with pq.ParquetWriter(draft, _schema()) as writer:
+    written = 0
+    with pq.ParquetWriter(path, _schema()) as writer:
         while portion := [
             as_row(item, written + number, prompt_form) for number, item in enumerate(islice(items, _ROWS_PER_WRITE))
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-    draft.replace(path)
+            _tell(f"{path.name.removeprefix('.').removesuffix('.draft')}: {written} of {expected} rows")
     return written
+
+
+def _tell(line: str) -> None:
+    """One line on a terminal, which the next one replaces; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _schema() -> Any:

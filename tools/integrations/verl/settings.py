@@ -1,5 +1,5 @@
-"""What a run on verl is held to. Knows the section `dagrpo` of the launch file and which of verl's settings the method needs; imports
-nothing of verl, so that a launch file can be judged anywhere.
+"""What a run on verl is held to. Knows the section `dagrpo` of the launch file; imports nothing of verl, so that a launch file can be
+judged anywhere. Which of verl's own settings the method needs is in `method`.
 
 Everything about the coordinator, the verifiers and the sandbox is the agent's own configuration, given in `dagrpo.agent` (its sections and
 keys) and `dagrpo.agent_file`.
@@ -55,9 +55,9 @@ class DagrpoSettings:
             group_size=int(config["actor_rollout_ref"]["rollout"]["n"]),
             response_tokens=int(config["data"]["max_response_length"]),
             state_file=Path(str(config["trainer"]["default_local_dir"])) / STATE_FILE,
-            validate_with_cloud=bool(section.get("validate_with_cloud", True)),
+            validate_with_cloud=_yes_or_no(section, "validate_with_cloud", usual=True),
             agent=_mapping(section.get("agent") or {}),
-            agent_file=section.get("agent_file"),
+            agent_file=_text(section, "agent_file") if section.get("agent_file") is not None else None,
         )
 
     def agent_config(self) -> AgentConfig:
@@ -91,48 +91,6 @@ class DagrpoSettings:
         )
 
 
-def require_method(config: Any) -> None:
-    """Refuse a launch file under which verl would compute something else. Raises ConfigError that names the first wrong key."""
-    for key, wanted, why in _NEEDED:
-        value = _at(config, key)
-        if value != wanted:
-            raise ConfigError(f"{key} must be {_shown(wanted)}, not {_shown(value)}: {why}")
-    _require_one_update(config)
-
-
-def _require_one_update(config: Any) -> None:
-    prompts, mini_batch = _at(config, "data.train_batch_size"), _at(config, "actor_rollout_ref.actor.ppo_mini_batch_size")
-    if prompts != mini_batch:
-        key = "actor_rollout_ref.actor.ppo_mini_batch_size"
-        raise ConfigError(f"{key} must be data.train_batch_size ({prompts}), not {mini_batch}: one update per rollout")
-    size = _at(config, "actor_rollout_ref.rollout.n")
-    if not isinstance(size, int) or size < 2:
-        raise ConfigError(f"actor_rollout_ref.rollout.n must be at least 2, not {size}: a group needs a baseline")
-
-
-_NEEDED: tuple[tuple[str, Any, str], ...] = (
-    ("trainer.use_v1", True, "λ and c travel through the V1 trainer"),
-    ("trainer.v1.trainer_mode", TRAINER, "λ is opened and closed once per step by this trainer, which is synchronous"),
-    ("algorithm.adv_estimator", ESTIMATOR, "another estimator knows nothing of the cost c"),
-    ("algorithm.use_kl_in_reward", False, "r is the task reward; the method has no KL"),
-    ("algorithm.filter_groups.enable", False, "the assist rate counts every response, also of groups without signal"),
-    ("trainer.v1.sampler.sync_refill_failed_groups", False, "prompts fetched later would belong to no open step"),
-    ("reward.reward_model.enable", False, "rewards come from verifiers"),
-    (
-        "actor_rollout_ref.actor.loss_agg_mode",
-        "seq-mean-token-sum",
-        "the estimator sums log-probabilities over a response's tokens",
-    ),
-    ("actor_rollout_ref.actor.policy_loss.loss_mode", "gpg", "this one is the plain policy gradient, without ratio and clip"),
-    ("actor_rollout_ref.actor.use_kl_loss", False, "the method has no KL"),
-    ("actor_rollout_ref.actor.entropy_coeff", 0, "the method has no entropy bonus"),
-    ("actor_rollout_ref.actor.ppo_epochs", 1, "one update per rollout"),
-    ("actor_rollout_ref.rollout.temperature", 1.0, "log-probabilities of the update are those at temperature 1"),
-    ("actor_rollout_ref.rollout.top_p", 1, "rollouts are not truncated"),
-    ("actor_rollout_ref.rollout.top_k", -1, "rollouts are not truncated"),
-)
-
-
 def _require_usable(config: AgentConfig) -> None:
     """Settings of the agent that cannot hold here are refused, not ignored."""
     coordinator, privacy = config.coordinator, config.privacy
@@ -160,7 +118,7 @@ def _require_held(resolved: Resolved[AgentConfig]) -> None:
 
 
 def _section(config: Any) -> Mapping[str, Any]:
-    section: Mapping[str, Any] | None = _at(config, "dagrpo")
+    section: Mapping[str, Any] | None = config.get("dagrpo")
     if section is None:
         raise ConfigError("the section dagrpo is missing", hint="start from a file of tools/integrations/verl/config")
     unknown = sorted(set(section) - _KEYS)
@@ -169,17 +127,17 @@ def _section(config: Any) -> Mapping[str, Any]:
     return section
 
 
-def _at(config: Any, dotted: str) -> Any:
-    value = config
-    for part in dotted.split("."):
-        value = value.get(part) if hasattr(value, "get") else None
-    return value
-
-
 def _text(section: Mapping[str, Any], key: str) -> str:
     value = section.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"dagrpo.{key} must be a text, not {_shown(value)}")
+        raise ConfigError(f"dagrpo.{key} must be a text, not {shown(value)}")
+    return value
+
+
+def _yes_or_no(section: Mapping[str, Any], key: str, *, usual: bool) -> bool:
+    value = section.get(key, usual)
+    if not isinstance(value, bool):
+        raise ConfigError(f"dagrpo.{key} must be true or false, not {shown(value)}")
     return value
 
 
@@ -208,5 +166,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of a launch file as a refusal has it."""
     return "absent" if value is None else repr(value)

@@ -20,9 +20,10 @@ from verl.utils import tensordict_utils as tu
 from edge.bootstrap.coordinator import build_client
 from edge.core.clock import SystemClock
 from tools.integrations.verl.estimator import Priced, priced
+from tools.integrations.verl.method import require_method
 from tools.integrations.verl.outcomes import Outcomes
 from tools.integrations.verl.reward import OFFLINE, STEP_FIELD
-from tools.integrations.verl.settings import TRAINER, DagrpoSettings, require_method
+from tools.integrations.verl.settings import TRAINER, DagrpoSettings
 from tools.integrations.verl.steps import TrainingSteps
 
 
