@@ -46,9 +46,9 @@ def command(config: Path, *words: str, processes: int = 1) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *module]
 
 
-def environment() -> dict[str, str]:
-    usual = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-    return {**os.environ, **usual}
+def environment(processes: int = 1) -> dict[str, str]:
+    connected = {"ACCELERATE_USE_CPU": "true"} if processes > 1 else {}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **connected}
 
 
 def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment(),
+        env=environment(processes),
         check=False,
     )
 

@@ -221,10 +221,13 @@ def test_a_single_process_under_accelerate_needs_no_others():
 def test_processes_wait_for_each_other_as_long_as_the_run_says(monkeypatch):
     pytest.importorskip("accelerate")
     told: dict[str, Any] = {}
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     monkeypatch.setattr("accelerate.PartialState", lambda **words: told.update(words) or SimpleNamespace(num_processes=1))
     AccelerateProcesses(wait_s(config_of(options={"ddp_timeout": 900})))
-    assert told["timeout"] == timedelta(seconds=900)
+    assert told == {"timeout": timedelta(seconds=900), "cpu": False}
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     AccelerateProcesses(wait_s(config_of()))
+    assert told["cpu"] is True
     assert told["timeout"] == timedelta(seconds=WAIT_S) == timedelta(seconds=config_fields(config_of(), 1)["ddp_timeout"])
     with pytest.raises(UsageError, match="ddp_timeout cannot be soon"):
         wait_s(config_of(options={"ddp_timeout": "soon"}))

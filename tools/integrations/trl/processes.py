@@ -70,8 +70,10 @@ class AccelerateProcesses:
         """`wait_s`: how long one waits for another before it gives up. It must be known here: TRL's own arguments come when the processes
         are connected already. Raises UsageError where a launcher started several that cannot be connected."""
         from accelerate import PartialState
+        from accelerate.utils import parse_flag_from_env
 
-        self._state = PartialState(timeout=timedelta(seconds=wait_s))
+        cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
+        self._state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
         _require_connected(int(os.environ.get("WORLD_SIZE") or 1), self.count)
 
     @property
