@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 
 from edge.bootstrap import model_file
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.core.errors import UsageError
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
 from edge.training.loss import policy_loss
-from tools.integrations.trl.building import build_trainer, grpo_config
+from tools.integrations.trl.building import build_trainer, grpo_config, require_one_loss
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
@@ -263,3 +265,9 @@ def test_responses_are_spread_over_passes_but_generated_at_once(tmp_path):
 
 def replace_rows(trainer: TrainerConfig, rows: int) -> TrainerConfig:
     return trainer.model_copy(update={"rows_per_pass": rows})
+
+
+def test_a_model_that_adds_a_loss_for_its_experts_is_refused():
+    require_one_loss(SimpleNamespace(aux_loss_enabled=False))
+    with pytest.raises(UsageError, match="a loss of its own for its experts"):
+        require_one_loss(SimpleNamespace(aux_loss_enabled=True))

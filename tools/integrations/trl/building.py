@@ -40,7 +40,7 @@ def build_trainer(
         callbacks=[callback],
         peft_config=adapter_of(config),
     )
-    _require_one_loss(trainer)
+    require_one_loss(trainer)
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     callback.move(trainer.reward_weights)
     trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
@@ -56,7 +56,7 @@ def _made(**parts: Any) -> GRPOTrainer:
         ) from error
 
 
-def _require_one_loss(trainer: GRPOTrainer) -> None:
+def require_one_loss(trainer: GRPOTrainer) -> None:
     """Raises UsageError for a mixture of experts whose own coefficient would add a term to the loss."""
     if trainer.aux_loss_enabled:
         raise UsageError(
