@@ -390,8 +390,9 @@ def _told(event: Event) -> str:
             return f"answered {event.id} from {event.source} in {event.latency_s:.1f} s ({event.reason})"
         case RunFinished():
             ended = "stopped" if event.reason == "stopped" else "done"
+            adapter = f"adapter {event.adapter_version}, " if event.adapter_version else ""
             return (
-                f"{ended} after step {event.steps_done} in {duration(event.seconds)}: adapter {event.adapter_version}, "
+                f"{ended} after step {event.steps_done} in {duration(event.seconds)}: {adapter}"
                 f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
             )
     return ""

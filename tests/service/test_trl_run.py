@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from tools.integrations.trl.compare import compare
 
 TIMEOUT_S = 300
-TWO_PROCESSES = "tools/integrations/trl/accelerate/two-cpu-processes.yaml"
 SMALL = {
     "model": "bundled:nano-edge",
     "agent": {
@@ -44,11 +43,12 @@ def command(config: Path, *words: str, processes: int = 1) -> list[str]:
     module = ["-m", "tools.integrations.trl", "run", str(config), *words]
     if processes == 1:
         return [sys.executable, *module]
-    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", TWO_PROCESSES, *module]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *module]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+def environment(processes: int = 1) -> dict[str, str]:
+    connected = {"ACCELERATE_USE_CPU": "true"} if processes > 1 else {}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **connected}
 
 
 def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment(),
+        env=environment(processes),
         check=False,
     )
 
@@ -150,19 +150,46 @@ def kill_after_first_step(config: Path, folder: Path) -> None:
     """SIGKILL between the first step's record and the checkpoint behind the second."""
     process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     try:
-        for _ in range(TIMEOUT_S * 50):
-            events = folder / "run" / "events.jsonl"
-            if process.poll() is not None or (events.is_file() and '"step_finished"' in events.read_text()):
-                break
-            time.sleep(0.02)  # noqa: TID251 - a process of its own is watched
+        wait_for_a_step(process, folder)
     finally:
         process.kill()
         process.wait()
 
 
+def wait_for_a_step(process: subprocess.Popen[Any], folder: Path) -> None:
+    """Until the first step is in the record, or the process has ended."""
+    for _ in range(TIMEOUT_S * 50):
+        events = folder / "run" / "events.jsonl"
+        if process.poll() is not None or (events.is_file() and '"step_finished"' in events.read_text()):
+            return
+        time.sleep(0.02)  # noqa: TID251 - a process of its own is watched
+
+
+def test_a_run_that_gets_term_sums_up_its_steps_and_names_no_adapter(tmp_path):
+    phases = [{"source": "practice:arith", "target_rate": 0.3, "steps": 500}]
+    config = written(tmp_path, agent={**SMALL["agent"], "phases": phases}, trainer={"rows_per_pass": 6})
+    process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        wait_for_a_step(process, tmp_path)
+        process.terminate()
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 143, said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["reason"], summary["steps"], summary["adapter_version"]) == ("stopped", len(steps_of(tmp_path)), 0)
+    (told,) = [line for line in said.splitlines() if "stopped after step" in line]
+    assert "adapter" not in told
+    assert "Traceback" not in said
+
+
 def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):
     done = run(written(tmp_path), processes=2)
     assert done.returncode == 0, done.stderr
+    ranks = [f"rng_state_{rank}.pth" for rank in range(2)]
+    assert sorted(path.name for path in (tmp_path / "run" / "trl" / "checkpoint-2").glob("rng_state*")) == ranks
+    assert done.stderr.count("means of the last 10 steps of the phase") == 1
     steps = steps_of(tmp_path)
     assert [(step["step"], step["prompts"], step["responses"]) for step in steps] == [(1, 3, 12), (2, 3, 12)]
     assert steps[1]["dual_before"] == steps[0]["dual_after"]

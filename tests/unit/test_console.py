@@ -264,12 +264,14 @@ def test_what_a_person_should_know_is_said_at_once() -> None:
     console.emit(Notice("step skipped", 0.0))
     console.emit(EvalProgress(9, 9))
     console.emit(HeldOutScored("r", 150, "practice:group1", "group1", 150, 200, 0.62, (0.55, 0.69), 0.8, 0.7, 0.3, 0.0))
+    console.emit(RunFinished("r", "stopped", 3, 0, 1, 2, 3_000_000, 61.0, 0.0))
     console.emit(RunFinished("r", "stopped", 3, 3, 1, 2, 3_000_000, 61.0, 0.0))
     assert stream.getvalue().splitlines() == [
         "offline: connection refused; answering and learning go on locally",
         "step skipped",
         "evaluated 9 of 9",
         "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, kept 80.0 % right of the 70.0 % kept",
+        "stopped after step 3 in 1 min 01 s: 1 cloud calls, $3.00",
         "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, $3.00",
     ]
 

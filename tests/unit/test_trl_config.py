@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +29,11 @@ from tools.integrations.trl.compare import compare, dual_lr, read_steps
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import columns, curriculum
-from tools.integrations.trl.processes import AccelerateProcesses, OneProcess
+from tools.integrations.trl.processes import AccelerateProcesses, MainFailed, OneProcess
 from tools.integrations.trl.responses import Completion, as_response
 from tools.integrations.trl.sources import open_mixed
-from tools.integrations.trl.trainer import config_fields, paper_scale, passes
+from tools.integrations.trl.stopping import Terminated, stopped_by_term
+from tools.integrations.trl.trainer import WAIT_S, config_fields, paper_scale, passes, wait_s
 
 CONFIGS = Path("tools/integrations/trl/configs")
 ACCELERATE = Path("tools/integrations/trl/accelerate")
@@ -53,7 +59,9 @@ def test_accelerate_reads_every_file_of_machines(path):
     pytest.importorskip("accelerate")
     from accelerate.commands.config.config_args import load_config_from_file
 
-    assert load_config_from_file(str(path)).num_processes in (1, 2, 8)
+    machines = load_config_from_file(str(path))
+    assert machines.num_processes in (1, 8)
+    assert machines.distributed_type in (("NO",) if machines.num_processes == 1 else ("MULTI_GPU", "DEEPSPEED"))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-instruct", "llama-3.2-3b-instruct"])
@@ -67,7 +75,9 @@ def test_the_launch_files_have_the_papers_settings(name):
         1024,
     )
     assert (learning.learning_rate, learning.dual_lr, learning.dual_init, config.trainer.tuning) == (2e-6, 0.01, 0.5, "full")
-    assert ([phase.steps for phase in config.agent.phases], config.steps) == ([840, 400], 1240)
+    first, second = config.agent.phases
+    assert (first.source, first.target_rate, first.steps) == ("math+arc-easy+arc-challenge", 0.3, 840)
+    assert (second.source, second.target_rate, second.steps) == ("taco+mmlu", 0.5, 400)
     assert (fields["beta"], fields["num_iterations"], fields["scale_rewards"]) == (0.0, 1, "none")
 
 
@@ -79,6 +89,7 @@ def test_the_launch_files_have_the_papers_settings(name):
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {temperature: 0.7}}", "temperature"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
         ("trainer: {tunning: full}", "tunning"),
+        ("agent: {phases: []}", "name at least one phase"),
     ],
 )
 def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, tmp_path):
@@ -199,12 +210,70 @@ def test_a_failure_of_the_main_process_is_raised_as_it_is():
 
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
-    processes = AccelerateProcesses()
+    processes = AccelerateProcesses(wait_s=60)
     assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
     assert processes.gather([1, 2]) == [1, 2]
     assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
     with pytest.raises(EdgeError, match="gone"):
         processes.from_main(lambda: (_ for _ in ()).throw(EdgeError("gone")))
+
+
+def test_processes_wait_for_each_other_as_long_as_the_run_says(monkeypatch):
+    pytest.importorskip("accelerate")
+    told: dict[str, Any] = {}
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setattr("accelerate.PartialState", lambda **words: told.update(words) or SimpleNamespace(num_processes=1))
+    AccelerateProcesses(wait_s(config_of(options={"ddp_timeout": 900})))
+    assert told == {"timeout": timedelta(seconds=900), "cpu": False}
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    AccelerateProcesses(wait_s(config_of()))
+    assert told["cpu"] is True
+    assert told["timeout"] == timedelta(seconds=WAIT_S) == timedelta(seconds=config_fields(config_of(), 1)["ddp_timeout"])
+    with pytest.raises(UsageError, match="ddp_timeout cannot be soon"):
+        wait_s(config_of(options={"ddp_timeout": "soon"}))
+
+
+def test_processes_that_a_launcher_started_and_nobody_connected_are_refused(monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    with pytest.raises(UsageError, match="2 processes were started but are not connected"):
+        AccelerateProcesses(wait_s=60)
+
+
+def test_the_main_process_alone_tells_why_it_failed(monkeypatch, tmp_path, capsys):
+    def others(*_: Any, **__: Any) -> None:
+        raise MainFailed("the main process failed: gone")
+
+    (tmp_path / "run.yaml").write_text("trainer: {}")
+    monkeypatch.setattr("tools.integrations.trl.config.resolve_run", others)
+    assert main(["run", str(tmp_path / "run.yaml")]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):
+    seen = []
+
+    def running(*_: Any, **__: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            os.kill(os.getpid(), signal.SIGTERM)  # a second one does not cut the summary
+            seen.append(type(error))
+            raise
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("tools.integrations.trl.config.resolve_run", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "tools.integrations.trl.run", SimpleNamespace(run=running))
+    assert main(["run", str(tmp_path / "run.yaml")]) == 143
+    assert (seen, signal.getsignal(signal.SIGTERM)) == ([Terminated], before)
+
+
+def test_term_is_left_alone_in_the_other_processes(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    before = signal.getsignal(signal.SIGTERM)
+    with stopped_by_term():
+        assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_loop_on_a_thread_runs_coroutines_and_cancels_what_is_left():
@@ -248,6 +317,40 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
         dual = after
     (folder / "events.jsonl").write_text("\n".join(['{"kind": "notice"}', *lines, '{"kind": "step_fin']) + "\n")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda line: b"\xff\x00\xfe", "is no text"),
+        (lambda line: line.replace(b'"seconds_by_part"', b'"other"'), "line 2: not a step"),
+        (lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"'), "line 2: not a step"),
+        (lambda line: b'{"kind": "step_finished", "seconds_by_part": []}', "line 2: not a step"),
+    ],
+)
+def test_events_that_cannot_be_read_are_no_difference(change, told, tmp_path, capsys):
+    run = write_run(tmp_path / "a", [0.3, 0.3])
+    events = run / "events.jsonl"
+    head, first, *rest = events.read_bytes().split(b"\n")
+    events.write_bytes(b"\n".join([head, change(first), *rest]))
+    assert main(["compare", str(run), "--with", str(run)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert told in line
+
+
+def test_runs_that_are_no_pairs_are_compared_and_it_is_said_why(tmp_path):
+    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.3, 2))
+    assert compare([a], [b]).notes == ()
+    (a / "config.yaml").write_text("learning: {seed: 0}")  # of edge-agent learn
+    (b / "config.yaml").write_text("agent: {learning: {seed: 0}}")
+    assert compare([a], [b]).notes == ()
+    (b / "config.yaml").write_text("agent: {learning: {seed: 1}}")
+    (b / "events.jsonl").write_text((b / "events.jsonl").read_text().replace('"source": "', '"source": "other-'))
+    result = compare([a], [b])
+    assert result.notes[0] == "learning.seed is 0 and 1"
+    assert result.notes[1].startswith("in step 1 the source is ")
+    assert "not in pairs: learning.seed is 0 and 1" in result.text()
+    assert result.to_json()["notes"] == result.notes
 
 
 def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:

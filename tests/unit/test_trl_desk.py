@@ -225,7 +225,9 @@ async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_w
 async def test_the_end_hands_in_what_waits_and_sums_up(world):
     desk = world.desk()
     await make(world, desk, 1)
-    finished = await desk.finish("done", 3.0)
+    assert (await desk.finish("stopped", 3.0)).adapter_version == 0
+    finished = await desk.finish("done", 3.0, 2)
+    assert finished.adapter_version == 2
     assert (finished.steps_done, finished.total_cloud_calls, finished.reason, finished.seconds) == (1, 2, "done", 3.0)
     assert world.sink.events[-1] == finished
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +14,16 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 
 from edge.bootstrap import model_file
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.core.errors import UsageError
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
 from edge.training.loss import policy_loss
-from tools.integrations.trl.building import build_trainer, grpo_config
+from tools.integrations.trl.building import build_trainer, grpo_config, require_one_loss
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
 from tools.integrations.trl.processes import OneProcess
-from tools.integrations.trl.trainer import paper_scale
+from tools.integrations.trl.trainer import config_fields, paper_scale
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -96,15 +98,17 @@ def batch(advantages: Sequence[float]) -> dict[str, torch.Tensor]:
     }
 
 
-def own_loss(model: Any, inputs: dict[str, torch.Tensor], coefficients: Sequence[float]) -> torch.Tensor:
-    """The project's own objective on the same tokens: edge.training.loss with every importance ratio 1."""
+def own_loss(
+    model: Any, inputs: dict[str, torch.Tensor], coefficients: Sequence[float], weights_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The project's own objective on the same tokens: edge.training.loss with these importance weights (None: 1)."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     keep = inputs["completion_ids"].shape[1]
     logits = model(ids).logits[:, -keep - 1 : -1]
     logprobs = torch.log_softmax(logits, -1).gather(-1, inputs["completion_ids"][..., None]).squeeze(-1)
     mask = inputs["completion_mask"].bool()
     coefficients_N = torch.tensor(coefficients).repeat_interleave(mask.sum(1))
-    return policy_loss(logprobs[mask], coefficients_N, torch.ones_like(coefficients_N))
+    return policy_loss(logprobs[mask], coefficients_N, torch.ones_like(coefficients_N) if weights_N is None else weights_N)
 
 
 def gradient_of(model: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -128,6 +132,21 @@ def test_trls_gradient_is_the_papers_up_to_the_constant_that_is_written_down(los
     constant = {"luspo": G / (G - 1), "dr_grpo": G * MOST / (G - 1)}[loss_type]
     assert paper_scale(loss_type, G, MOST) == pytest.approx(constant)
     assert float((constant * theirs - ours).norm() / ours.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo"])
+def test_with_vllm_every_token_has_its_own_weight_as_in_the_projects_own_objective(loss_type, folder, tokenizer, tmp_path):
+    config = config_of(tmp_path, loss_type=loss_type, options={"use_vllm": True})
+    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedDesk([], 0.4))
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+    trainer.importance_sampling_level = config_fields(config, 1)["importance_sampling_level"]
+    inputs = batch([value for rewards in per_group(REWARDS) for value in dual_advantages(rewards, [0] * G, 0.0)])
+    mask = inputs["completion_mask"].bool()
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(6)) * 2
+    theirs = gradient_of(trainer.model, trainer._compute_loss(trainer.model, {**inputs, "importance_sampling_ratio": weights}))
+    coefficients = [float(one) * estimator_weight(G) / PROMPTS for one in inputs["advantages"]]
+    ours = gradient_of(trainer.model, own_loss(trainer.model, inputs, coefficients, weights[mask]))
+    assert float((paper_scale(loss_type, G, MOST) * theirs - ours).norm() / ours.norm()) < 1e-5
 
 
 def test_a_normalisation_by_length_is_not_the_papers(folder, tokenizer, tmp_path):
@@ -246,3 +265,9 @@ def test_responses_are_spread_over_passes_but_generated_at_once(tmp_path):
 
 def replace_rows(trainer: TrainerConfig, rows: int) -> TrainerConfig:
     return trainer.model_copy(update={"rows_per_pass": rows})
+
+
+def test_a_model_that_adds_a_loss_for_its_experts_is_refused():
+    require_one_loss(SimpleNamespace(aux_loss_enabled=False))
+    with pytest.raises(UsageError, match="a loss of its own for its experts"):
+        require_one_loss(SimpleNamespace(aux_loss_enabled=True))

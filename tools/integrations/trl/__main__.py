@@ -9,21 +9,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import EdgeError
+from tools.integrations.trl.processes import MainFailed
+from tools.integrations.trl.stopping import Terminated, stopped_by_term
 
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; what it refuses is one line and 2, what fails one line and 1, Ctrl-C 130."""
+    """Run a command and return its exit code; what it refuses is one line and 2, what fails one line and 1, Ctrl-C 130, SIGTERM 143.
+
+    Where the main one of several processes fails, it alone tells why.
+    """
     chosen = _parser().parse_args(arguments)
     try:
         code: int = chosen.play(chosen)
         return code
+    except MainFailed as error:
+        return error.exit_code
     except EdgeError as error:
         print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except Terminated:
+        return _TERMINATED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +80,8 @@ def _run(chosen: argparse.Namespace) -> int:
     from tools.integrations.trl.run import run
 
     sets = [*chosen.set, *([f"out={chosen.out}"] if chosen.out else [])]
-    run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
+    with stopped_by_term():
+        run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from peft import LoraConfig
@@ -13,6 +14,7 @@ from edge.training.lora import lora_config
 from edge.training.settings import LoraSpec
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import StepDesk
+from tools.integrations.trl.options import require_decided, require_switches
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.responses import reader_of
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
@@ -38,6 +40,7 @@ def build_trainer(
         callbacks=[callback],
         peft_config=adapter_of(config),
     )
+    require_one_loss(trainer)
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     callback.move(trainer.reward_weights)
     trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
@@ -53,14 +56,27 @@ def _made(**parts: Any) -> GRPOTrainer:
         ) from error
 
 
+def require_one_loss(trainer: GRPOTrainer) -> None:
+    """Raises UsageError for a mixture of experts whose own coefficient would add a term to the loss."""
+    if trainer.aux_loss_enabled:
+        raise UsageError(
+            "the model adds a loss of its own for its experts, which the method does not have",
+            hint="set trainer.options.router_aux_loss_coef to 0",
+        )
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def grpo_config(config: TrlConfig, processes: int) -> GRPOConfig:
-    """TRL's arguments. Weights that are trained stay float32: at the paper's learning rate an update is lost in bfloat16's rounding."""
+    """TRL's arguments. Raises UsageError for options that the run or TRL refuses."""
+    fields, options = config_fields(config, processes), config.trainer.options
+    known = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    require_decided(options, known)
+    require_switches(options, known)
     try:
-        return GRPOConfig(**{"model_init_kwargs": {"dtype": "float32"}, **config_fields(config, processes)})
+        return GRPOConfig(**fields)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"trainer.options: TRL refuses them: {_first_line(error)}", hint="see the fields of trl.GRPOConfig"

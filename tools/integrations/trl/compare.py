@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from edge.agent.events import StepFinished
 from edge.agent.state_rows import step_from_json
 from edge.core.errors import UsageError
+from edge.core.names import shown
 from edge.dagrpo.advantages import mean, standard_deviation
 
 LARGEST_Z = 2.6
@@ -30,6 +34,13 @@ MEASURES: dict[str, Value] = {
     "kept_accuracy": lambda step: step.kept_accuracy,
     "reward": lambda step: step.reward_mean,
     "format_ok": lambda step: step.format_ok,
+}
+
+
+ABOUT: dict[str, Callable[[StepFinished], object]] = {
+    "the source": lambda step: step.source,
+    "the number of prompts": lambda step: step.prompts,
+    "the number of responses": lambda step: step.responses,
 }
 
 
@@ -47,13 +58,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All measures over `steps` steps; `noise` says where the standard errors come from."""
+    """All measures over `steps` steps; `noise` says where the standard errors come from, `notes` in what the steps are no pairs."""
 
     steps: int
     runs_a: int
     runs_b: int
     noise: str
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def agree(self) -> bool:
@@ -73,11 +85,13 @@ class Comparison:
             f"{'' if one.agree else '   differs'}"
             for one in self.differences
         ]
+        lines += [f"not in pairs: {note}" for note in self.notes]
         return "\n".join([*lines, "the same within noise" if self.agree else "not the same"])
 
 
 def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
-    """Compare over the steps that all of the runs have. Raises UsageError for folders without steps, or fewer than two in common."""
+    """Compare over the steps that all of the runs have. Raises UsageError for folders without steps, or with steps that cannot be read, and
+    for fewer than two steps in common."""
     a, b = [read_steps(folder) for folder in runs_a], [read_steps(folder) for folder in runs_b]
     shared = sorted(set.intersection(*(set(run) for run in [*a, *b])))
     if len(shared) < 2:
@@ -88,20 +102,72 @@ def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
     found = [one for one in measured if one is not None]
     rate = next(one for one in found if one.measure == "assist_rate")
     noise = "the spread between runs" if between else f"{min(BLOCKS, len(shared))} blocks of steps"
-    return Comparison(len(shared), len(a), len(b), noise, (_dual(side_a, side_b, rate, between=between), *found))
+    differences = (_dual(side_a, side_b, rate, between=between), *found)
+    return Comparison(len(shared), len(a), len(b), noise, differences, _notes(runs_a, runs_b, side_a, side_b))
 
 
 def read_steps(folder: Path) -> dict[int, StepFinished]:
-    """A run's steps by number, from its events. Raises UsageError where there are none."""
+    """A run's steps by number, from its events. Raises UsageError where there are none, or one cannot be read."""
     path = folder / "events.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"{folder}: no run ({error.strerror}: events.jsonl)", hint="give the folder of --out") from error
-    events = [step_from_json(event) for event in map(_parsed, lines) if event.get("kind") == StepFinished.kind]
+        told = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
+        raise UsageError(told, hint="give the folder of --out") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown(str(path))} is no text", hint="give the folder of a run that wrote it") from error
+    events = [(number, event) for number, event in enumerate(map(_parsed, lines), 1) if event.get("kind") == StepFinished.kind]
     if not events:
-        raise UsageError(f"{folder}: no step was finished there")
-    return {event.step: event for event in events}
+        raise UsageError(f"{shown(str(folder))}: no step was finished there")
+    return {step.step: step for step in (_step(path, number, event) for number, event in events)}
+
+
+def _step(path: Path, number: int, event: dict[str, Any]) -> StepFinished:
+    """A line's step. Raises UsageError for one that lacks what is compared, or has no numbers there."""
+    try:
+        step = step_from_json(event)
+        known = (step.step, step.target_rate, step.dual_before, step.dual_after, *(value(step) for value in MEASURES.values()))
+        if all(isinstance(value, int | float | None) for value in known):
+            return step
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
+    raise UsageError(
+        f"{shown(str(path))}, line {number}: not a step as this version writes it", hint="compare runs that this version made"
+    )
+
+
+def _notes(
+    runs_a: Sequence[Path], runs_b: Sequence[Path], a: list[list[StepFinished]], b: list[list[StepFinished]]
+) -> tuple[str, ...]:
+    """What keeps the steps of both sides from being about the same prompts, as far as events and settings tell."""
+    seeds = [[seed for seed in map(_seed, side) if seed is not None] for side in (runs_a, runs_b)]
+    whole = (len(seeds[0]), len(seeds[1])) == (len(runs_a), len(runs_b))
+    notes = (
+        [f"learning.seed is {_listed(seeds[0])} and {_listed(seeds[1])}"]
+        if whole and Counter(seeds[0]) != Counter(seeds[1])
+        else []
+    )
+    for name, told in ABOUT.items():
+        steps = zip(*a, *b, strict=True)
+        other = next((step for step in steps if len({told(one) for one in step}) > 1), None)
+        if other is not None:
+            values = list(dict.fromkeys(str(told(one)) for one in other))
+            notes.append(f"in step {other[0].step} {name} is {' and '.join(map(shown, values))}")
+    return tuple(notes)
+
+
+def _seed(folder: Path) -> int | None:
+    """The seed of a run's prompts, as its settings have it; None where they do not tell."""
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        seed = settings.get("agent", settings)["learning"]["seed"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return None
+    return seed if isinstance(seed, int) else None
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class TrainerConfig(Section):
     checkpoint_every: int = Field(10, ge=1, description="Steps between two checkpoints, from which an interrupted run goes on.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints that are kept, the newest.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Any other field of trl.GRPOConfig, as use_vllm; none that the algorithm fixes."
+        default_factory=dict,
+        description="Other fields of trl.GRPOConfig, as use_vllm: those in FREE of tools/integrations/trl/options.py.",
     )
 
 
@@ -58,6 +59,10 @@ class TrlConfig(Section):
 
     @model_validator(mode="after")
     def _what_trl_can_do(self) -> TrlConfig:
+        if not self.agent.phases:
+            raise ValueError(
+                "agent.phases: there is nothing to learn; name at least one phase, as {source: practice:arith, steps: 100}"
+            )
         if any(phase.steps is None for phase in self.agent.phases):
             raise ValueError("agent.phases: each phase needs a number of steps")
         if refused := not_held(self.agent, REFUSED_BY_TRL):

@@ -175,8 +175,8 @@ class Desk:
         roles.state.commit_step(_commit(now, event, closed, roles.state))
         roles.sink.emit(event)
 
-    async def finish(self, reason: StopReason, seconds: float) -> RunFinished:
-        """Hand in reports that still wait, and tell what the run came to."""
+    async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
+        """Hand in reports that still wait, and tell what the run came to; `adapter_version` 0 where no adapter was written."""
         try:
             await self._roles.book.deliver()
         except CoordinatorUnavailable:
@@ -185,7 +185,7 @@ class Desk:
         steps = state.steps(last=1)
         totals = (steps[0].total_cloud_calls, steps[0].total_cloud_tokens, steps[0].total_spend_uusd) if steps else (0, 0, 0)
         done = state.position().steps_done
-        finished = RunFinished(state.run_id, reason, done, done, *totals, seconds, clock.now())
+        finished = RunFinished(state.run_id, reason, done, adapter_version, *totals, seconds, clock.now())
         self._roles.sink.emit(finished)
         return finished
 

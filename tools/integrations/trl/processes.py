@@ -6,12 +6,18 @@ brought to the main process, which alone asks the cloud and reports, and the ver
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
-from edge.core.errors import EdgeError
+from edge.core.errors import EdgeError, UsageError
 
 T = TypeVar("T")
+
+
+class MainFailed(EdgeError):
+    """In the other processes: the main one failed, and tells why itself."""
 
 
 class Processes(Protocol):
@@ -60,10 +66,15 @@ class OneProcess:
 class AccelerateProcesses:
     """The processes that `accelerate launch` or torchrun started."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float) -> None:
+        """`wait_s`: how long one waits for another before it gives up. It must be known here: TRL's own arguments come when the processes
+        are connected already. Raises UsageError where a launcher started several that cannot be connected."""
         from accelerate import PartialState
+        from accelerate.utils import parse_flag_from_env
 
-        self._state = PartialState()
+        cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
+        self._state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
+        _require_connected(int(os.environ.get("WORLD_SIZE") or 1), self.count)
 
     @property
     def is_main(self) -> bool:
@@ -102,5 +113,14 @@ class AccelerateProcesses:
         if failure is not None:
             raise failure
         if told[1]:
-            raise EdgeError(f"the main process failed: {told[1]}")
+            raise MainFailed(f"the main process failed: {told[1]}")
         return cast(T, told[0])
+
+
+def _require_connected(started: int, connected: int) -> None:
+    """Without a GPU accelerate connects nobody unless it is told to; each process would take itself for the only one."""
+    if connected < started:
+        raise UsageError(
+            f"{started} processes were started but are not connected: this machine has no GPU",
+            hint="set ACCELERATE_USE_CPU=true, see tools/integrations/README.md",
+        )

@@ -25,6 +25,7 @@ from tools.integrations.trl.folder import take
 from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
+from tools.integrations.trl.trainer import wait_s
 
 _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
 
@@ -56,7 +57,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bo
     require_trl()
     from transformers.utils.logging import disable_progress_bar
 
-    config, processes = resolved.config, AccelerateProcesses()
+    config, processes = resolved.config, AccelerateProcesses(wait_s(resolved.config))
     disable_progress_bar()
     _require_options(config, processes)
     if told := processes.from_main(lambda: take(resolved, fresh=fresh)):
@@ -172,7 +173,7 @@ class MainDesk:
         return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
 
     def _finish(self, reason: Any, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
-        finished = self._loop.run(self._desk.finish(reason, seconds))
+        finished = self._loop.run(self._desk.finish(reason, seconds, 0 if adapter is None else adapter.version))
         summary: dict[str, Any] = self._folder.finish(self._state.steps(), finished, adapter)
         return summary
 

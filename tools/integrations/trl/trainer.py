@@ -7,7 +7,8 @@ and
     dr_grpo  L = 1/(P·G·T) Σ_i Σ_t (...)          paper = G·T/(G-1) · L        T = max_tokens
 
 (luspo: the ratio of a whole sequence is the geometric mean of its tokens', whose gradient is 1/|y| Σ_t ∇ log π_t, and TRL counts it once
-for every token.) AdamW does not see the constant, but the bound on the gradient's norm does, and is divided by it.
+for every token; with ratios by tokens, as under vLLM, each counts once.) AdamW does not see the constant, but the bound on the gradient's
+norm does, and is divided by it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from typing import Any
 
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrlConfig
+from tools.integrations.trl.options import VLLM_DEFAULTS, require_free
 
+WAIT_S = 7200
+"""How long processes wait for the main one where trainer.options.ddp_timeout says nothing: it asks the cloud and judges for all of them."""
 _WARNS_WITH_TEXTS = "All reward functions returned None"
+_WARNS_OF_LEVEL = "When using `'luspo'` loss, `importance_sampling_level` should be"
 
 
 def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
@@ -30,12 +35,34 @@ def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
 
 
 def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
-    """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for options that are fixed."""
-    fields = {**_algorithm(config), **_computing(config, processes), **_keeping(config)}
-    fixed = sorted(set(fields) & set(config.trainer.options))
+    """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for refused options."""
+    fields, options = own_fields(config, processes), config.trainer.options
+    fixed = sorted(set(fields) & set(options))
     if fixed:
         raise UsageError(f"trainer.options: {fixed[0]} is set by the run itself", hint="leave it out")
-    return {**fields, **config.trainer.options}
+    longest = config.trainer.prompt_tokens + config.agent.learning.max_tokens
+    require_free(options, full=config.trainer.tuning == "full", tokens=longest)
+    return {**fields, **_beside(options)}
+
+
+def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
+    """The fields that the run sets itself. Raises UsageError where rows, processes and groups do not fit together."""
+    return {**_algorithm(config), **_computing(config, processes), **_keeping(config)}
+
+
+def wait_s(config: TrlConfig) -> float:
+    """How long processes wait for each other. Raises UsageError for an option that is no such time."""
+    given = config.trainer.options.get("ddp_timeout", WAIT_S)
+    require_free({"ddp_timeout": given}, full=False, tokens=0)
+    return float(given)
+
+
+def _beside(options: dict[str, Any]) -> dict[str, Any]:
+    """A person's options over the defaults that are not TRL's own. Weights that are trained stay float32: at the paper's learning rate
+    an update is lost in bfloat16's rounding."""
+    weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
+    sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
+    return {"ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
 
 
 def _algorithm(config: TrlConfig) -> dict[str, Any]:
@@ -53,7 +80,7 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "scale_rewards": "none",
         "multi_objective_aggregation": "sum_then_normalize",
         "loss_type": trainer.loss_type,
-        "importance_sampling_level": "sequence" if trainer.loss_type == "luspo" else "token",
+        "importance_sampling_level": _ratio_level(config),
         "mask_truncated_completions": False,
         "reward_weights": [1.0, 0.0],
         "learning_rate": learning.learning_rate,
@@ -64,6 +91,12 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "seed": learning.seed,
         "shuffle_dataset": False,
     }
+
+
+def _ratio_level(config: TrlConfig) -> str:
+    """Every ratio is 1, but with vLLM each token has its own weight, of which luspo by sequences would take the mean."""
+    by_sequence = config.trainer.loss_type == "luspo" and not config.trainer.options.get("use_vllm")
+    return "sequence" if by_sequence else "token"
 
 
 def _computing(config: TrlConfig, processes: int) -> dict[str, Any]:
@@ -114,11 +147,12 @@ def passes(config: TrlConfig, processes: int) -> int:
 
 
 class NoTexts(logging.Filter):
-    """Keeps TRL's word about responses without a reward out of the log: it comes with prompt and response, and a failed call is no news."""
+    """Keeps TRL's word about responses without a reward out of the log: it comes with prompt and response, and a failed call is no news.
+    So with its word about the level of ratios, which the run has chosen."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is let through."""
-        return _WARNS_WITH_TEXTS not in str(record.msg)
+        return not any(warning in str(record.msg) for warning in (_WARNS_WITH_TEXTS, _WARNS_OF_LEVEL))
 
 
 def keep_quiet() -> None:

@@ -1,0 +1,43 @@
+"""The launch files of both engines have the same settings, the paper's: groups, rates, numbers of steps, λ."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coordinator.config import CoordinatorConfig
+from edge.config.loader import resolve
+from tools.integrations.trl.config import TrlConfig, resolve_run
+
+INTEGRATIONS = Path("tools/integrations")
+VERL = INTEGRATIONS / "verl"
+
+
+@pytest.fixture(params=["qwen2.5-1.5b-instruct", "llama-3.2-3b-instruct"])
+def trl(request: pytest.FixtureRequest) -> TrlConfig:
+    return resolve_run(INTEGRATIONS / "trl" / "configs" / f"{request.param}.yaml").config
+
+
+def test_verls_coordinator_has_the_rates_and_the_lambda_of_trls_runs(trl):
+    tasks = resolve(CoordinatorConfig, files=[VERL / "config" / "coordinator.yaml"]).config.tasks
+    learning = trl.agent.learning
+    for phase, terms in zip(trl.agent.phases, (tasks["*"], tasks["group2"]), strict=True):
+        assert terms.target_rate == phase.target_rate
+        assert (terms.dual_init, terms.dual_lr, terms.dual_scope) == (learning.dual_init, learning.dual_lr, learning.dual_scope)
+
+
+def test_verls_runs_have_the_groups_rates_and_steps_of_trls(trl):
+    first, second = trl.agent.phases
+    launch = yaml.safe_load((VERL / "config" / "dagrpo.yaml").read_text(encoding="utf-8"))
+    assert (launch["dagrpo"]["task"], launch["dagrpo"]["target_rate"]) == (first.task, first.target_rate)
+    assert launch["trainer"]["total_training_steps"] == first.steps
+    page = (VERL / "README.md").read_text(encoding="utf-8")
+    words = f"dagrpo.task={second.task} dagrpo.target_rate={second.target_rate} .*trainer.total_training_steps={second.steps} "
+    assert re.search(words, page.replace("\\\n", " "))
+    prepared = re.findall(r"verl\.prepare (\S+:.*) --train", page)
+    assert [sorted(re.findall(r"(\S+):DATA", line)) for line in prepared] == [
+        sorted(p.source.split("+")) for p in (first, second)
+    ]
