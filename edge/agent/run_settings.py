@@ -37,7 +37,8 @@ def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> s
     one_phase = len(then.phases) == 1 and not under
     told = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
     if not told and _ends_earlier(then, now):
-        told = [f"{under}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
+        place = f"{under}phases.{len(then.phases) - 1}." if under else ""
+        told = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
     return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
 
 

@@ -105,6 +105,11 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     again = run(written(tmp_path), "--set", "agent.learning.group_size=8")
     assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
     assert "holds a run with other settings (agent.learning.group_size 4 -> 8)" in again.stderr
+    (folder / "trl" / "checkpoint-2" / "trainer_state.json").unlink()
+    longer = run(written(tmp_path), "--set", "agent.phases.0.steps=3", "--set", "agent.budget.calls_limit=100")
+    assert longer.returncode == 0, longer.stderr
+    assert "trl/checkpoint-2: not written to the end; going on from trl/checkpoint-1" in longer.stderr
+    assert [step["step"] for step in steps_of(tmp_path)] == [1, 2, 3]
 
 
 def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_settings(tmp_path):
@@ -133,7 +138,7 @@ def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_set
         ("agent.phases.0.source=/nosuch/tasks.jsonl", "nosuch"),
         ('trainer.options={"model_init_kwargs": {"dtype": "no-such-type"}}', "TRL cannot begin"),
         ('trainer.options={"nonsense": 1}', "nonsense"),
-        ("agent.coordinator.embedded.config=/nosuch/config", "nosuch"),
+        ("agent.coordinator.embedded.start_timeout_s=0.01", "the embedded coordinator did not start"),
     ],
 )
 def test_a_fresh_start_that_cannot_begin_leaves_the_earlier_run_as_it_was(

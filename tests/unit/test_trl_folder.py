@@ -91,7 +91,7 @@ def test_money_machine_network_privacy_and_more_steps_at_the_end_let_a_run_go_on
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ("agent.phases.0.steps=1", "agent.steps 2 -> 1"),
+        ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
         ("agent.phases.0.target_rate=0.7", "agent.phases.0.target_rate 0.3 -> 0.7"),
         ("trainer.tuning=full", "trainer.tuning lora -> full"),
         ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),

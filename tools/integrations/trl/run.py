@@ -46,11 +46,11 @@ def require_trl() -> None:
         raise UsageError(f"{missing[0]} is not installed", hint=install_extra("trl"))
 
 
-def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bool = False) -> dict[str, Any]:
+def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: bool = False) -> dict[str, Any]:
     """Train, or go on where a run in the same folder stopped; returns the summary ({} in processes other than the main one).
 
     With `fresh`, what an earlier run left in the folder is removed once all that this one needs is read, built and open; a start that fails
-    before leaves it as it was.
+    before leaves it as it was. `stream` (None: stderr) gets the lines that a person reads.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -61,7 +61,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bo
     disable_progress_bar()
     _require_options(config, processes)
     with ExitStack() as stack:
-        main = _MainProcess(resolved, stream, stack)
+        main = _MainProcess(resolved, stream or sys.stderr, stack)
         processes.from_main(lambda: main.hold(fresh))
         prepared = prepare(config, processes)
         trainer = _trainer(config, prepared, processes, main.desk)
