@@ -26,16 +26,19 @@ _MAY_DIFFER = (
 _MOST_NAMED = 3
 
 
-def other_settings(then: AgentConfig, now: AgentConfig) -> str:
+def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> str:
     """In one line what differs so that the record would be false, `target_rate 0.3 -> 0.7`; "" where the run can go on.
 
-    It may grow: its last phase may be longer now, and phases may follow it.
+    It may grow: its last phase may be longer now, and phases may follow it. `under` is the section of a larger configuration that the
+    agent's settings stand in, as `agent.`: keys are told with it and in full.
     """
     before, after = _record(then, len(then.phases)), _record(now, len(then.phases))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    told = [_difference(name, before.get(name), after.get(name), one_phase=len(then.phases) == 1) for name in names]
+    one_phase = len(then.phases) == 1 and not under
+    told = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
     if not told and _ends_earlier(then, now):
-        told = [f"steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
+        place = f"{under}phases.{len(then.phases) - 1}." if under else ""
+        told = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
     return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
 
 

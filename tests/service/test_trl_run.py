@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +20,12 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 
 from safetensors.torch import load_file
 
+from edge.agent.state import StateFolder
+from edge.agent.state_rows import Position
+from edge.config.loader import Resolved
+from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare
+from tools.integrations.trl.config import TrlConfig, resolve_run
 
 TIMEOUT_S = 300
 SMALL = {
@@ -99,6 +105,11 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     again = run(written(tmp_path), "--set", "agent.learning.group_size=8")
     assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
     assert "holds a run with other settings (agent.learning.group_size 4 -> 8)" in again.stderr
+    (folder / "trl" / "checkpoint-2" / "trainer_state.json").unlink()
+    longer = run(written(tmp_path), "--set", "agent.phases.0.steps=3", "--set", "agent.budget.calls_limit=100")
+    assert longer.returncode == 0, longer.stderr
+    assert "trl/checkpoint-2: not written to the end; going on from trl/checkpoint-1" in longer.stderr
+    assert [step["step"] for step in steps_of(tmp_path)] == [1, 2, 3]
 
 
 def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_settings(tmp_path):
@@ -113,11 +124,50 @@ def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_set
     begun = run(config, "--set", 'trainer.options={"model_init_kwargs": {"dtype": "no-such-type"}}')
     assert (begun.returncode, len(begun.stderr.strip().splitlines())) == (2, 1)
     assert "TRL cannot begin" in begun.stderr
-    assert (folder / "config.yaml").is_file()
+    assert not (folder / "config.yaml").exists()
     done = run(config, "--set", "agent.phases.0.steps=1", "--set", "agent.learning.group_size=2")
     assert done.returncode == 0, done.stderr
     (step,) = steps_of(tmp_path)
     assert (step["responses"], json.loads((folder / "summary.json").read_text())["steps"]) == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("model=/nosuch/model", "model /nosuch/model cannot be read"),
+        ("agent.phases.0.source=/nosuch/tasks.jsonl", "nosuch"),
+        ('trainer.options={"model_init_kwargs": {"dtype": "no-such-type"}}', "TRL cannot begin"),
+        ('trainer.options={"nonsense": 1}', "nonsense"),
+        ("agent.coordinator.embedded.start_timeout_s=0.01", "the embedded coordinator did not start"),
+    ],
+)
+def test_a_fresh_start_that_cannot_begin_leaves_the_earlier_run_as_it_was(
+    changed: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = written(tmp_path), tmp_path / "run"
+    begun(folder, resolve_run(config))
+    before = left(folder)
+    assert main(["run", str(config), "--fresh", "--set", changed]) != 0
+    said = capsys.readouterr().err.strip().splitlines()
+    assert (len(said), told in said[-1]) == (1, True), said
+    assert left(folder) == before
+
+
+def begun(folder: Path, resolved: Resolved[TrlConfig]) -> None:
+    """What a run leaves that made a step, and what it paid."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(resolved.to_yaml())
+    with StateFolder(folder / "state") as state:
+        state.set_position(Position(1, 0, 1))
+    for name in ("state/ledger", "trl/checkpoint-1/file", "trained/file", "adapter/file", "events.jsonl", "summary.json"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(name)
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    """All files of the earlier run."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not re.search(r"sqlite-|run\.json|model-", str(path))]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def adapter(folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import template_of
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES, practice_stream
-from tools.integrations.trl.bundled import bundled_name, write_hf_folder
+from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.plans import messages
 from tools.integrations.trl.responses import reader_of
 
@@ -82,15 +82,40 @@ def test_the_template_carries_the_models_own_system_prompt(written):
     assert text == "<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_folder_that_is_there_is_kept_and_a_half_written_one_is_not(tmp_path):
+def test_a_folder_that_is_there_is_kept_and_so_is_all_that_lies_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (tmp_path / "model.partial").mkdir()
-    (tmp_path / "model.partial" / "rubbish").touch()
+    (tmp_path / "model.partial" / "letter").write_text("Dear")
     write_hf_folder(model_file("nano-edge"), folder)
-    assert not (tmp_path / "model.partial").exists()
     (folder / "note").touch()
     write_hf_folder(model_file("nano-edge"), folder)
     assert (folder / "note").exists()
+    assert (tmp_path / "model.partial" / "letter").read_text() == "Dear"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.partial"]
+
+
+def other_weights(folder: Path) -> Path:
+    """nano-edge's shape with one weight changed."""
+    content = bytearray(model_file("nano-edge").read_bytes())
+    content[-1] ^= 1
+    path = folder / "mine.gguf"
+    path.write_bytes(content)
+    return path
+
+
+def test_a_model_of_the_same_shape_with_other_weights_is_another_model(tmp_path: Path) -> None:
+    mine = other_weights(tmp_path)
+    write_hf_folder(model_file("nano-edge"), tmp_path / "model")
+    with pytest.raises(UsageError, match="holds another model"):
+        write_hf_folder(mine, tmp_path / "model")
+    assert folder_name(mine) != folder_name(model_file("nano-edge"))
+
+
+def test_a_folder_that_does_not_say_what_it_was_written_from_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    write_hf_folder(model_file("nano-edge"), tmp_path / "model")
+    (tmp_path / "model" / "source.json").unlink()
+    with pytest.raises(UsageError, match="holds another model"):
+        write_hf_folder(model_file("nano-edge"), tmp_path / "model")
 
 
 def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -121,7 +146,7 @@ def test_a_gguf_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.integrations.trl.bundled._PRE_TOKENIZER", "llama-bpe")
     with pytest.raises(UsageError, match="not the tokenizer of a bundled model"):
         write_hf_folder(model_file("nano-edge"), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_bundled_models_are_named_by_their_prefix():

@@ -1,7 +1,9 @@
-"""Which folder a TRL run may take: steps that were made bind it to their settings, starts that failed do not. None of it needs TRL."""
+"""Which folder a TRL run may take and what it may remove there: steps that were made bind it to their settings, starts that failed do not,
+and nothing of anybody else's is touched. None of it needs TRL."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from edge.agent.state import StateFolder
 from edge.agent.state_rows import Position
 from edge.config.loader import Resolved
 from edge.core.errors import StateError, UsageError
+from tests.unit.trl_world import write_checkpoint
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.trl.desk import OPENED
-from tools.integrations.trl.folder import take
+from tools.integrations.trl.folder import HeldFolder, Start
 
 
 def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
@@ -37,6 +40,18 @@ def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
     return out
 
 
+def take(settings: Resolved[TrlConfig], *, fresh: bool = False, model: str = "") -> Start:
+    """What a run does that begins, and ends at once."""
+    with HeldFolder(settings, fresh=fresh) as held, held.beginning(model) as start:
+        return start
+
+
+def listed(out: Path) -> dict[str, str]:
+    """Everything in a folder but the marks of runs and what SQLite makes of a database that was opened."""
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json" and "sqlite-" not in path.name]
+    return {str(path.relative_to(out)): path.read_text(encoding="latin-1") for path in files}
+
+
 OTHER = "agent.learning.group_size=4"
 
 
@@ -50,35 +65,84 @@ def test_a_folder_with_steps_is_kept_from_other_settings_which_are_named(tmp_pat
 def test_a_folder_with_steps_goes_on_with_its_settings_and_with_those_that_change_nothing(tmp_path):
     out = begun(tmp_path / "run", steps=1)
     for sets in ((), ("trainer.rows_per_pass=4", "trainer.checkpoint_every=1")):
-        assert take(resolved(out, *sets)) == ""
+        assert take(resolved(out, *sets)).told == ()
     assert (out / "state" / "agent.sqlite").is_file()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "agent.budget.calls_limit=100",
+        "agent.budget.spend_limit_uusd=9",
+        "agent.coordinator.address=10.0.0.9:7443",
+        "agent.coordinator.call_deadline_s=900",
+        "agent.coordinator.embedded.start_timeout_s=99",
+        "agent.coordinator.embedded.api_key=env:KEY",
+        "agent.serve.port=0",
+        "agent.privacy.terms=[me]",
+        "agent.phases.0.steps=9",
+    ],
+)
+def test_money_machine_network_privacy_and_more_steps_at_the_end_let_a_run_go_on(changed: str, tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    assert take(resolved(out, changed)).told == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
+        ("agent.phases.0.target_rate=0.7", "agent.phases.0.target_rate 0.3 -> 0.7"),
+        ("trainer.tuning=full", "trainer.tuning lora -> full"),
+        ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),
+        ("trainer.options={optim: adafactor}", "trainer.options.optim none -> adafactor"),
+    ],
+)
+def test_what_makes_it_another_run_does_not(changed: str, told: str, tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    with pytest.raises(UsageError) as refusal:
+        take(resolved(out, changed))
+    assert f"holds a run with other settings ({told})" in str(refusal.value)
 
 
 def test_a_start_that_asked_nothing_binds_nobody_and_leaves_nothing(tmp_path):
     out = begun(tmp_path / "run")
-    assert take(resolved(out, OTHER)) == ""
-    assert not list(out.glob("state*"))
+    assert take(resolved(out, OTHER)).told == ()
+    assert not (out / "state" / "coordinator").exists()
 
 
 def test_what_a_step_that_was_cut_has_paid_for_is_set_aside_and_told(tmp_path):
     out = begun(tmp_path / "run", opened=True)
     (out / "state-1").mkdir()
-    told = take(resolved(out, OTHER))
+    (told,) = take(resolved(out, OTHER)).told
     assert told.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
     assert (out / "state-2" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
-    assert not (out / "state").exists()
+    assert not (out / "state" / "coordinator").exists()
 
 
 def test_a_step_that_was_cut_goes_on_under_the_same_settings(tmp_path):
     out = begun(tmp_path / "run", opened=True)
-    assert take(resolved(out)) == ""
+    assert take(resolved(out)).told == ()
     assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
 
 
-def test_a_run_at_work_in_the_folder_keeps_it(tmp_path):
-    out = begun(tmp_path / "run")
-    with StateFolder(out / "state"), pytest.raises(StateError):
-        take(resolved(out, OTHER))
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_at_work_in_the_folder_keeps_it(fresh: bool, tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    before = listed(out)
+    with HeldFolder(resolved(out)), pytest.raises(StateError, match="another process works in it") as refusal:
+        take(resolved(out), fresh=fresh)
+    assert "--out" in refusal.value.hint
+    assert listed(out) == before
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_an_agent_at_work_in_the_state_folder_keeps_it(fresh: bool, tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    with StateFolder(out / "state"), pytest.raises(StateError) as refusal:
+        take(resolved(out), fresh=fresh)
+    assert "--state" not in refusal.value.hint
+    assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
 
 
 def test_steps_whose_settings_cannot_be_read_any_more_are_kept(tmp_path):
@@ -89,12 +153,189 @@ def test_steps_whose_settings_cannot_be_read_any_more_are_kept(tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-def test_fresh_empties_the_folder_of_what_a_run_leaves_and_of_nothing_else(tmp_path):
+def whole_run(out: Path) -> Path:
+    """All that a run leaves that made three steps."""
+    begun(out, steps=3)
+    for name in ("trained", "adapter", "model-0123456789ab", "state-1"):
+        (out / name).mkdir()
+        (out / name / "file").write_text(name)
+    write_checkpoint(out / "trl", 2)
+    for name in ("events.jsonl", "evals.jsonl", "summary.json", "metrics.csv", "accuracy.png", "rate_and_price.png"):
+        (out / name).write_text(name)
+    return out
+
+
+def test_fresh_empties_the_folder_of_what_a_run_leaves_and_of_nothing_else(tmp_path: Path) -> None:
+    out = whole_run(tmp_path / "run")
+    mine = ("notes.txt", "state-of-ny", "state-01", "model", "model-mine", "loss.png", ".removed-by-me")
+    for name in mine:
+        (out / name).write_text("mine")
+    (out / "model-ba9876543210").mkdir()
+    assert take(resolved(out, OTHER), fresh=True, model="model-ba9876543210") == Start(None, ())
+    left = {path.name for path in out.iterdir()}
+    assert left == {*mine, "run.json", "state", "model-ba9876543210"}
+    assert [path.name for path in (out / "state").iterdir() if path.name == "coordinator"] == []
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_fresh_start_that_fails_leaves_the_earlier_run_as_it_was(begins: bool, tmp_path: Path) -> None:
+    out = whole_run(tmp_path / "run")
+    before = listed(out)
+
+    def start() -> None:
+        with HeldFolder(resolved(out, OTHER), fresh=True) as held:
+            if not begins:
+                raise UsageError("no such model")
+            with held.beginning():
+                (out / "config.yaml").write_text("new")
+                raise UsageError("no such coordinator")
+
+    with pytest.raises(UsageError, match="no such"):
+        start()
+    assert listed(out) == before
+    assert take(resolved(out)).checkpoint == out / "trl" / "checkpoint-2"
+
+
+def test_what_a_fresh_start_had_moved_when_it_was_killed_is_put_back_by_the_next_start(tmp_path: Path) -> None:
+    out = whole_run(tmp_path / "run")
+    take(resolved(out))
+    before = listed(out)
+    (out / ".earlier").mkdir()
+    for name in ("state", "trl", "config.yaml"):
+        (out / name).rename(out / ".earlier" / name)
+    (out / "config.yaml").write_text("new")
+    with StateFolder(out / "state"):
+        pass
+    assert take(resolved(out)).checkpoint == out / "trl" / "checkpoint-2"
+    assert listed(out) == before
+
+
+def test_what_a_killed_start_had_not_removed_yet_is_removed_by_the_next(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
-    (out / "state-1").mkdir()
-    (out / "notes.txt").write_text("mine")
-    assert take(resolved(out, OTHER), fresh=True) == ""
-    assert list(out.iterdir()) == [out / "notes.txt"]
+    (out / ".removed-ab_c0123" / "state").mkdir(parents=True)
+    take(resolved(out))
+    assert not (out / ".removed-ab_c0123").exists()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
+    fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = whole_run(tmp_path / "run")
+    before = listed(out)
+    name = "rename" if fresh else "iterdir"
+    real = getattr(Path, name)
+
+    def closed(path: Path, *rest: Any) -> Any:
+        if path == out / "trl":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest)
+
+    monkeypatch.setattr(Path, name, closed)
+    with pytest.raises(UsageError, match=r"cannot be the folder of a run: Permission denied \(.*trl\)") as refusal:
+        take(resolved(out), fresh=fresh)
+    assert refusal.value.hint == "give another folder with --out"
+    monkeypatch.undo()
+    assert listed(out) == before
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state/thesis.txt",
+        "state-1/data.csv",
+        "adapter/a",
+        "trained/b",
+        "config.yaml",
+        "trl/checkpoint-2/x",
+        "run.json",
+        "model/c",
+    ],
+)
+def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: bool, tmp_path: Path) -> None:
+    out = tmp_path / "thesis"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    with pytest.raises(UsageError, match="it holds other files, and no run") as refusal:
+        take(resolved(out), fresh=fresh)
+    assert refusal.value.hint == "give another folder with --out"
+    assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_the_folder_of_an_agents_own_run_is_no_run_on_trl(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    (out / "config.yaml").write_text("learning: {group_size: 8}\n")
+    with pytest.raises(UsageError, match="no run"):
+        take(resolved(out), fresh=True)
+
+
+def test_a_folder_that_is_new_or_empty_or_was_only_just_marked_is_taken(tmp_path: Path) -> None:
+    for place in ("new", "empty", "marked"):
+        out = tmp_path / place
+        if place != "new":
+            out.mkdir()
+        if place == "marked":
+            (out / "run.json").touch()
+        assert take(resolved(out)) == Start(None, ())
+        assert take(resolved(out), fresh=True) == Start(None, ())
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        (["state"], "holds trl/checkpoint-2 of a run whose state/ is gone"),
+        (["state", "trl"], "holds trained of a run whose state/ is gone"),
+        (["state", "trl", "trained"], "holds summary.json of a run whose state/ is gone"),
+        (["config.yaml"], r"holds a run with settings that are gone \(config.yaml\)"),
+    ],
+)
+def test_a_run_that_lacks_a_part_is_not_gone_on_with_but_may_be_begun_again(
+    removed: list[str], told: str, tmp_path: Path
+) -> None:
+    out = whole_run(tmp_path / "run")
+    take(resolved(out))
+    for name in removed:
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
+    with pytest.raises(UsageError, match=told) as refusal:
+        take(resolved(out))
+    assert "--fresh" in refusal.value.hint
+    assert (out / "metrics.csv").read_text() == "metrics.csv"
+    assert take(resolved(out), fresh=True) == Start(None, ())
+
+
+def test_a_checkpoint_of_steps_that_the_state_does_not_know_is_refused(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=3)
+    write_checkpoint(out / "trl", 4)
+    with pytest.raises(UsageError, match=r"holds trl/checkpoint-4, but its state/ knows of 3 steps only"):
+        take(resolved(out))
+
+
+def test_a_checkpoint_that_was_not_written_to_the_end_makes_way_for_the_whole_one_before_it(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=3)
+    whole, cut = write_checkpoint(out / "trl", 2), write_checkpoint(out / "trl", 3)
+    (cut / "trainer_state.json").unlink()
+    start = take(resolved(out))
+    assert (start.checkpoint, len(start.told)) == (whole, 1)
+    assert "trl/checkpoint-3: not written to the end; going on from trl/checkpoint-2" in start.told[0]
+    assert not cut.exists()
+    assert (out / "trl" / "broken-checkpoint-3" / "optimizer.pt").is_file()
+    assert take(resolved(out)) == Start(whole, ())
+
+
+def test_without_a_whole_checkpoint_the_steps_are_made_again_and_that_is_told(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=3)
+    (out / "trl" / "checkpoint-2").mkdir(parents=True)
+    start = take(resolved(out))
+    assert (start.checkpoint, "going on from the first step" in start.told[0]) == (None, True)
+
+
+def test_steps_of_other_weights_by_the_same_name_are_not_gone_on_with(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    take(resolved(out), model="model-0123456789ab")
+    assert take(resolved(out), model="model-0123456789ab").told == ()
+    with pytest.raises(UsageError, match=r"other weights \(model-0123456789ab, not model-ba9876543210\)"):
+        take(resolved(out), model="model-ba9876543210")
 
 
 @pytest.mark.parametrize("below", ["", "below"])

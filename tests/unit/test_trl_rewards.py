@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from edge.core.errors import EdgeError
-from tools.integrations.trl.desk import TrainerNumbers, Verdict
+from tools.integrations.trl.desk import LateDesk, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import OneProcess
 from tools.integrations.trl.responses import Completion, Reader
-from tools.integrations.trl.rewards import DualCallback, GroupRewards, NoDesk, Scale, SharedSteps
+from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
 
 READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
 
@@ -136,7 +136,7 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
     pair, desk, results = Pair(), NotedDesk(), {}
 
     def process(index: int) -> None:
-        steps = SharedSteps(desk if index == 0 else NoDesk(), pair.of(index))
+        steps = SharedSteps(desk if index == 0 else LateDesk(), pair.of(index))
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
@@ -155,5 +155,5 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
 
 
 def test_a_process_without_a_desk_is_never_asked():
-    with pytest.raises(EdgeError, match="only the main process"):
-        NoDesk().open(1)
+    with pytest.raises(EdgeError, match="no coordinator is open in this process"):
+        LateDesk().open(1)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from edge.agent.cloud import CloudDesk
 from edge.agent.rollout import RolloutSettings
@@ -48,6 +53,19 @@ def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str
         for index, group in enumerate(groups)
         for text in group
     ]
+
+
+def write_checkpoint(folder: Path, step: int) -> Path:
+    """A whole checkpoint as transformers leaves it, with next to nothing in it."""
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        with zipfile.ZipFile(path / name, "w") as archive:
+            archive.writestr("data", name)
+    save_file({"weight": np.zeros(4, np.float32)}, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text("{}")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return path
 
 
 @dataclass

@@ -6,12 +6,14 @@ starts from the very model that `edge-agent` starts from.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import UsageError
+from edge.core.errors import ModelFileError, UsageError
 from edge.core.names import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
@@ -20,7 +22,9 @@ _BUNDLED = "bundled:"
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 _PRE_TOKENIZER = "qwen2"
 _TOKENIZER_KEYS = ("tokens", "merges")
-_SAME = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_SOURCE = "source.json"
+"""Beside config.json: which file the folder was written from, by the SHA-256 of its content."""
+_NAMED = 12
 _ANOTHER = "give another folder"
 
 
@@ -29,51 +33,74 @@ def bundled_name(model: str) -> str | None:
     return model.removeprefix(_BUNDLED) if model.startswith(_BUNDLED) else None
 
 
+def folder_name(gguf_file: Path) -> str:
+    """What the model's folder is called inside a run's: `model-` and the beginning of the SHA-256 of the file, which names its weights.
+
+    Raises ModelFileError.
+    """
+    return f"model-{_sha256_of(gguf_file)[:_NAMED]}"
+
+
 def write_hf_folder(gguf_file: Path, folder: Path) -> Path:
     """Write the folder, all or nothing, where it is not there yet; returns it.
 
-    Raises ModelFileError, and UsageError for a folder that holds anything else or cannot be written.
+    Raises ModelFileError, and UsageError for a folder that holds anything else, also another file's weights, or cannot be written.
     """
     model = open_gguf(gguf_file)
     spec = model.computed_spec()
     if spec.architecture not in _CLASSES:
         raise UsageError(f"{gguf_file}: {spec.architecture} cannot be written as a Hugging Face folder here", hint="use its own")
-    config = _config(model, spec)
+    source = {"sha256": _sha256_of(gguf_file), "file": gguf_file.name}
     try:
-        if not _is_written(folder, config):
-            _write(model, spec, config, folder)
+        if not _is_written(folder, source["sha256"]):
+            _write(model, spec, source, folder)
     except OSError as error:
         raise UsageError(f"{shown(str(folder))} cannot be written: {error.strerror}", hint=_ANOTHER) from error
     return folder
 
 
-def _is_written(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether the model is there. Raises UsageError where something else is: nothing of another's is ever removed."""
+def _sha256_of(path: Path) -> str:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        if folder.is_dir() and not any(folder.iterdir()):
-            return False
-        if folder.is_dir() or folder.is_file():
-            what = "is a file" if folder.is_file() else "holds other files"
-            raise UsageError(f"{shown(str(folder))} {what}", hint=_ANOTHER) from None
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _is_written(folder: Path, sha256: str) -> bool:
+    """Whether the model is there. Raises UsageError where something else is: nothing of another's is ever removed."""
+    if folder.is_file():
+        raise UsageError(f"{shown(str(folder))} is a file", hint=_ANOTHER)
+    if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    if not isinstance(found, dict) or any(found.get(key) != config[key] for key in _SAME):
-        raise UsageError(f"{shown(str(folder))} holds another model", hint=_ANOTHER)
+    found = _source_of(folder)
+    if found != sha256:
+        what = "another model" if found or (folder / "config.json").exists() else "other files"
+        raise UsageError(f"{shown(str(folder))} holds {what}", hint=_ANOTHER)
     return True
 
 
-def _write(model: GGUFModel, spec: DecoderSpec, config: dict[str, Any], folder: Path) -> None:
+def _source_of(folder: Path) -> str:
+    """The SHA-256 of the file that the folder was written from; "" where it does not say."""
+    try:
+        found = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return ""
+    return str(found.get("sha256", "")) if isinstance(found, dict) else ""
+
+
+def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: Path) -> None:
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    _write_weights(model, spec, partial)
-    _write_tokenizer(model, partial)
-    _write_json(partial / "config.json", config)
-    _write_json(partial / "generation_config.json", {"eos_token_id": _eos(model), "pad_token_id": _pad(model)})
-    partial.replace(folder)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        partial = Path(beside) / "model"
+        partial.mkdir()
+        _write_weights(model, spec, partial)
+        _write_tokenizer(model, partial)
+        _write_json(partial / "config.json", _config(model, spec))
+        _write_json(partial / "generation_config.json", {"eos_token_id": _eos(model), "pad_token_id": _pad(model)})
+        _write_json(partial / _SOURCE, source)
+        partial.replace(folder)
 
 
 def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path) -> None:
@@ -136,5 +163,5 @@ def _pad(model: GGUFModel) -> int:
     return int(model.metadata("tokenizer.ggml.padding_token_id"))
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

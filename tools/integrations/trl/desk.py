@@ -355,3 +355,36 @@ class BlockingDesk:
     def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         """See StepDesk."""
         self._loop.run(self._desk.write_down(step, numbers))
+
+
+class LateDesk:
+    """A StepDesk to build a trainer with before there is one; what it is `given` is asked in its place. Raises EdgeError before that."""
+
+    def __init__(self) -> None:
+        self._given: StepDesk | None = None
+
+    def give(self, desk: StepDesk) -> None:
+        """From now on, this one is asked."""
+        self._given = desk
+
+    def open(self, step: int) -> float:
+        """See StepDesk."""
+        return self._desk.open(step)
+
+    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+        """See StepDesk."""
+        return self._desk.verdicts(step, completions)
+
+    def close(self, step: int) -> None:
+        """See StepDesk."""
+        self._desk.close(step)
+
+    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+        """See StepDesk."""
+        self._desk.write_down(step, numbers)
+
+    @property
+    def _desk(self) -> StepDesk:
+        if self._given is None:
+            raise EdgeError("no coordinator is open in this process")
+        return self._given

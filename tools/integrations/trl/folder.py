@@ -1,22 +1,50 @@
-"""The folder of a run: whether it can be taken. Knows what a run leaves in it and which settings may change between two parts of one run.
+"""The folder of a run: whether it can be taken, held against other processes, and begun in anew. Knows what a run leaves in it and which
+settings may change between two parts of one run; knows nothing of TRL.
 
-Settings bind from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.
+A folder is a run's where the run's mark says so, or what earlier versions left: nothing else is ever written to or emptied. Settings bind
+from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.
+
+A fresh run takes the place of an earlier one late and at once: what the earlier one left lies in `.earlier` until the new one has begun.
+A start that fails puts it back, and so does the next one where a start was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import re
 import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import TracebackType
 
+from edge.agent.run_settings import other_settings
 from edge.agent.state import StateFolder
 from edge.config.loader import Resolved, resolve
-from edge.core.errors import ConfigError, UsageError
+from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.names import shown
+from tools.integrations.trl.checkpoints import Checkpoint, checkpoints, newest_whole, set_broken_aside
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import OPENED
 
+MODEL = "trl_model"
+"""Under this name the state folder keeps which bundled model's folder the run trains."""
+
+_MARK = "run.json"
+_MADE_BY = {"made_by": "edge-agent on TRL"}
+_EARLIER, _REMOVED = ".earlier", ".removed-"
+_OWN = re.compile(
+    r"state|state-[1-9]\d*|trl|trained|adapter|model-[0-9a-f]{12}"
+    r"|events\.jsonl|evals\.jsonl|config\.yaml|config\.tmp|summary\.json|metrics\.csv"
+    r"|(rate_and_price|accuracy|families|forgetting)\.png|\.(rate_and_price|accuracy|families|forgetting)\.png\.part"
+)
+_REMOVABLE = re.compile(rf"{re.escape(_REMOVED)}[a-z0-9_]{{8}}")
+_LEFT_BY_STEPS = ("trained", "summary.json", "metrics.csv")
 _MAY_CHANGE = (
     "out",
     "trainer.rows_per_pass",
@@ -25,68 +53,272 @@ _MAY_CHANGE = (
     "trainer.gradient_checkpointing",
 )
 _ANOTHER = "give another folder with --out"
+_NO_STATE_OPTION = re.compile(r"(choose|name) another( folder)? with --state")
+_BACK_OR_ANEW = "put it back, begin again with --fresh, or give another folder with --out"
 
 
-def take(resolved: Resolved[TrlConfig], *, fresh: bool = False) -> str:
-    """Make the run's folder, or find it fit to go on in; with `fresh`, empty it first. Returns a line that a person should read, or "".
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins: the checkpoint that it goes on from, if any, and lines that a person should read."""
 
-    Raises UsageError for a folder that cannot be written or holds steps of a run with other settings, StateError while another process
-    works in it.
-    """
-    out = Path(resolved.config.out).expanduser()
-    _require_writable(out)
-    if fresh:
-        begin_again(out)
-        return ""
-    return _require_same_run(out, resolved)
+    checkpoint: Path | None
+    told: tuple[str, ...]
 
 
-def begin_again(out: Path) -> None:
-    """Remove what an earlier run left in its folder, the ledger of its coordinator with it."""
-    for path in (*(out / name for name in ("state", "trl", "trained", "adapter")), *out.glob("state-*")):
-        shutil.rmtree(path, ignore_errors=True)
-    for name in ("events.jsonl", "evals.jsonl", "config.yaml", "summary.json", "metrics.csv"):
-        (out / name).unlink(missing_ok=True)
+class HeldFolder:
+    """A run's folder, held against other processes until it is closed; use it as a context manager."""
+
+    def __init__(self, resolved: Resolved[TrlConfig], *, fresh: bool = False) -> None:
+        """Make the folder, or find it fit to go on in, or with `fresh` to begin again in. Changes nothing that an earlier run left.
+
+        Raises UsageError for a folder that cannot be written, is not a run's, lacks a part that it needs or holds steps of a run with
+        other settings, StateError while another process works in it.
+        """
+        self.out = Path(resolved.config.out).expanduser()
+        self._fresh, self._changed, self._locks = fresh, "", list[int]()
+        with _one_line(self.out):
+            _require_own(self.out)
+            try:
+                self._hold()
+                if not fresh:
+                    self._changed = _require_same_run(self.out, resolved)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> HeldFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes have it. Safe to call twice."""
+        while self._locks:
+            os.close(self._locks.pop())
+
+    @contextlib.contextmanager
+    def beginning(self, model: str = "") -> Iterator[Start]:
+        """All that a run needs is opened within; a fresh run's place is free there, and the earlier one's parts come back if it fails.
+
+        `model`: the name of a bundled model's folder in it. Raises UsageError and StateError.
+        """
+        try:
+            with _one_line(self.out):
+                if self._fresh:
+                    _move_aside(self.out, keep=model)
+                start = self._start(model)
+            yield start
+        except BaseException:
+            with _one_line(self.out):
+                _put_back(self.out)
+            raise
+        with _one_line(self.out):
+            _discard(self.out)
+
+    def _hold(self) -> None:
+        self._locks.append(_locked(self.out / _MARK))
+        if not _is_marked(self.out):
+            (self.out / _MARK).write_text(json.dumps(_MADE_BY) + "\n", encoding="utf-8")
+        _put_back(self.out)
+        for path in self.out.iterdir():
+            if _REMOVABLE.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        if self._fresh and (self.out / "state" / "lock").exists():
+            self._locks.append(_locked(self.out / "state" / "lock"))
+
+    def _start(self, model: str) -> Start:
+        aside = _leave_behind(self.out, self._changed) if self._changed else ""
+        with open_state(self.out) as state:
+            _bind_model(self.out, state, model)
+        whole, broken = newest_whole(checkpoints(self.out / "trl"))
+        for one in broken:
+            set_broken_aside(one)
+        told = tuple(line for line in (aside, _told_of_broken(whole, broken)) if line)
+        return Start(None if whole is None else whole.folder, told)
 
 
-def _require_writable(out: Path) -> None:
+def open_state(out: Path) -> StateFolder:
+    """The run's state folder, open. Raises StateError."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        return StateFolder(out / "state")
+    except StateError as error:
+        raise StateError(str(error), hint=_NO_STATE_OPTION.sub(_ANOTHER, error.hint)) from error
+
+
+def _require_own(out: Path) -> None:
+    """Raises UsageError for a folder that cannot be written or that holds anything but a run."""
+    if out.is_file():
+        raise UsageError(f"{_named(out)}: it is a file", hint=_ANOTHER)
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.R_OK | os.W_OK | os.X_OK):
+        raise UsageError(f"{_named(out)}: it cannot be written", hint=_ANOTHER)
+    if not (_is_new(out) or _is_marked(out) or _is_of_an_earlier_version(out)):
+        raise UsageError(f"{_named(out)}: it holds other files, and no run", hint=_ANOTHER)
+
+
+def _is_new(out: Path) -> bool:
+    """Nothing is in it, or a mark that a kill left without a word."""
+    return all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())
+
+
+def _is_marked(out: Path) -> bool:
+    try:
+        found = json.loads((out / _MARK).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(found == _MADE_BY)
+
+
+def _is_of_an_earlier_version(out: Path) -> bool:
+    """Runs had no mark once. Theirs have a state folder inside and a configuration with a section `agent`, as no agent's own run has."""
+    if not (out / "state" / "agent.sqlite").is_file() or not (out / "config.yaml").is_file():
+        return False
+    with (out / "config.yaml").open(encoding="utf-8", errors="replace") as lines:
+        return any(line.startswith("agent:") for line in lines)
+
+
+def _locked(path: Path) -> int:
+    """An open descriptor that holds a lock; the system drops it when the process dies, however it dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        reason = "it is a file" if out.is_file() else error.strerror
-        raise UsageError(f"{shown(str(out))} cannot be the folder of a run: {reason}", hint=_ANOTHER) from error
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise UsageError(f"{shown(str(out))} cannot be the folder of a run: it cannot be written", hint=_ANOTHER)
+        os.close(descriptor)
+        raise StateError(
+            f"{shown(str(path.parent))}: another process works in it", hint=f"wait until it ends, or {_ANOTHER}"
+        ) from error
+    return descriptor
 
 
 def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
-    if not (out / "state" / "agent.sqlite").is_file() or not (out / "config.yaml").is_file():
+    """What is other about the settings of a start that made no step, or "". Raises UsageError where steps bind them."""
+    newest = next(iter(checkpoints(out / "trl")), None)
+    if not (out / "state" / "agent.sqlite").is_file():
+        _require_no_steps(out, newest)
         return ""
-    told = _other_settings(out / "config.yaml", resolved)
-    return _leave_behind(out, told) if told else ""
+    with open_state(out) as state:
+        made = state.position().steps_done
+    if newest is not None and newest.step > made:
+        raise UsageError(
+            f"{shown(str(out))} holds trl/{newest.folder.name}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW
+        )
+    told = _other_settings(out, resolved)
+    if told and made:
+        hint = _ANOTHER if (out / "config.yaml").is_file() else _BACK_OR_ANEW
+        raise UsageError(f"{shown(str(out))} holds a run with {told}", hint=hint)
+    return told
 
 
-def _other_settings(path: Path, resolved: Resolved[TrlConfig]) -> str:
-    """The first setting that differs from those in the file so that it would be another run, or ""."""
+def _require_no_steps(out: Path, newest: Checkpoint | None) -> None:
+    left = f"trl/{newest.folder.name}" if newest else next((name for name in _LEFT_BY_STEPS if (out / name).exists()), "")
+    if left:
+        raise UsageError(f"{shown(str(out))} holds {left} of a run whose state/ is gone", hint=_BACK_OR_ANEW)
+
+
+def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
+    """The settings that differ from those in the folder so that it would be another run, or ""."""
+    path = out / "config.yaml"
+    if not path.is_file():
+        return "settings that are gone (config.yaml)"
     try:
-        then = {key: value for key, value, _ in resolve(TrlConfig, files=[path]).rows()}
+        before = resolve(TrlConfig, files=[path])
     except ConfigError as error:
         return f"settings that cannot be read ({error})"
-    now = {key: value for key, value, _ in resolved.rows()}
-    other = next((key for key in now if then.get(key) != now[key] and key not in _MAY_CHANGE), "")
-    return f"other settings ({other} {then.get(other)} -> {now[other]})" if other else ""
+    told = _other_than_the_agents(before, resolved) or other_settings(before.config.agent, resolved.config.agent, under="agent.")
+    return f"other settings ({told})" if told else ""
+
+
+def _other_than_the_agents(before: Resolved[TrlConfig], now: Resolved[TrlConfig]) -> str:
+    then, asked = _run_settings(before), _run_settings(now)
+    other = (key for key in {**then, **asked} if then.get(key) != asked.get(key))
+    return next((f"{key} {_value(then.get(key))} -> {_value(asked.get(key))}" for key in other), "")
+
+
+def _run_settings(resolved: Resolved[TrlConfig]) -> dict[str, object]:
+    rows = ((key, value) for key, value, _ in resolved.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE)
+    return {key: value for key, value in rows if value != {}}
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _leave_behind(out: Path, told: str) -> str:
     """Begin anew beside a state in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
     state = out / "state"
-    with StateFolder(state) as opened:
-        made, asked = opened.position().steps_done, opened.meta(OPENED) is not None
-    if made:
-        raise UsageError(f"{shown(str(out))} holds a run with {told}", hint=_ANOTHER)
+    with open_state(out) as opened:
+        asked = opened.meta(OPENED) is not None
     if not asked:
         shutil.rmtree(state)
         return ""
     aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
     state.rename(aside)
     return f"a start with {told} made no step; what it asked for stands in {aside}"
+
+
+def _bind_model(out: Path, state: StateFolder, model: str) -> None:
+    """Raises UsageError where the run trains other weights by the same name."""
+    known, begun = state.meta(MODEL), state.position().steps_done or state.meta(OPENED) is not None
+    if model and known not in (None, model) and begun:
+        raise UsageError(
+            f"{shown(str(out))} holds a run of other weights ({known}, not {model})",
+            hint=f"begin again with --fresh, or {_ANOTHER}",
+        )
+    if model:
+        state.set_meta(MODEL, model)
+
+
+def _told_of_broken(whole: Checkpoint | None, broken: Sequence[Checkpoint]) -> str:
+    if not broken:
+        return ""
+    names = ", ".join(f"trl/{one.folder.name}" for one in broken)
+    where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
+    return f"{names}: not written to the end; going on from {where}"
+
+
+def _move_aside(out: Path, keep: str) -> None:
+    aside = out / _EARLIER
+    aside.mkdir()
+    for path in list(out.iterdir()):
+        if _OWN.fullmatch(path.name) and path.name != keep:
+            path.rename(aside / path.name)
+
+
+def _put_back(out: Path) -> None:
+    """What a fresh start had moved aside, in the place of what that start left; it made no step and asked nothing."""
+    aside = out / _EARLIER
+    if not aside.is_dir():
+        return
+    for path in list(aside.iterdir()):
+        _remove(out / path.name)
+        path.rename(out / path.name)
+    aside.rmdir()
+
+
+def _discard(out: Path) -> None:
+    """In one move, so that a kill leaves all of the earlier run or nothing that is taken for it; what cannot be removed is left lying."""
+    if (out / _EARLIER).is_dir():
+        gone = (out / _EARLIER).rename(tempfile.mkdtemp(prefix=_REMOVED, dir=out))
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _named(out: Path) -> str:
+    return f"{shown(str(out))} cannot be the folder of a run"
+
+
+@contextlib.contextmanager
+def _one_line(out: Path) -> Iterator[None]:
+    """What the system refuses, as a UsageError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        place = f" ({shown(str(error.filename))})" if error.filename and str(error.filename) != str(out) else ""
+        raise UsageError(f"{_named(out)}: {error.strerror}{place}", hint=_ANOTHER) from error

@@ -23,15 +23,8 @@ WEIGHTS_AT_START = (1.0, 0.0)
 """TRL's `reward_weights` before the first step is opened."""
 
 
-class NoDesk:
-    """What stands in the place of the desk in processes other than the main one; never asked."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise EdgeError("only the main process has a coordinator")
-
-
 class SharedSteps:
-    """The desk of the main process, for all processes."""
+    """The desk of the main process, for all processes; those of the others are never asked."""
 
     def __init__(self, desk: StepDesk, processes: Processes) -> None:
         self._desk = desk

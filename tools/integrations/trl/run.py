@@ -6,10 +6,10 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from edge.agent.rollout import RolloutSettings
 from edge.config.loader import Resolved
@@ -18,10 +18,10 @@ from edge.core.errors import EdgeError, UsageError
 from edge.core.events import EventSink, FanOutSink
 from edge.core.install import install_extra
 from edge.core.types import AdapterRef, TaskItem
-from tools.integrations.trl.bundled import bundled_name, write_hf_folder
+from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, StepDesk
-from tools.integrations.trl.folder import take
+from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, LateDesk, StepDesk
+from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
@@ -47,10 +47,11 @@ def require_trl() -> None:
         raise UsageError(f"{missing[0]} is not installed", hint=install_extra("trl"))
 
 
-def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bool = False) -> dict[str, Any]:
+def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: bool = False) -> dict[str, Any]:
     """Train, or go on where a run in the same folder stopped; returns the summary ({} in processes other than the main one).
 
-    With `fresh`, what an earlier run left in the folder is removed once it is known that this one can begin.
+    With `fresh`, what an earlier run left in the folder is removed once all that this one needs is read, built and open; a start that fails
+    before leaves it as it was. `stream` (None: stderr) gets the lines that a person reads.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -60,13 +61,13 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO = sys.stderr, *, fresh: bo
     config, processes = resolved.config, AccelerateProcesses(wait_s(resolved.config))
     disable_progress_bar()
     _require_options(config, processes)
-    if told := processes.from_main(lambda: take(resolved, fresh=fresh)):
-        stream.write(f"{told}\n" if processes.is_main else "")
-    prepared = prepare(config, processes)
-    if not processes.is_main:
-        return _train_along(config, prepared, processes)
-    with _main_desk(resolved, prepared, stream) as desk:
-        return desk.train(lambda steps: train(config, prepared, processes, steps))
+    with ExitStack() as stack:
+        main = _MainProcess(resolved, stream or sys.stderr, stack)
+        processes.from_main(lambda: main.hold(fresh))
+        prepared = prepare(config, processes)
+        trainer = _trainer(config, prepared, processes, main.desk)
+        checkpoint = processes.from_main(lambda: main.begin(prepared))
+        return main.watch(lambda: _train(trainer, config, checkpoint))
 
 
 def _require_options(config: TrlConfig, processes: Processes) -> None:
@@ -98,28 +99,17 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     return Prepared(model, tokenizer, form, plan)
 
 
-def train(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> None:
-    """TRL's trainer over the desk, run to its end; every process takes part in saving what was trained."""
+def _trainer(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> Any:
+    """TRL's trainer over the desk. Raises UsageError."""
     from tools.integrations.trl.building import build_trainer
 
-    trainer = build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, desk)
-    trainer.train(resume_from_checkpoint=_checkpoint(config))
+    return build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, desk)
+
+
+def _train(trainer: Any, config: TrlConfig, checkpoint: str | None) -> None:
+    """To the end of the run; every process takes part in saving what was trained."""
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(_trained(config)))
-
-
-def _train_along(config: TrlConfig, prepared: Prepared, processes: Processes) -> dict[str, Any]:
-    from tools.integrations.trl.rewards import NoDesk
-
-    train(config, prepared, processes, cast(StepDesk, NoDesk()))
-    return {}
-
-
-def _checkpoint(config: TrlConfig) -> str | None:
-    """The newest whole checkpoint of an interrupted run."""
-    from transformers.trainer_utils import get_last_checkpoint
-
-    folder = Path(config.out).expanduser() / "trl"
-    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
 
 
 def _trained(config: TrlConfig) -> Path:
@@ -132,7 +122,8 @@ def _model_folder(config: TrlConfig) -> str:
         return config.model
     from edge.bootstrap import model_file
 
-    return str(write_hf_folder(model_file(name), Path(config.out).expanduser() / "model"))
+    gguf = model_file(name)
+    return str(write_hf_folder(gguf, Path(config.out).expanduser() / folder_name(gguf)))
 
 
 def _data_set(prepared: Prepared) -> Any:
@@ -153,18 +144,51 @@ def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
     return fits
 
 
+class _MainProcess:
+    """What only the main process does: holds the folder, opens the desk, watches training. Other processes have one that does nothing."""
+
+    def __init__(self, resolved: Resolved[TrlConfig], stream: TextIO, stack: ExitStack) -> None:
+        """What is opened is closed with the stack."""
+        self.desk = LateDesk()
+        self._resolved, self._stream, self._stack = resolved, stream, stack
+        self._folder: HeldFolder | None = None
+        self._main: MainDesk | None = None
+
+    def hold(self, fresh: bool) -> None:
+        """See HeldFolder."""
+        self._folder = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
+
+    def begin(self, prepared: Prepared) -> str | None:
+        """Open the desk in the folder that is held; returns the checkpoint to go on from."""
+        assert self._folder is not None
+        own = Path(prepared.model).name if bundled_name(self._resolved.config.model) else ""
+        with self._folder.beginning(own) as start:
+            self._stream.writelines(f"{line}\n" for line in start.told)
+            self._main = self._stack.enter_context(_main_desk(self._resolved, prepared, self._stream))
+        self.desk.give(self._main.steps)
+        return None if start.checkpoint is None else str(start.checkpoint)
+
+    def watch(self, train: Callable[[], None]) -> dict[str, Any]:
+        """Train; returns the summary, {} in other processes."""
+        if self._main is not None:
+            return self._main.train(train)
+        train()
+        return {}
+
+
 class MainDesk:
     """The main process's desk with all that stands behind it: state folder, coordinator, run folder."""
 
     def __init__(self, loop: LoopThread, desk: Desk, folder: Any, state: Any, clock: Clock, config: TrlConfig) -> None:
         self._loop, self._desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
+        self.steps: StepDesk = BlockingDesk(desk, loop)
 
-    def train(self, train: Callable[[StepDesk], None]) -> dict[str, Any]:
+    def train(self, train: Callable[[], None]) -> dict[str, Any]:
         """Train to the end and write the summary; what steps were made is summed up, too, when training is interrupted."""
         began = self._clock.monotonic()
         self._loop.run(self._desk.begin(self._config.model))
         try:
-            train(BlockingDesk(self._desk, self._loop))
+            train()
         except BaseException:
             if self._state.position().steps_done:
                 with contextlib.suppress(EdgeError):
@@ -195,14 +219,13 @@ class MainDesk:
 def _main_desk(resolved: Resolved[TrlConfig], prepared: Prepared, stream: TextIO) -> Iterator[MainDesk]:
     """Everything open that only the main process has, and closed again."""
     from edge.agent.runfolder import RunFolder
-    from edge.agent.state import StateFolder
     from edge.console import PlainConsole, Progress, what_lines_say
 
     config, clock = resolved.config, SystemClock()
     out = Path(config.out).expanduser()
     folder = RunFolder(out, resolved.to_yaml())
     sink = FanOutSink([folder, PlainConsole(stream, clock, Progress(), legend=what_lines_say())])
-    with contextlib.closing(folder), StateFolder(out / "state") as state, LoopThread() as loop:
+    with contextlib.closing(folder), open_state(out) as state, LoopThread() as loop:
         stack = AsyncExitStack()
         try:
             desk = loop.run(_open_desk(config, prepared, state, sink, clock, stack))

@@ -1,0 +1,79 @@
+"""Which checkpoint of TRL's is whole, and which one a run goes on from. None of it needs TRL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trl_world import write_checkpoint
+from tools.integrations.trl.checkpoints import checkpoints, newest_whole, set_broken_aside
+
+
+def steps(folder: Path) -> tuple[int | None, list[int]]:
+    """The step that a run goes on from, and those of newer checkpoints that are not whole."""
+    whole, broken = newest_whole(checkpoints(folder))
+    return (None if whole is None else whole.step), [one.step for one in broken]
+
+
+def test_the_newest_by_number_is_taken_where_all_are_whole(tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-final").mkdir()
+    (tmp_path / "checkpoint-99").touch()
+    assert steps(tmp_path) == (10, [])
+    assert steps(tmp_path / "nowhere") == (None, [])
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "adapter_model.safetensors", "optimizer.pt"])
+def test_one_that_lacks_a_part_is_passed_over(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1)
+    (write_checkpoint(tmp_path, 2) / name).unlink()
+    assert steps(tmp_path) == (1, [2])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trainer_state.json",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "training_args.bin",
+    ],
+)
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_one_with_a_file_that_is_empty_or_cut_short_is_passed_over(name: str, share: float, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1)
+    path = write_checkpoint(tmp_path, 2) / name
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert steps(tmp_path) == (1, [2])
+
+
+def test_one_without_anything_is_passed_over_and_so_is_one_of_another_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    other = write_checkpoint(tmp_path, 4)
+    (other / "trainer_state.json").write_text(json.dumps({"global_step": 2}))
+    assert steps(tmp_path) == (None, [4, 3])
+
+
+def test_a_model_in_several_files_needs_all_of_them(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 1)
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    (path / "adapter_model.safetensors").rename(path / first)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    assert steps(tmp_path) == (None, [1])
+    (path / second).write_bytes((path / first).read_bytes())
+    assert steps(tmp_path) == (1, [])
+
+
+def test_a_broken_one_is_kept_under_names_that_are_free(tmp_path: Path) -> None:
+    for _ in range(2):
+        (tmp_path / "checkpoint-3").mkdir()
+        for one in checkpoints(tmp_path):
+            set_broken_aside(one)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken-checkpoint-3", "broken-checkpoint-3-1"]
