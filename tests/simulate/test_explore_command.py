@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge.core.errors import UsageError
 from tools.simulate.__main__ import main
 from tools.simulate.faults.explore import explore
+from tools.simulate.faults.interrupts import noted_interrupts
 from tools.simulate.faults.kinds import AGENTS, COORDINATOR, KINDS, played
 from tools.simulate.faults.planted import MUTATIONS, find_mutation
 from tools.simulate.faults.replay import read_replay, write_replay
+from tools.simulate.faults.tally import Tally
 
 BUG = "a time-out is refunded"
 
@@ -121,6 +126,47 @@ def test_an_interrupt_tells_the_sums_so_far() -> None:
         said = exploring.stdout.read()
         assert exploring.wait(timeout=60) == 130
     assert re.search(r"\d+ seeds, .* 0 violations \(interrupted\)", said)
+
+
+def test_an_interrupt_within_a_world_is_no_violation() -> None:
+    """Wherever in a world it comes; once it was swallowed where the dead are taken apart, and their tasks were left over."""
+    calls = _calls_of(lambda: explore(range(1)))
+    for share in range(40, 100, 3):
+        tally = _interrupted_at_call(calls * share // 100)
+        assert (tally.seeds, tally.interrupted, tally.violations) == (1, True, 0), share
+
+
+def _calls_of(play: Callable[[], object]) -> int:
+    count = itertools.count()
+    sys.setprofile(lambda *_: next(count))
+    try:
+        play()
+    finally:
+        sys.setprofile(None)
+    return next(count)
+
+
+def _interrupted_at_call(call: int) -> Tally:
+    left = itertools.count(call, -1)
+
+    def interrupt(*_: Any) -> None:
+        if next(left) == 0:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(interrupt)
+    try:
+        return explore(range(1000))
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    with noted_interrupts() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 _INTERRUPTED_AFTER_A_FEW = """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
 
+from tools.simulate.faults.interrupts import noted_interrupts
 from tools.simulate.faults.kinds import COORDINATOR, KINDS, Kind, played
 from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.tally import Tally
@@ -30,18 +31,16 @@ def explore(
     keep_going: bool = False,
     plant: str = "",
 ) -> Tally:
-    """Play seeds until the first violation, or all of them; the tally is the same whatever the number of jobs. Ctrl-C gives the tally so
-    far."""
+    """Play seeds until the first violation, or all of them; the tally is the same whatever the number of jobs. Ctrl-C gives the tally after
+    the seed in hand, a second one raises KeyboardInterrupt."""
     tally = Tally(kind.catalogue)
-    with closing(_in_order(kind, seeds, jobs, plant)) as outcomes:
-        try:
-            for outcome in outcomes:
-                tally.add(outcome)
-                progress(tally)
-                if tally.violating is not None and not keep_going:
-                    break
-        except KeyboardInterrupt:
-            tally.interrupted = True
+    with noted_interrupts() as interrupted, closing(_in_order(kind, seeds, jobs, plant)) as outcomes:
+        for outcome in outcomes:
+            tally.add(outcome)
+            progress(tally)
+            tally.interrupted = interrupted()
+            if tally.interrupted or (tally.violating is not None and not keep_going):
+                break
     return tally
 
 
