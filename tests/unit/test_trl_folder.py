@@ -81,6 +81,7 @@ def test_a_folder_with_steps_goes_on_with_its_settings_and_with_those_that_chang
         "agent.serve.port=0",
         "agent.privacy.terms=[me]",
         "agent.phases.0.steps=9",
+        "trainer.options={ddp_timeout: 60}",
     ],
 )
 def test_money_machine_network_privacy_and_more_steps_at_the_end_let_a_run_go_on(changed: str, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from tests.shared_data import shared_data
-from tools.integrations.verl.prepare import main, mixed, prepare
+from tools.integrations.trl.sources import open_mixed
+from tools.integrations.verl.prepare import main, prepare
 from tools.integrations.verl.rows import as_row, item_of
 
 PRACTICE = ("practice:arith", "practice:science", "practice:code", "practice:facts")
@@ -55,12 +56,20 @@ def test_a_finite_source_goes_on_with_another_pass(tmp_path):
     assert sorted(questions[:3]) == sorted(questions[3:6]) == ["1 + 1?", "2 + 1?", "3 + 1?"]
 
 
-def test_several_sources_come_equally_often():
-    sources = [open_source(name) for name in PRACTICE]
-    families = [item.family for item in islice(mixed(sources, 0), 40)]
-    assert {family: families.count(family) for family in set(families)} == dict.fromkeys(
-        ("arith", "science", "code", "facts"), 10
-    )
+def test_several_sources_are_mixed_as_on_trl(tmp_path):
+    names = [own_tasks(tmp_path / f"{name}.jsonl", name, count) for name, count in (("first", 40), ("small", 20), ("large", 400))]
+    prepare(names, tmp_path / "out", 5000, 1, 3, "full")
+    items = items_in(tmp_path / "out" / "train.parquet")
+    assert items == list(islice(open_mixed("+".join(names)).train(3), 5000))
+    shares = [sum(name in item.question for item in items) / 5000 for name in ("first", "small", "large")]
+    assert shares == pytest.approx([0.4, 0.2, 0.4], abs=0.04)
+
+
+def own_tasks(path, name, count):
+    lines = [f'{{"question": "{name} {n} + 1?", "answer": {n + 1}, "split": "train"}}\n' for n in range(count)]
+    lines.append(f'{{"question": "{name} held out?", "answer": 1, "split": "test"}}\n')
+    path.write_text("".join(lines))
+    return str(path)
 
 
 def test_real_data_sets_are_read(tmp_path):

@@ -51,6 +51,7 @@ _MAY_CHANGE = (
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.gradient_checkpointing",
+    "trainer.options.ddp_timeout",
 )
 _ANOTHER = "give another folder with --out"
 _NO_STATE_OPTION = re.compile(r"(choose|name) another( folder)? with --state")

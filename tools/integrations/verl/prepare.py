@@ -1,9 +1,9 @@
 """`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files.
 
 Knows order, mixture and files; knows nothing of models. The rows of train.parquet are a training stream in the order in which the
-project's own loop would take it (several sources: each as often, in random order), as many as the run has steps x prompts; so verl must
-not shuffle them. test.parquet holds the first held-out items of every source. Both appear when both are whole; files that are there
-already are left alone without --force.
+project's own loop would take it, as many as the run has steps x prompts; so verl must not shuffle them. Several sources are mixed as the
+TRL side's `a+b`: in proportion to their sizes, none more often than the first. test.parquet holds the first held-out items of every
+source. Both appear when both are whole; files that are there already are left alone without --force.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError, UsageError
-from edge.core.rng import stream
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
+from tools.integrations.trl.sources import PLUS, MixedSource
 from tools.integrations.verl.rows import as_row
 
 _ROWS_PER_WRITE = 4096
@@ -78,19 +78,15 @@ def prepare(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _drafts(files) as (train_draft, test_draft):
-            written = _write(train_draft, islice(mixed(sources, seed), train), train, prompt_form)
+            written = _write(train_draft, islice(mixed(names, sources, seed), train), train, prompt_form)
             return written, _write(test_draft, iter(held_out), len(held_out), prompt_form)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror})", hint="give a folder that you may write to") from error
 
 
-def mixed(sources: Sequence[TaskSource], seed: int) -> Iterator[TaskItem]:
-    """The sources' training streams without end, each as often, in random order."""
-    streams = [source.train(seed) for source in sources]
-    rng = stream(seed, "verl-mixture", len(streams))
-    while True:
-        for one in rng.sample(streams, len(streams)):
-            yield next(one)
+def mixed(names: Sequence[str], sources: Sequence[TaskSource], seed: int) -> Iterator[TaskItem]:
+    """The sources' training streams as one without end; a single one as it is."""
+    return (sources[0] if len(sources) == 1 else MixedSource(PLUS.join(names), sources)).train(seed)
 
 
 def _require_rows(option: str, rows: int, most: int) -> None:
