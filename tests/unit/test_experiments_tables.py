@@ -329,6 +329,14 @@ def test_drawings_are_text_that_is_always_the_same_and_loads_nothing(tmp_path: P
     assert "assist rate" in drawing
 
 
+def test_small_values_of_a_setting_stand_in_the_drawing_as_they_are(tmp_path: Path) -> None:
+    (path,) = draw_figures(_findings("learning-rate", tmp_path / "results"), tmp_path / "figures", "svg")
+    words = [one.text for one in ElementTree.parse(path).iter() if one.tag.endswith("text")]
+    assert [word for word in words if word and word.startswith("learning_rate ")] == [
+        f"learning_rate {value}" for value in ("0.0001", "0.0005", "0.001", "0.002")
+    ]
+
+
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert draw_figures(Findings.of(load_spec("schedules"), CHOSEN, tmp_path), tmp_path / "figures") == []
     spec = load_spec("std-scaling")

@@ -38,6 +38,8 @@ _STYLE: Any = {
 """Text stays text in SVG, and the same results give the same bytes."""
 Paint = Callable[[Any, Findings], None]
 """Draws on a figure."""
+_TAG = re.compile(rb"<[^>]*>")
+_LONG_NUMBER = re.compile(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+")
 
 
 def draw_figures(findings: Findings, out: Path, form: Form = "png") -> list[Path]:
@@ -71,8 +73,8 @@ def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> None:
 
 
 def _rounded(svg: bytes) -> bytes:
-    """Coordinates to a hundredth of a point, which is half of the bytes."""
-    lines = re.sub(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+", rb"\1", svg).split(b"\n")
+    """Coordinates to a hundredth of a point, which is half of the bytes; words and their numbers stay."""
+    lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
     return b"\n".join(line.rstrip() for line in lines)
 
 
