@@ -27,7 +27,7 @@ from tools.experiments.dynamics import (
     settled_after,
     tracked_rate,
 )
-from tools.experiments.equal_rate import equal_rates, pooled_differences
+from tools.experiments.equal_rate import equal_rate_tables, equal_rates, pooled_differences
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.paper_tables import paper_table
@@ -37,6 +37,7 @@ from tools.experiments.report import _BEGIN, _END, README, Report, with_main_tab
 from tools.experiments.result import Result, read_result, result_file, write_result
 from tools.experiments.show import tables_of
 from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
+from tools.experiments.summary import summary_table
 from tools.experiments.tables import told_seeds
 
 NO_DATA = Path("there-is-no-such-folder")
@@ -76,6 +77,18 @@ def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_se
     rows = {row[1]: row for row in joint.rows if row[0] == "nano-edge"}
     assert rows["GAPG"][2:] == ("0 of 3", *("missing",) * 6)
     assert [rows[name][2] for name in ("GRPO", "DA-GRPO", "before learning")] == ["2 of 3", "3", "-"]
+
+
+def test_rows_over_all_families_count_the_seeds_that_have_them_all(tmp_path: Path) -> None:
+    findings = _findings("table", tmp_path)
+    for cell in findings.grid.cells:
+        if cell.seed == 2 or (cell.seed == 1 and [phase.source for phase in cell.phases] == ["group2", "group1"]):
+            result_file(cell, tmp_path).unlink(missing_ok=True)
+    some = Findings.of(findings.spec, CHOSEN, tmp_path)
+    told = {
+        row[2] for table in (summary_table(some), *equal_rate_tables(some)) if table.header[2] == "seeds" for row in table.rows
+    }
+    assert told == {"1 of 3", "-"}
 
 
 def test_a_row_whose_places_have_unlike_seeds_says_the_fewest_and_the_most() -> None:

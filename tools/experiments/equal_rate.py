@@ -19,7 +19,7 @@ from tools.experiments.contestants import (
     TARGET,
     Contestant,
 )
-from tools.experiments.findings import Findings, Part, compared, pooled, seeds_of
+from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, compared, pooled
 from tools.experiments.measures import accuracy, difference, oracle
 from tools.experiments.stats import over_seeds
 from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
@@ -47,10 +47,10 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     for model in findings.spec.models:
         for row in HELD:
             told = (_mean(_parts(findings, model, row, phase), row, share) for share in EQUAL_RATES)
-            rows.append((model, row.told, seeds_of(_parts(findings, model, row, phase)), *told))
+            rows.append((model, row.told, common_seeds_of(_parts(findings, model, row, phase)), *told))
         for row in _BOUNDS:
             told = (_bound(_parts(findings, model, row, phase), share) for share in EQUAL_RATES)
-            rows.append((model, f"oracle over {row.told}", seeds_of(_parts(findings, model, row, phase)), *told))
+            rows.append((model, f"oracle over {row.told}", common_seeds_of(_parts(findings, model, row, phase)), *told))
     title = f"Joint accuracy at equal realised rate, in percent: mean of the four families {_WHEN[phase]}"
     return Table(
         title, ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)), tuple(rows), (_HOW, _ITEMS)
@@ -118,9 +118,8 @@ def _bound(parts: list[Part], share: float) -> str:
 
 def _bounds(parts: list[Part], share: float) -> Iterator[float]:
     """The oracle's accuracy on each source that was looked at, mean over seeds."""
-    for part in parts:
-        if known := [oracle(look, share) for look in part.runs.by_seed(part.source, part.phase).values()]:
-            yield over_seeds(known).mean
+    for looks in zip(*by_common_seed(parts), strict=True):
+        yield over_seeds([oracle(look, share) for look in looks]).mean
 
 
 def _difference(mine: list[Part], theirs: list[Part], other: Contestant) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
-from tools.experiments.findings import Findings, Runs
+from tools.experiments.findings import Findings, Runs, by_common_seed
 from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.result import Result
 from tools.experiments.tables import shown
@@ -204,15 +204,10 @@ def _of_look(look: Any, rule: Rule, statistic: Any) -> float:
 
 
 def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Look], float]) -> float | None:
-    """Mean over families and seeds of something of the look after the phase of their group."""
-    means = []
-    for family in ALL_FAMILIES:
-        part = row.part(findings, model, family, FIRST)
-        known = [value(look) for look in part.runs.by_seed(part.source, part.phase).values()]
-        if not known:
-            return None
-        means.append(sum(known) / len(known))
-    return sum(means) / len(means)
+    """Mean over families, and the seeds that have all of them, of something of the look after the phase of their group."""
+    looks = by_common_seed([row.part(findings, model, family, FIRST) for family in ALL_FAMILIES])
+    means = [sum(map(value, found)) / len(found) for found in looks]
+    return sum(means) / len(means) if means else None
 
 
 def _forgetting(figure: Any, findings: Findings) -> None:

@@ -75,9 +75,15 @@ def seeds_of(parts: Sequence[Part]) -> str:
     return told_seeds([len(runs.results) for runs in own], own[0].wanted) if own else "-"
 
 
+def common_seeds_of(parts: Sequence[Part]) -> str:
+    """The column of seeds of a row that pools several looks: how many seeds have them all; - where all of them stand for every seed."""
+    own = [part.runs for part in parts if not part.runs.every_seed]
+    return told_seeds([len(by_common_seed(parts))], own[0].wanted) if own else "-"
+
+
 def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:
     """A statistic over the items of several looks together, by seed. None where no seed has them all."""
-    looks = _by_common_seed(parts)
+    looks = by_common_seed(parts)
     return (
         over_seeds_and_items([[one.columns for look in found for one in rule(look)] for found in looks], statistic)
         if looks
@@ -87,7 +93,7 @@ def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate 
 
 def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
     """A statistic of both sides' columns, item by item and seed by seed; `theirs` has the same sources in the same order as `mine`."""
-    looks = _by_common_seed([*mine, *theirs])
+    looks = by_common_seed([*mine, *theirs])
     if not looks:
         return None
     columns = []
@@ -97,7 +103,7 @@ def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Ru
     return over_seeds_and_items(columns, statistic)
 
 
-def _by_common_seed(parts: Sequence[Part]) -> list[list[Look]]:
+def by_common_seed(parts: Sequence[Part]) -> list[list[Look]]:
     """For each seed that all have the looks of the parts, in their order; what stands for every seed is there with each."""
     found = [(part.runs.every_seed, part.runs.by_seed(part.source, part.phase)) for part in parts]
     if not found or not all(looks for _, looks in found):

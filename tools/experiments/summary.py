@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, EDGE_ONLY_DIAL, FIRST, PAPER, SECOND, TARGET, Contestant
-from tools.experiments.findings import Findings, Part, compared, pooled, seeds_of
+from tools.experiments.findings import Findings, Part, common_seeds_of, compared, pooled
 from tools.experiments.measures import Rule, accuracy, forgetting, rate
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import MISSING, Table, percent, with_half
@@ -36,7 +36,7 @@ def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
         return ("-", _told(during, row.rule), "-", "-", _plain(pooled(during, held, accuracy)), "-")
     lost = compared(during, post, (row.rule, row.rule), forgetting(accuracy))
     return (
-        seeds_of(during),
+        common_seeds_of(during),
         _told(during, row.rule),
         _told(post, row.rule),
         _plain(lost),
