@@ -170,11 +170,22 @@ def schedule_table(findings: Findings) -> list[Table]:
         f"mean over seeds. Settled: the step from which on every mean of {SMOOTH_STEPS} steps stays within ±{BAND:g}, for each seed."
     )
     header = ("SLM", "method", "schedule", "level", "τ", "seeds", "rate", "tracked", "settled after", "λ at the end")
-    tracked = [row[7] for row in rows]
-    count = f"{tracked.count('yes')} of {len(tracked)} levels are tracked" + (
-        f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
-    )
-    return [Table("Schedules of τ", header, tuple(rows), (note, f"{count}."))]
+    return [Table("Schedules of τ", header, tuple(rows), (note, _count(findings, rows)))]
+
+
+def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
+    """How many levels are tracked. Schedules that begin alike are the same run as far as that, and count once."""
+    measured_last = sorted(rows, key=lambda row: row[7] != MISSING)
+    tracked = list({_history(findings, row): row[7] for row in measured_last}.values())
+    missing = f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
+    alike = "" if len(tracked) == len(rows) else " (a level that two schedules begin with counts once)"
+    return f"{tracked.count('yes')} of {len(tracked)} levels are tracked{missing}{alike}."
+
+
+def _history(findings: Findings, row: tuple[str, ...]) -> tuple[object, ...]:
+    model, way, name, level = row[:4]
+    phases = findings.spec.phases[name][: int(level)]
+    return (model, way, *((phase.source, phase.steps, phase.target_rate) for phase in phases))
 
 
 def _levels(findings: Findings, model: str, way: str, name: str) -> Iterator[tuple[str, ...]]:
