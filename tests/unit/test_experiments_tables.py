@@ -31,6 +31,7 @@ from tools.experiments.dynamics import (
 from tools.experiments.equal_rate import equal_rate_tables, equal_rates, pooled_differences
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
+from tools.experiments.kept_rates import kept_rates_table
 from tools.experiments.paper_tables import paper_table
 from tools.experiments.provenance import models_of
 from tools.experiments.published import read_published
@@ -138,6 +139,21 @@ def test_the_cost_table_tells_asked_responses_beside_billed_prompts(tmp_path: Pa
     assert row["asked, % of responses"] == "30.0"
     assert row["billed, % of prompts"] == "60.0"
     assert row["cloud calls"] == "1000"
+
+
+def test_the_rates_while_learning_tell_how_near_the_target_each_phase_ended(tmp_path: Path) -> None:
+    findings = _findings("table", tmp_path)
+    for key, result in list(findings.results.items()):
+        if result.cell.method == "grpo" and result.cell.model == "nano-edge":
+            result.body["series"]["assist"] = [0.9] * 50 + [0.4] * 50 + [0.1] * 50 + [0.32] * 50
+        if result.cell.method == "gapg":
+            del findings.results[key]
+    rows = {row[:2]: dict(zip(table.header, row, strict=True)) for table in (kept_rates_table(findings),) for row in table.rows}
+    grpo = rows["nano-edge", "GRPO"]
+    assert [grpo[f"g1-g2, phase {number}"] for number in (1, 2)] == ["0.400", "0.320"]
+    assert (grpo["seeds"], grpo["off τ"], grpo["within ±0.05"]) == ("3", "0.060", "6 of 12")
+    assert list(rows["nano-edge", "GAPG"].values())[2:] == ["0 of 3", *["missing"] * 6]
+    assert ("nano-edge", "Edge Tuning Only") not in rows
 
 
 def test_a_rollout_that_is_updated_on_twice_counts_two_optimiser_steps(tmp_path: Path) -> None:

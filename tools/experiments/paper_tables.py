@@ -21,6 +21,7 @@ from tools.experiments.contestants import (
 from tools.experiments.costs import cost_table
 from tools.experiments.equal_rate import equal_rate_tables
 from tools.experiments.findings import Findings, Part, pooled, seeds_of
+from tools.experiments.kept_rates import kept_rates_table
 from tools.experiments.measures import Rule, accuracy, cloud_accuracy, forgetting, kept_accuracy, never, rate
 from tools.experiments.published import MODELS, Published
 from tools.experiments.stats import Statistic
@@ -67,7 +68,7 @@ READINGS: Mapping[str, Reading] = {
 def paper_tables(findings: Findings, published: Mapping[str, Published | None]) -> list[Table]:
     """All that is told of the main experiment."""
     tables = (paper_table(findings, name, reading, published.get(name)) for name in TABLES for reading in READINGS)
-    return [summary_table(findings), *tables, *equal_rate_tables(findings), cost_table(findings)]
+    return [summary_table(findings), *tables, *equal_rate_tables(findings), kept_rates_table(findings), cost_table(findings)]
 
 
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
