@@ -30,7 +30,7 @@ def kept_rates_table(findings: Findings) -> Table:
         tuple(rows),
         (
             f"Mean over the last {END_STEPS} steps of the phase, at T = 1, and over seeds. Off τ: mean absolute deviation over all phases "
-            "of all runs; within: how many of them. λ moves DA-GRPO's rate; the others' rests on the assistance reward that the search chose.",
+            "of all runs; within: how many of them. λ moves DA-GRPO's rate; the others' rests on the assistance reward that was chosen.",
         ),
     )
 
