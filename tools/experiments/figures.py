@@ -22,6 +22,14 @@ from tools.experiments.tables import shown
 FIGURES = Path(__file__).parent / "figures"
 _COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
 _GREY = "#666666"
+_METHOD_COLOURS = {
+    "before learning, dial": "#4a4a4a", "Edge Tuning Only": "#b08900", "Edge Tuning w/ dial": "#b08900",
+    "Edge Tuning w/ Naive Router": "#0f8b8d", "Edge Tuning w/ Router": "#8a4fb0", "GRPO": "#1f6fb4", "GVPO": "#2a8c4a",
+    "GAPG": "#d9730d", "DA-GRPO": "#b3261e",
+}  # fmt: skip
+"""A method has one colour in all figures."""
+_MOST_FORGOTTEN = 60.0
+"""Percent; longer intervals, as of two seeds, leave the picture."""
 _PALETTE = 96
 _RATES = tuple(number / 20 for number in range(15))
 Form = Literal["png", "svg"]
@@ -170,8 +178,9 @@ def _curves(figure: Any, findings: Findings) -> None:
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for row, colour in zip((row for row in HELD if row is not BARE_RANDOM), _COLOURS, strict=True):
-            _curve(axis, findings, model, row, colour)
+        for row in HELD:
+            if row is not BARE_RANDOM:
+                _curve(axis, findings, model, row, _METHOD_COLOURS[row.told])
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
         axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
@@ -223,8 +232,9 @@ def _forgetting(figure: Any, findings: Findings) -> None:
             ]
             at = [place + 0.11 * (number - 3) for place in range(len(ALL_FAMILIES))]
             known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
-            _points(axis, [(x, one) for x, one in known], _COLOURS[number], row.told, "", hundred=True)
+            _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.told], row.told, "", hundred=True)
         axis.axhline(0.0, color=_GREY, linewidth=0.8)
+        axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
         axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
