@@ -22,7 +22,7 @@ from tools.experiments.contestants import (
 from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, compared, pooled
 from tools.experiments.measures import accuracy, difference, oracle
 from tools.experiments.stats import over_seeds
-from tools.experiments.tables import MISSING, Table, percent, signed, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, percent, signed, with_half
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _WHEN = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}
@@ -101,9 +101,7 @@ def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[
 
 
 def _common_seeds(findings: Findings, model: str, other: Contestant) -> str:
-    parts = [part for row in (DA_GRPO, other) for part in _parts(findings, model, row, FIRST) if not part.runs.every_seed]
-    common = [len(set.intersection(*({result.cell.seed for result in part.runs.results} for part in parts)))]
-    return told_seeds(common, parts[0].runs.wanted)
+    return common_seeds_of([part for row in (DA_GRPO, other) for part in _parts(findings, model, row, FIRST)])
 
 
 def _mean(parts: list[Part], row: Contestant, share: float) -> str:
