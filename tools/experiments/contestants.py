@@ -72,6 +72,10 @@ class Contestant:
             return Part(findings.bare(model), family.source, 0)
         return Part(findings.runs(model, self.runs_of, family.direction), family.source, phase)
 
+    def parts(self, findings: Findings, model: str, phase: int) -> list[Part]:
+        """What is looked at of all four families after so many phases."""
+        return [self.part(findings, model, family, phase) for family in ALL_FAMILIES]
+
 
 def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:
     return Contestant(name, METHODS[name], runs_of, rule, ranked_by)

@@ -46,11 +46,11 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     rows = []
     for model in findings.spec.models:
         for row in HELD:
-            told = (_mean(_parts(findings, model, row, phase), row, share) for share in EQUAL_RATES)
-            rows.append((model, row.told, common_seeds_of(_parts(findings, model, row, phase)), *told))
+            told = (_mean(row.parts(findings, model, phase), row, share) for share in EQUAL_RATES)
+            rows.append((model, row.told, common_seeds_of(row.parts(findings, model, phase)), *told))
         for row in _BOUNDS:
-            told = (_bound(_parts(findings, model, row, phase), share) for share in EQUAL_RATES)
-            rows.append((model, f"oracle over {row.told}", common_seeds_of(_parts(findings, model, row, phase)), *told))
+            told = (_bound(row.parts(findings, model, phase), share) for share in EQUAL_RATES)
+            rows.append((model, f"oracle over {row.told}", common_seeds_of(row.parts(findings, model, phase)), *told))
     title = f"Joint accuracy at equal realised rate, in percent: mean of the four families {_WHEN[phase]}"
     return Table(
         title, ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)), tuple(rows), (_HOW, _ITEMS)
@@ -83,7 +83,7 @@ def pooled_differences(findings: Findings) -> Table:
     for model in findings.spec.models:
         for other in HELD[:-1]:
             cells = (
-                _difference(_parts(findings, model, DA_GRPO, phase), _parts(findings, model, other, phase), other)
+                _difference(DA_GRPO.parts(findings, model, phase), other.parts(findings, model, phase), other)
                 for phase in (FIRST, SECOND)
             )
             rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
@@ -96,12 +96,8 @@ def pooled_differences(findings: Findings) -> Table:
     )
 
 
-def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
-    return [row.part(findings, model, family, phase) for family in ALL_FAMILIES]
-
-
 def _common_seeds(findings: Findings, model: str, other: Contestant) -> str:
-    return common_seeds_of([part for row in (DA_GRPO, other) for part in _parts(findings, model, row, FIRST)])
+    return common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
 
 
 def _mean(parts: list[Part], row: Contestant, share: float) -> str:

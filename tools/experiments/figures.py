@@ -214,7 +214,7 @@ def _of_look(look: Any, rule: Rule, statistic: Any) -> float:
 
 def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Look], float]) -> float | None:
     """Mean over families, and the seeds that have all of them, of something of the look after the phase of their group."""
-    looks = by_common_seed([row.part(findings, model, family, FIRST) for family in ALL_FAMILIES])
+    looks = by_common_seed(row.parts(findings, model, FIRST))
     means = [sum(map(value, found)) / len(found) for found in looks]
     return sum(means) / len(means) if means else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, EDGE_ONLY_DIAL, FIRST, PAPER, SECOND, TARGET, Contestant
+from tools.experiments.contestants import BARE_DIAL, EDGE_ONLY_DIAL, FIRST, PAPER, SECOND, TARGET, Contestant
 from tools.experiments.findings import Findings, Part, common_seeds_of, compared, pooled
 from tools.experiments.measures import Rule, accuracy, forgetting, rate
 from tools.experiments.stats import Estimate
@@ -30,7 +30,7 @@ def summary_table(findings: Findings) -> Table:
 
 
 def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
-    during, post = (_parts(findings, model, row, phase) for phase in (FIRST, SECOND))
+    during, post = (row.parts(findings, model, phase) for phase in (FIRST, SECOND))
     held = _HELD_AS.get(row.name, row).held_to(TARGET)
     if not row.learns:
         return ("-", _told(during, row.rule), "-", "-", _plain(pooled(during, held, accuracy)), "-")
@@ -43,10 +43,6 @@ def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
         _plain(pooled(during, held, accuracy)),
         _plain(pooled(post, held, accuracy)),
     )
-
-
-def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
-    return [row.part(findings, model, family, phase) for family in ALL_FAMILIES]
 
 
 def _told(parts: list[Part], rule: Rule) -> str:
