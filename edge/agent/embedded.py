@@ -8,6 +8,7 @@ moment, and the start is tried again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -43,14 +44,24 @@ def socket_path(folder: Path) -> Path:
     path = folder / "coordinator.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
-    name = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=6).hexdigest()
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
-    short = base / f"edge-agent-{os.getuid()}-{name}"
+    short = _short_folder(folder)
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
         raise CoordinatorUnavailable(f"{short} belongs to another user", hint="set XDG_RUNTIME_DIR to a folder of yours")
     return short / "coordinator.sock"
+
+
+def _short_folder(folder: Path) -> Path:
+    name = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=6).hexdigest()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
+    return base / f"edge-agent-{os.getuid()}-{name}"
+
+
+def _remove_short_folder(folder: Path) -> None:
+    """Leave nothing in the temporary folder. A socket that still lies there, or a folder that was never made, is left alone."""
+    with contextlib.suppress(OSError):
+        _short_folder(folder).rmdir()
 
 
 def embedded_settings(config: AgentConfig) -> dict[str, Any]:
@@ -163,6 +174,7 @@ class EmbeddedCoordinator:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
+        _remove_short_folder(self._folder)
 
     @property
     def log_file(self) -> Path:
