@@ -156,6 +156,24 @@ def test_the_rates_while_learning_tell_how_near_the_target_each_phase_ended(tmp_
     assert ("nano-edge", "Edge Tuning Only") not in rows
 
 
+def test_another_rule_of_the_price_stands_beside_the_first_at_the_same_rate(tmp_path: Path) -> None:
+    spec = load_spec("table-proportional").model_copy(update={"models": ("nano-edge",), "seeds": (0, 1)})
+    odds = {0.0: [9.0, 1.0, 0.0, -1.0], 1.5: [0.0, -1.0, 9.0, 1.0]}
+    for cell in expand(spec, {}).cells:
+        body, gain = made_result(cell), float(cell.settings.get("learning.dual_proportional", 0.0))
+        body["held_out"] = [_plain_look(family.source, phase, "0011", odds[gain]) for phase in (1, 2) for family in ALL_FAMILIES]
+        body["series"]["assist"] = [0.3 if gain else 0.4] * len(body["series"]["assist"])
+        write_result(result_file(cell, tmp_path), body)
+    kept, against = tables_of(Findings.of(spec, {}, tmp_path), tmp_path, {})
+    assert [(row[1], row[2], *row[-2:]) for row in kept.rows] == [
+        ("DA-GRPO", "2", "0.100", "0 of 8"), ("DA-GRPO, proportional", "2", "0.000", "8 of 8"),
+    ]  # fmt: skip
+    # the first sends a wrong one of four and a fifth of the next wrong one, the second as many that were right
+    ((model, method, seeds, *found),) = against.rows
+    assert (model, method, seeds) == ("nano-edge", "DA-GRPO, proportional", "2")
+    assert all(cell.startswith("-30.0 ") for cell in found)
+
+
 def test_a_rollout_that_is_updated_on_twice_counts_two_optimiser_steps(tmp_path: Path) -> None:
     table = cost_table(_findings("table", tmp_path))
     rows = {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == "nano-edge"}

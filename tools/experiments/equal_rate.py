@@ -20,7 +20,8 @@ from tools.experiments.contestants import (
     Contestant,
 )
 from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, compared, pooled
-from tools.experiments.measures import accuracy, difference, oracle
+from tools.experiments.measures import Rule, accuracy, difference, oracle, own_decision
+from tools.experiments.published import METHODS
 from tools.experiments.stats import over_seeds
 from tools.experiments.tables import MISSING, Table, percent, signed, with_half
 
@@ -33,6 +34,7 @@ _HOW = (
     "same share of each family. Items without a decision stay, so a rate may not be reached. The dial of a model before learning, and of "
     "one that only learned to answer, ranks by the same log-odds, which nobody has trained."
 )
+_STAR = "A star marks an interval over several seeds that is without 0."
 _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 
 
@@ -63,8 +65,9 @@ def differences(findings: Findings) -> Table:
     rows = []
     for model in findings.spec.models:
         for other in HELD[:-1]:
+            rules = (DA_GRPO.held_to(TARGET), other.held_to(TARGET))
             cells = (
-                _difference([DA_GRPO.part(findings, model, *at)], [other.part(findings, model, *at)], other) for at in places
+                _difference([DA_GRPO.part(findings, model, *at)], [other.part(findings, model, *at)], rules) for at in places
             )
             rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     columns = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in places)
@@ -73,7 +76,7 @@ def differences(findings: Findings) -> Table:
         title,
         ("SLM", "against", "seeds", *columns),
         tuple(rows),
-        ("A star marks an interval over several seeds that is without 0.", _ITEMS),
+        (_STAR, _ITEMS),
     )
 
 
@@ -82,18 +85,31 @@ def pooled_differences(findings: Findings) -> Table:
     rows = []
     for model in findings.spec.models:
         for other in HELD[:-1]:
-            cells = (
-                _difference(DA_GRPO.parts(findings, model, phase), other.parts(findings, model, phase), other)
-                for phase in (FIRST, SECOND)
-            )
+            cells = (_minus(DA_GRPO, other, findings, model, phase) for phase in (FIRST, SECOND))
             rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
     title = f"All four families together: DA-GRPO minus others at the same {percent(TARGET, 0)} % cloud, joint accuracy in points"
     return Table(
         title,
         ("SLM", "against", "seeds", "during", "post"),
         tuple(rows),
-        ("A star marks an interval over several seeds that is without 0.", _ITEMS),
+        (_STAR, _ITEMS),
     )
+
+
+def against_first(findings: Findings) -> list[Table]:
+    """Each further way of an experiment against its first, over all four families at the same rate."""
+    first, *others = (Contestant(way, METHODS.get(way, way), way, own_decision) for way in findings.spec.ways)
+    rows = []
+    for model in findings.spec.models:
+        for other in others:
+            seeds = common_seeds_of([part for row in (first, other) for part in row.parts(findings, model, FIRST)])
+            cells = (_minus(other, first, findings, model, phase) for phase in (FIRST, SECOND))
+            rows.append((model, other.told, seeds, *cells))
+    title = (
+        f"Joint accuracy minus that of {first.told} at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
+    )
+    header = ("SLM", "method", "seeds", "during", "post")
+    return [Table(title, header, tuple(rows), (_STAR, _ITEMS))]
 
 
 def _common_seeds(findings: Findings, model: str, other: Contestant) -> str:
@@ -116,7 +132,11 @@ def _bounds(parts: list[Part], share: float) -> Iterator[float]:
         yield over_seeds([oracle(look, share) for look in looks]).mean
 
 
-def _difference(mine: list[Part], theirs: list[Part], other: Contestant) -> str:
-    rules = (DA_GRPO.held_to(TARGET), other.held_to(TARGET))
+def _minus(one: Contestant, other: Contestant, findings: Findings, model: str, phase: int) -> str:
+    mine, theirs = one.parts(findings, model, phase), other.parts(findings, model, phase)
+    return _difference(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)))
+
+
+def _difference(mine: list[Part], theirs: list[Part], rules: tuple[Rule, Rule]) -> str:
     found = compared(mine, theirs, rules, difference(accuracy))
     return MISSING if found is None else signed(found)

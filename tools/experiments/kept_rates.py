@@ -10,9 +10,6 @@ from tools.experiments.findings import Findings, Runs
 from tools.experiments.published import METHODS
 from tools.experiments.tables import MISSING, Table, told_seeds
 
-ASKING = ("grpo", "gvpo", "gapg", "da-grpo")
-"""Those whose responses may ask while they learn."""
-
 
 def kept_rates_table(findings: Findings) -> Table:
     """The assist rate over the end of each phase, mean over seeds, and how far off τ all of them are."""
@@ -20,8 +17,8 @@ def kept_rates_table(findings: Findings) -> Table:
     rows = [
         (model, METHODS.get(method, method), *_told(findings, model, method, places))
         for model in findings.spec.models
-        for method in findings.spec.ways
-        if method in ASKING
+        for method, settings in findings.spec.ways.items()
+        if settings.get("learning.method") != "edge-only"
     ]
     columns = (f"{name}, phase {number + 1}" for name, number in places)
     return Table(

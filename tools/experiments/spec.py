@@ -102,9 +102,9 @@ class Spec(Section):
     evaluate: Evaluate = Field(Evaluate(), description="What is looked at after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
     bare: bool = Field(True, description="The models before any learning are looked at, too.")
-    table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "prices"] = Field(
-        "", description="The table that is made of the results."
-    )
+    table: Literal[
+        "", "paper", "kept-rates", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "prices"
+    ] = Field("", description="The table that is made of the results.")
     figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves"], ...] = Field(
         (), description="The figures that are drawn of the results."
     )
