@@ -251,9 +251,10 @@ class Report:
         if not results:
             return "No cell has been measured yet."
         where = f"measured on {'; '.join(machines)}, one thread each"
+        uncommitted = "A + marks a tree with changes that were not committed; a" if "+" in told else "A"
         return (
-            f"{counted(len(results), 'cell')} {where}, at commit {told}. A + marks a tree with changes that were not committed; a cell "
-            "that was interrupted and went on later names both."
+            f"{counted(len(results), 'cell')} {where}, at commit {told}. {uncommitted} cell that was interrupted and went on later names "
+            "both commits."
         )
 
 
