@@ -59,3 +59,21 @@ def test_what_was_not_run_is_missing(tmp_path: Path) -> None:
 def test_an_experiment_without_the_usual_rate_has_no_such_table(tmp_path: Path) -> None:
     other = SPEC.model_copy(update={"phases": {"half": SPEC.phases["half"]}})
     assert dial_table(Findings.of(other, {}, tmp_path)) == []
+
+
+def test_each_seeds_dial_sends_what_that_seeds_retrained_adapter_sends(tmp_path: Path) -> None:
+    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would look better than itself."""
+    spec = SPEC.model_copy(update={"seeds": (0, 1)})
+    values = {"forced": "0011", "cloud": "1111", "help": [4.0, 3.0, 2.0, 1.0]}
+    own = {0: look(asked="1000", own="0011", joint="1011", **values), 1: look(asked="1110", own="0001", joint="1111", **values)}
+    for one in expand(spec, {}).placed:
+        usual = look(asked="0000", own="0011", joint="0011", **values)
+        write_result(
+            result_file(one.cell, tmp_path),
+            made_result(one.cell, held_out=[own[one.cell.seed] if one.phases == "half" else usual]),
+        )
+    (table,) = dial_table(Findings.of(spec, {}, tmp_path))
+    ((*_, retrained, dialled, gained),) = table.rows
+    assert retrained.startswith("87.5 ±") and retrained.endswith("@ 50 %")
+    assert dialled.startswith("87.5 ±") and dialled.endswith("@ 50 %")
+    assert gained.startswith("+0.0 ±")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.experiments.left_out import GROUPS, estimated, left_out
+from tools.experiments.left_out import side_by_side as side_by_side_left
 from tools.experiments.measures import (
     accuracy,
     at_random,
@@ -78,6 +82,51 @@ def test_seeds_and_items_both_widen_the_interval() -> None:
     df = variance**2 / (between**2 / 1 + items**2 / 3)
     assert found.mean == pytest.approx(0.625)
     assert found.half == pytest.approx(t_quantile(df) * math.sqrt(variance), rel=1e-9)
+
+
+def _population(draw: Random, items: int) -> dict[str, Any]:
+    """Log-odds of asking that know more or less what fails locally; a cloud that is nearly always right."""
+    hard = [draw.gauss(0.0, 1.0) for _ in range(items)]
+    bits = (
+        "".join("01"[draw.random() < chance] for chance in of)
+        for of in ([1 / (1 + math.exp(2 * z - 1.2)) for z in hard], [0.99] * items)
+    )
+    forced, cloud = bits
+    return {"items": items, "asked": "0" * items, "forced": forced, "cloud": cloud, "help": hard}
+
+
+def test_the_interval_of_what_ranks_items_is_as_wide_as_new_items_move_it() -> None:
+    """With the threshold held fixed the difference's would be nearly twice as wide as the truth, the accuracy's too narrow."""
+    draw, pairs = Random(7), ((by_threshold(0.3),), (by_threshold(0.3), at_random(0.3)))
+    values: list[list[float]] = [[], []]
+    halves: list[list[float]] = [[], []]
+    for _ in range(150):
+        look = _population(draw, 300)
+        left = [left_out(look, rule) for rule in pairs[1]]
+        for index, found in enumerate(
+            (estimated([left[0]], accuracy), estimated([side_by_side_left(*left)], difference(accuracy)))
+        ):
+            assert found is not None and found.half is not None
+            values[index].append(found.mean)
+            halves[index].append(found.half / t_quantile(GROUPS - 1))
+    true = [statistics.stdev(one) for one in values]
+    told = [math.sqrt(statistics.fmean(half**2 for half in one)) for one in halves]
+    assert told[0] == pytest.approx(true[0], rel=0.15)
+    assert true[1] * 0.9 < told[1] < true[1] * 1.4
+
+
+def test_a_group_that_is_left_out_leaves_the_others_to_be_ranked() -> None:
+    """One item a group. At half, the first of two that are left is sent."""
+    look = {"asked": "000", "forced": "010", "cloud": "111", "help": [3.0, 2.0, 1.0]}
+    (whole, *without) = left_out(look, by_threshold(0.5))
+    assert whole == [3.0, 1.5, 0.5, 2.0]
+    assert sorted(sums for sums in without if sums != whole) == [[2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 1.0, 2.0]]
+
+
+def test_one_item_tells_nothing_of_chance() -> None:
+    found = estimated([left_out({"asked": "0", "forced": "0", "cloud": "1", "help": [1.0]}, by_threshold(1.0))], accuracy)
+    assert found is not None and (found.mean, found.half) == (1.0, 0.0)
+    assert over_seeds_and_items([[(1.0, 0.0, 0.0, 1.0)]], accuracy) == found
 
 
 def test_what_is_not_defined_for_a_seed_has_no_mean() -> None:

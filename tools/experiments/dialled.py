@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools.experiments.findings import Findings, Runs
-from tools.experiments.measures import accuracy, by_threshold, difference, own_decision, rate
+from tools.experiments.findings import Findings, Part, Runs, of_pairs, pairs_of, pooled
+from tools.experiments.left_out import LeftOut, left_out, left_out_at_the_rate_of
+from tools.experiments.measures import Look, accuracy, difference, own_decision, rate, second
+from tools.experiments.stats import Estimate, Statistic
 from tools.experiments.tables import MISSING, Table, percent, signed, with_half
 
 USUAL_RATE = 0.3
@@ -40,16 +42,24 @@ def _rows(findings: Findings, model: str) -> Iterator[tuple[str, ...]]:
 
 
 def _compared(retrained: Runs, dialled: Runs, source: str, phase: int) -> tuple[str, str, str]:
-    own = retrained.at(source, phase, own_decision, accuracy)
-    share = retrained.at(source, phase, own_decision, rate)
+    mine, theirs = [Part(retrained, source, phase)], [Part(dialled, source, phase)]
+
+    def told(statistic: Statistic) -> Estimate | None:
+        return of_pairs(pairs_of(mine, theirs), _at_the_same_rate, statistic)
+
+    own, share = pooled(mine, own_decision, accuracy), pooled(mine, own_decision, rate)
+    turned, turned_share, gained = told(second(accuracy)), told(second(rate)), told(difference(accuracy))
     if own is None or share is None:
         return (MISSING, MISSING, MISSING)
-    turned = dialled.at(source, phase, by_threshold(share.mean), accuracy)
-    rules = (own_decision, by_threshold(share.mean))
-    gained = retrained.against(dialled, source, phase, rules, difference(accuracy))
-    if turned is None or gained is None:
+    if turned is None or turned_share is None or gained is None:
         return (_at(with_half(own), share.mean), MISSING, MISSING)
-    return (_at(with_half(own), share.mean), _at(with_half(turned), share.mean), signed(gained))
+    return (_at(with_half(own), share.mean), _at(with_half(turned), turned_share.mean), signed(gained))
+
+
+def _at_the_same_rate(retrained: Look, dialled: Look) -> tuple[LeftOut, LeftOut]:
+    """Each seed's dial at the rate of that seed's retrained adapter."""
+    own = left_out(retrained, own_decision)
+    return own, left_out_at_the_rate_of(own, dialled)
 
 
 def _at(accuracy_text: str, share: float) -> str:

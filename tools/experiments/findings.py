@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.experiments import left_out
 from tools.experiments.cells import ChosenRewards, Grid, Placed, expand
-from tools.experiments.measures import Look, Rule, side_by_side
+from tools.experiments.left_out import LeftOut
+from tools.experiments.measures import Look, Rule, ranks, side_by_side
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
 from tools.experiments.tables import told_seeds
+
+Pairs = Sequence[tuple[Look, Look]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,12 @@ class Runs:
 
     def at(self, source: str, phase: int, rule: Rule, statistic: Statistic) -> Estimate | None:
         """A statistic of one look under a rule."""
-        looks = self._looks(source, phase)
-        return over_seeds_and_items([[one.columns for one in rule(look)] for look in looks], statistic) if looks else None
+        return pooled([Part(self, source, phase)], rule, statistic)
 
     def across(self, source: str, phases: tuple[int, int], rule: Rule, statistic: Statistic) -> Estimate | None:
         """A statistic of two looks of the same runs at the same items."""
-        first, second = (self._looks(source, phase) for phase in phases)
-        if not first or len(first) != len(second):
-            return None
-        pairs = zip(first, second, strict=True)
-        return over_seeds_and_items([side_by_side(rule(one), rule(other)) for one, other in pairs], statistic)
+        first, second = (Part(self, source, phase) for phase in phases)
+        return compared([first], [second], (rule, rule), statistic)
 
     def against(self, other: Runs, source: str, phase: int, rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
         """A statistic of these runs and others with the same seeds, item by item."""
@@ -55,10 +55,6 @@ class Runs:
         """The looks at one source by seed."""
         found = {result.cell.seed: result.look(source, phase) for result in self.results}
         return {seed: look for seed, look in found.items() if look is not None}
-
-    def _looks(self, source: str, phase: int) -> list[Look]:
-        found = [result.look(source, phase) for result in self.results]
-        return [look for look in found if look is not None]
 
 
 class Part(NamedTuple):
@@ -83,24 +79,39 @@ def common_seeds_of(parts: Sequence[Part]) -> str:
 
 def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:
     """A statistic over the items of several looks together, by seed. None where no seed has them all."""
-    looks = by_common_seed(parts)
-    return (
-        over_seeds_and_items([[one.columns for look in found for one in rule(look)] for found in looks], statistic)
-        if looks
-        else None
-    )
+    looks_S = by_common_seed(parts)
+    if ranks(rule):
+        return left_out.estimated(
+            [left_out.together([left_out.left_out(look, rule) for look in looks]) for looks in looks_S], statistic
+        )
+    return _of_items([[one.columns for look in looks for one in rule(look)] for looks in looks_S], statistic)
 
 
 def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
     """A statistic of both sides' columns, item by item and seed by seed; `theirs` has the same sources in the same order as `mine`."""
-    looks = by_common_seed([*mine, *theirs])
-    if not looks:
-        return None
-    columns = []
-    for found in looks:
-        pairs = zip(found[: len(mine)], found[len(mine) :], strict=True)
-        columns.append([row for one, other in pairs for row in side_by_side(rules[0](one), rules[1](other))])
-    return over_seeds_and_items(columns, statistic)
+    first, second = rules
+    pairs_S = pairs_of(mine, theirs)
+    if any(map(ranks, rules)):
+        return of_pairs(pairs_S, lambda one, other: (left_out.left_out(one, first), left_out.left_out(other, second)), statistic)
+    columns_S = [[row for one, other in pairs for row in side_by_side(first(one), second(other))] for pairs in pairs_S]
+    return _of_items(columns_S, statistic)
+
+
+def of_pairs(
+    pairs_S: Sequence[Pairs], sums: Callable[[Look, Look], tuple[LeftOut, LeftOut]], statistic: Statistic
+) -> Estimate | None:
+    """A statistic of what two looks come to, where items are ranked."""
+    left_S = [left_out.together([left_out.side_by_side(*sums(one, other)) for one, other in pairs]) for pairs in pairs_S]
+    return left_out.estimated(left_S, statistic)
+
+
+def pairs_of(mine: Sequence[Part], theirs: Sequence[Part]) -> list[Pairs]:
+    """For each seed that all have: both sides' looks at the same items."""
+    return [list(zip(looks[: len(mine)], looks[len(mine) :], strict=True)) for looks in by_common_seed([*mine, *theirs])]
+
+
+def _of_items(columns_S: Sequence[Sequence[Sequence[float]]], statistic: Statistic) -> Estimate | None:
+    return over_seeds_and_items(columns_S, statistic) if columns_S else None
 
 
 def by_common_seed(parts: Sequence[Part]) -> list[list[Look]]:

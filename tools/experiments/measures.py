@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tools.experiments.stats import Sums
 
@@ -19,8 +18,7 @@ By = Literal["help", "router"]
 _CERTAIN = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """One item under a rule: the chance that the cloud answers it, that it is kept and right, and that it is right in the end."""
 
     asked: float
@@ -59,27 +57,37 @@ def routed(look: Look) -> list[Share]:
     return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(sent, _pairs(look), strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Threshold:
+    rate: float
+    by: By
+
+    def __call__(self, look: Look) -> list[Share]:
+        chances = _highest(_asking_first(look) if self.by == "help" else look[self.by], self.rate)
+        return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(look), strict=True)]
+
+
 def by_threshold(rate: float, by: By = "help") -> Rule:
     """The items that score highest go to the cloud until this share is reached; items without a score stay.
 
     By log-odds of asking those that the model asks for by itself come first: the log-odds are of its first decision, and it may ask later.
     """
+    return _Threshold(rate, by)
 
-    def ruled(look: Look) -> list[Share]:
-        chances = _highest(_asking_first(look) if by == "help" else look[by], rate)
-        return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(look), strict=True)]
 
-    return ruled
+def ranks(rule: Rule) -> bool:
+    """Whether what becomes of an item under a rule hangs on the other items."""
+    return isinstance(rule, _Threshold)
 
 
 def accuracy(sums: Sums) -> float | None:
-    """Right in the end."""
-    return sums[3] / sums[0]
+    """Right in the end; None of no items."""
+    return sums[3] / sums[0] if sums[0] else None
 
 
 def rate(sums: Sums) -> float | None:
-    """Share that the cloud answers."""
-    return sums[1] / sums[0]
+    """Share that the cloud answers; None of no items."""
+    return sums[1] / sums[0] if sums[0] else None
 
 
 def kept_accuracy(sums: Sums) -> float | None:
@@ -108,6 +116,11 @@ def difference(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | N
         return None if first is None or second is None else first - second
 
     return value
+
+
+def second(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
+    """The second alone of sums of two."""
+    return lambda sums: of(sums[len(sums) // 2 :])
 
 
 def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[float, ...]]:
@@ -149,15 +162,19 @@ def _highest(scores: Sequence[float | None], rate: float) -> list[float]:
     """The chance of each item to be among the highest `rate · N`; tied ones share it."""
     left, chances = rate * len(scores), [0.0] * len(scores)
     known = sorted((-score, index) for index, score in enumerate(scores) if score is not None)
-    for _, group in groupby(known, key=lambda one: one[0]):
-        tied = [index for _, index in group]
-        share = min(1.0, left / len(tied))
-        for index in tied:
+    begin = 0
+    while begin < len(known) and left > 0.0:
+        end = begin + 1
+        while end < len(known) and known[end][0] == known[begin][0]:
+            end += 1
+        share = min(1.0, left / (end - begin))
+        for _, index in known[begin:end]:
             chances[index] = share
-        left = max(0.0, left - share * len(tied))
+        left -= share * (end - begin)
+        begin = end
     return chances
 
 
-def _bits(text: str) -> list[float]:
+def _bits(text: Sequence[str]) -> list[float]:
     """Not known counts as not right, as in the reward."""
     return [float(character == "1") for character in text]

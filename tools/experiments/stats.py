@@ -2,8 +2,10 @@
 
 A result hangs on the seed of a run and on which items were drawn, and every seed is asked the same items. So the variance of a mean over
 seeds is the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of
-freedom are Welch and Satterthwaite's. What chance a seed and an item have only together is in both parts: the interval errs to the wide
-side. Unlike a bootstrap over three seeds, which takes them for the whole world, t has their small number in it, and nothing is drawn.
+freedom are Welch and Satterthwaite's. Where an item's value hangs on the others, as with a threshold that is set to a rate, groups of items
+are left out instead and everything is worked out again: one item moves a threshold too little to be seen, and too jerkily. What chance a
+seed and an item have only together is in both parts: the interval errs to the wide side. Unlike a bootstrap over three seeds, which takes
+them for the whole world, t has their small number in it, and nothing is drawn.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Sums = Sequence[float]
 Statistic = Callable[[Sums], float | None]
@@ -52,20 +55,38 @@ def over_seeds_and_items(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sta
     """Mean over seeds of a statistic of the items' columns; the items are the same in each seed. None where it is not defined."""
     sums_S = [[math.fsum(column) for column in zip(*items, strict=True)] for items in columns_S_I_C]
     whole_S = [statistic(sums) for sums in sums_S]
-    known_S = [value for value in whole_S if value is not None]
+    known_S = _known(whole_S)
     if not known_S or len(known_S) < len(whole_S):
         return None
+    return _with_interval(known_S, _jackknife(columns_S_I_C, sums_S, statistic), len(columns_S_I_C[0]) - 1)
+
+
+def over_seeds_and_groups(value_S: Sequence[float | None], without_G_S: Sequence[Sequence[float | None]]) -> Estimate | None:
+    """Mean of one value a seed; `without_G_S`: the same worked out again without each group of items. None where it is not defined."""
+    known_S = _known(value_S)
+    if not known_S or len(known_S) < len(value_S):
+        return None
+    means = [math.fsum(known) / len(known) for group in without_G_S if len(known := _known(group)) == len(group)]
+    return _with_interval(known_S, _deleted(means, len(without_G_S)), len(without_G_S) - 1)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _with_interval(known_S: Sequence[float], items: float, items_df: int) -> Estimate:
+    """`items`: the variance of the mean over seeds that comes from the items."""
     between = _variance(known_S) / len(known_S) if len(known_S) > 1 else 0.0
-    items = _jackknife(columns_S_I_C, sums_S, statistic)
     variance = between + items
     mean = math.fsum(known_S) / len(known_S)
     if variance == 0.0:
         return Estimate(mean, 0.0, len(known_S))
-    parts = [(between, len(known_S) - 1), (items, len(columns_S_I_C[0]) - 1)]
+    parts = [(between, len(known_S) - 1), (items, items_df)]
     df = variance**2 / math.fsum(part**2 / of for part, of in parts if part)
     return Estimate(mean, t_quantile(df) * math.sqrt(variance), len(known_S))
 
 
+@lru_cache(maxsize=10_000)
 def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
     """How many standard errors hold the middle `confidence` of Student's t with `df` degrees of freedom, which need not be whole.
 
@@ -76,8 +97,7 @@ def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
     low, high = 0.0, 1.0
     while _middle(high, df) < confidence:
         high *= 2.0
-    for _ in range(100):
-        half = 0.5 * (low + high)
+    while low < (half := 0.5 * (low + high)) < high:
         low, high = (half, high) if _middle(half, df) < confidence else (low, half)
     return 0.5 * (low + high)
 
@@ -91,7 +111,11 @@ def _jackknife(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sums_S: Seque
         if rows not in found:  # alike items leave the same behind
             found[rows] = _without(rows, sums_S, statistic)
     values = (found[tuple(map(tuple, one))] for one in zip(*columns_S_I_C, strict=True))
-    without = [value for value in values if value is not None]
+    return _deleted([value for value in values if value is not None], count)
+
+
+def _deleted(without: Sequence[float], count: int) -> float:
+    """The jackknife's variance from the values without each of `count` parts."""
     if len(without) < 2:
         return 0.0
     centre = math.fsum(without) / len(without)
