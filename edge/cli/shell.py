@@ -6,6 +6,7 @@ EDGE_AGENT_DEBUG=1 the traceback is shown instead.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from edge.core.install import install_extra
 from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 EXTRAS = {
     "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "peft", "safetensors", "matplotlib"),
@@ -37,6 +39,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 def ending(command: Callable[[], int]) -> int:
     """Run and translate whatever it raises into one line and an exit code."""
+    _open_output()
     try:
         code = command()
         sys.stdout.flush()
@@ -47,6 +50,8 @@ def ending(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _after_broken_pipe()
+    except OSError as error:
+        return _no_room_left() if error.errno in _FULL else _unforeseen(error)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # typer's own way to end then
             raise
@@ -120,10 +125,33 @@ def _missing_package(error: ModuleNotFoundError) -> int:
     return _fail(f"this needs the package {package}, which is not installed; run {install_extra(extra)}", 1)
 
 
+def _open_output() -> None:
+    """Somewhere to write for who was started without (`>&-`), and no character that stops a command: what cannot be shown is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as the process runs
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _after_broken_pipe() -> int:
-    """Whoever read our output has gone (`| head`): stop quietly, and keep the interpreter from flushing into the closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Whoever read our output has gone (`| head`): stop quietly."""
+    _drop_output()
     return 0
+
+
+def _no_room_left() -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    return _fail("no room is left on what was written to, a disk or the output; make room, then the same command again", 1)
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from flushing into what takes nothing any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unforeseen(error: Exception) -> int:

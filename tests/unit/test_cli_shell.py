@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,19 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     program = f"{sys.executable} -m edge.cli config show | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
+    command = f"{sys.executable} -m edge.cli config keys"
+    full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1)
+    assert full.stderr.startswith("error: no room is left on what was written to")
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=ascii_only)
+    assert shown.returncode == 0 and "\\u" in shown.stdout
 
 
 def test_config_show_tells_where_each_value_came_from(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

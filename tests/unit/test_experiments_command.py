@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tools.experiments import command, report, show
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.findings import Findings
+from tools.experiments.held_out import write_whole
 from tools.experiments.places import require_writable, told_with
 from tools.experiments.queue import Board, CellProcess, Ended, OnProgress, _last_words
 from tools.experiments.report import _BEGIN, _END, Report
@@ -33,7 +36,7 @@ _SPEC = {
     "phases": {"a": [{"source": "group1", "steps": 2}]},
     "evaluate": {"items": 0},
     "table": "methods",
-    "figure": ["curves"],
+    "figure": ["schedules"],
 }
 
 
@@ -125,7 +128,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_a_cell_is_run(
 ) -> None:
     monkeypatch.setattr(command, "CellProcess", lambda work, results: Cells([], results))
     (tmp_path / "file").write_text("", encoding="utf-8")
-    search = _spec(tmp_path, table="assist-rewards")
+    search = _spec(tmp_path, table="assist-rewards", figure=[], vary={"learning.assist_reward": [0.1]})
     assert _run(tmp_path, search, wrong, str(tmp_path / "file" / "below" / "it")) == 2
     assert f"error: {wrong} {tmp_path / 'file' / 'below'}" in capsys.readouterr().err
 
@@ -227,7 +230,51 @@ def test_the_project_s_readme_is_left_beside_other_results(tmp_path: Path, monke
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     readme.write_text(text, encoding="utf-8")
     assert main(command) == 0
+    assert readme.read_text(encoding="utf-8") == text, "the report lies elsewhere"
+    monkeypatch.setattr(report, "REPORT", tmp_path / "new" / "REPORT.md")
+    assert main(command) == 0
     assert "old" not in readme.read_text(encoding="utf-8")
+
+
+def test_a_report_goes_behind_a_link_and_never_in_the_place_of_a_device_or_pipe(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    command = [*_report(tmp_path, "Nothing.\n"), "--results", str(tmp_path / "results"), "--out"]
+    (tmp_path / "link.md").symlink_to(tmp_path / "real.md")
+    assert main([*command, str(tmp_path / "link.md")]) == 0
+    assert (tmp_path / "link.md").is_symlink() and (tmp_path / "real.md").read_text(encoding="utf-8").startswith("Nothing.")
+    os.mkfifo(tmp_path / "pipe")
+    assert main([*command, str(tmp_path / "pipe")]) == 2
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole(tmp_path / "pipe", "text")
+
+
+def test_a_router_that_cannot_be_trained_here_is_told_before_a_cell_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge.bootstrap.engines.onnx_installed", lambda: False)
+    assert _run(tmp_path, _spec(tmp_path, methods={"mine": {}}, routers=["mine"])) == 2
+    assert "cells such as nano-edge.group1.da-grpo.s0-" in (told := capsys.readouterr().err)
+    assert "train a router, which is an ONNX file, but ONNX is not installed" in told and "onnx" in told.rpartition(";")[2]
+
+
+def test_what_is_said_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    command._say("3 of 4 cells")
+
+
+async def test_a_cell_that_is_stopped_before_it_listens_is_stopped_and_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell, *_) = expand(load_spec("lambda-proportional"), {}).cells
+    stop = asyncio.Event()
+    stop.set()
+    ended = await CellProcess(tmp_path, tmp_path / "results")(cell, lambda of, line: None, stop)
+    assert (ended.code, ended.words) == (STOPPED, "")
 
 
 def test_the_report_makes_its_folder_and_tells_what_it_is_doing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,9 +69,39 @@ def _machine(body: dict[str, Any]) -> None:
     del body["machine"]
 
 
+def _rate_above_one(body: dict[str, Any]) -> None:
+    body["series"]["assist"][0] = 7.5
+
+
+def _negative_price(body: dict[str, Any]) -> None:
+    body["series"]["dual"][0] = -1.0
+
+
+def _all_right(body: dict[str, Any]) -> None:
+    body["held_out"][0]["joint"] = "1" * body["held_out"][0]["items"]
+
+
+def _other_cell(body: dict[str, Any]) -> None:
+    body["cell"] = {**body["cell"], "seed": 5}
+
+
+def _no_looks(body: dict[str, Any]) -> None:
+    body["held_out"] = []
+
+
+def _look_at_another_step(body: dict[str, Any]) -> None:
+    body["held_out"].append({**body["held_out"][0], "step": 999})
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
+        (_rate_above_one, "series.assist has a value outside 0 to 1"),
+        (_negative_price, "series.dual has a value outside 0 to inf"),
+        (_all_right, "held_out.0.joint is not what asked, own and cloud give"),
+        (_other_cell, "cell is not the one that the key is made of"),
+        (_no_looks, "held_out has no look at practice:arith after step 100"),
+        (_look_at_another_step, "held_out has a look at practice:arith after step 999, which the cell has not"),
         (_series, "series.dual is missing or no list"),
         (_short_series, f"series.kept has {CELL.steps - 1} of {CELL.steps} steps"),
         (_rate_of_nothing, "series.assist has a value that is no number"),

@@ -42,10 +42,14 @@ def test_a_price_that_no_prompt_can_tell_is_refused(price: float) -> None:
 def test_the_table_pools_the_sources_at_each_price_and_shows_what_is_missing(tmp_path: Path) -> None:
     spec = load_spec("price-prompt")
     ((cell,),) = [expand(spec, {}).cells]
-    looks = [look(f"{ARITH}@0", "1111", "0000", "1111"), look(f"{SCIENCE}@0", "1100", "0001", "1101")]
+    (table,) = price_table(Findings.of(spec, {}, tmp_path))
+    assert {row[5] for row in table.rows} == {MISSING}
+    first, *others = cell.evaluate.prices
+    looks = [look(f"{ARITH}@{first:g}", "1111", "0000", "1111"), look(f"{SCIENCE}@{first:g}", "1100", "0001", "1101")]
+    looks += [look(f"{source}@{price:g}", "0000", "0101", "0101") for source in (ARITH, SCIENCE) for price in others]
     write_result(result_file(cell, tmp_path), made_result(cell, held_out=looks))
     (table,) = price_table(Findings.of(spec, {}, tmp_path))
-    first, *others = table.rows
-    assert first[3] == "0" and first[5].startswith("75.0 ±"), "6 of 8 ask"
-    assert first[6].startswith("87.5 ±") and first[7].startswith("50.0 ±") and first[8].startswith("50.0 ±")
-    assert {row[5] for row in others} == {MISSING}
+    row, *later = table.rows
+    assert row[3] == "0" and row[5].startswith("75.0 ±"), "6 of 8 ask"
+    assert row[6].startswith("87.5 ±") and row[7].startswith("50.0 ±") and row[8].startswith("50.0 ±")
+    assert all(row[5].startswith("0.0 ±") for row in later)

@@ -178,7 +178,8 @@ def test_methods_of_a_file_take_the_place_of_the_usual_one(tmp_path: Path) -> No
 
 def test_settings_that_hold_anyway_do_not_make_another_cell(tmp_path: Path) -> None:
     plain = expand(_spec(tmp_path), {})
-    told = expand(_spec(tmp_path, name="other", settings={"learning.dual_init": 0.5, "learning.group_size": 8}), {})
+    settings = {"learning.dual_init": 0.5, "learning.group_size": 8, "engine.threads": 1, "gate.enabled": False}
+    told = expand(_spec(tmp_path, settings=settings), {})
     assert [cell.key for cell in plain.cells] == [cell.key for cell in told.cells]
     assert len(shared([plain, told])) == len(plain.cells)
 
@@ -253,3 +254,32 @@ def test_every_specification_can_be_expanded_and_is_called_as_its_file(name: str
 def test_the_schedules_are_the_papers() -> None:
     phases = load_spec("schedules").phases
     assert {name: tuple(phase.target_rate for phase in levels) for name, levels in phases.items()} == PAPER_SCHEDULES
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"table": "sensitivity", "vary": {"learning.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}},
+            "shows one method, and there are 2",
+        ),
+        ({"table": "sensitivity"}, "shows one setting under vary, and there is none"),
+        ({"table": "lambda", "vary": {"learning.dual_lr": [0.1]}}, "shows learning.dual_init under vary"),
+        ({"figure": ["rates"], "methods": {"a": {}, "b": {}}}, "figure.0: rates shows one method"),
+        ({"figure": ["curves"], "phases": {"a": [{"source": "group1", "steps": 2}]}}, "curves shows the phases g1-g2 and g2-g1"),
+        ({"settings": {"learning.seed": 3}}, "learning.seed is set by seeds"),
+        ({"methods": {"a": {"model.path": "nano-edge"}}}, "model.path is set by models"),
+        ({"seeds": [True]}, "seeds.0"),
+        ({"name": "another"}, "name: is another, and the file is called"),
+    ],
+)
+def test_what_would_be_shown_or_run_otherwise_than_written_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _spec(tmp_path, **changes)
+    assert told in str(error.value)
+
+
+def test_a_setting_that_measuring_holds_otherwise_makes_another_cell(tmp_path: Path) -> None:
+    usual, told = (expand(_spec(tmp_path, settings=settings), {}).cells[-1] for settings in ({}, {"engine.threads": 2}))
+    assert usual.key != told.key
+    assert told.resolved("state").config.engine.threads == 2

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from edge.config.agent import resolve_agent_config
-from edge.config.loader import Flag, Resolved, dotted, leaves
+from edge.config.loader import Flag, Resolved
 from edge.config.schema import AgentConfig
 from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
 
@@ -161,7 +161,7 @@ def _that_matter(spec: Spec, settings: Settings) -> Settings:
     """The settings without those that say what holds anyway."""
     flags = [Flag(key, value, f"experiment {spec.name}") for key, value in settings.items()]
     given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
-    usual = AgentConfig().model_dump(mode="json")
+    usual = resolve_agent_config(flags=[Flag(key, value, key) for key, value in _MEASURED.items()]).config.model_dump(mode="json")
     return {key: _at(given, key) for key in settings if _at(given, key) != _at(usual, key)}
 
 
@@ -178,8 +178,3 @@ def _way(phases: Sequence[Phase]) -> str:
     if len(names) > 1 and len(set(names)) == 1:
         return f"{names[0]}x{len(names)}"
     return "-".join(names)
-
-
-def told_settings(cell: Cell) -> str:
-    """What is set beside the usual, in one line."""
-    return ", ".join(f"{dotted(path)} {value}" for path, value in leaves(dict(cell.settings)))

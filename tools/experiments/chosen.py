@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from edge.core.errors import ConfigError
-from tools.experiments.cells import METHOD, ChosenRewards
+from tools.experiments.cells import ChosenRewards
 from tools.experiments.held_out import write_whole
 from tools.experiments.result import Result
 
@@ -58,7 +58,7 @@ def choose(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]:
     for result in results:
         cell, phase = result.cell, result.cell.phases[-1]
         value = float(result.body["settings"]["learning"]["assist_reward"])
-        misses = rates[cell.model, str(cell.settings[METHOD]), phase.source]
+        misses = rates[cell.model, cell.method, phase.source]
         misses[value].append(last_rate(result) - phase.target_rate)
     chosen: dict[str, dict[str, dict[str, float]]] = {}
     for (model, method, source), by_value in sorted(rates.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fnmatch
 import json
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.bootstrap.engines import require_onnx
 from edge.cli.stopping import stop_on_signals
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
@@ -86,12 +88,14 @@ def _require_sense(arguments: argparse.Namespace) -> None:
 
 
 def _require_room(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Raises UsageError, EdgeError for a folder that what is run could not write its results to."""
+    """Raises UsageError, EdgeError where what is run could not write its results or train its routers."""
     if plan.missing:
         require_writable(arguments.work, "--work")
         require_writable(arguments.results, "--results")
     if any(_searches(grid.spec) for grid in plan.grids):
         require_writable(arguments.chosen.parent, "--chosen")
+    if routed := [cell.key for cell in plan.missing if cell.router]:
+        require_onnx(f"{counted(len(routed), 'cell')} such as {routed[0]} train a router, which is an ONNX file")
 
 
 def _code_of_what_is_left(plan: Plan, results: Path) -> int:
@@ -173,8 +177,8 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
         _say(board.line(clock.monotonic(), left_s()))
 
     def stopping() -> None:
-        _say("stopping after the steps under way; the same command goes on from here")
         stop.set()
+        _say("stopping after the steps under way; the same command goes on from here")
 
     telling = asyncio.create_task(tell_now_and_then(board, clock, left_s, _say, _TELL_EVERY_S))
     with stop_on_signals(stopping):
@@ -247,4 +251,6 @@ def _tell(line: dict[str, Any]) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """To whoever still reads it: a run goes on without."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -56,10 +56,10 @@ def spread(result: Result) -> float:
     return float((sum((value - centre) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5)
 
 
-def tracked_rate(result: Result, phase: int) -> float:
-    """Mean rate of the window around the 100th step after a switch."""
+def tracked_rate(result: Result, phase: int) -> float | None:
+    """Mean rate of the window around the 100th step after a switch; None for a phase that ends before it."""
     window = phase_values(result, "assist", phase)[TRACKED_FROM - 1 : TRACKED_TO]
-    return float(sum(window) / len(window))
+    return float(sum(window) / len(window)) if window else None
 
 
 def settled_after(result: Result, phase: int) -> int | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from tools.experiments.cells import Cell
 
 FORM = 1
 _SERIES = ("dual", "assist", "joint", "kept", "reward", "format", "entropy", "calls")
+_SHARE, _COUNT = (0.0, 1.0), (0.0, math.inf)
+_RANGE = {"dual": _COUNT, "assist": _SHARE, "joint": _SHARE, "kept": _SHARE, "format": _SHARE, "entropy": _COUNT, "calls": _COUNT}
 _COST = ("wall_s", "cpu_agent_s", "cpu_programs_s", "cpu_coordinator_s", "peak_agent_mib", "peak_coordinator_mib")
 _TRAINING = ("steps", "seconds", "billed_calls", "cloud_tokens", "spend_uusd")
 _RATES = ("response_rate", "billed_rate")
@@ -22,9 +25,13 @@ def require_form(cell: Cell, body: Any) -> None:
         raise ValueError("no mapping of keys")
     if (body.get("form"), body.get("key")) != (FORM, cell.key):
         raise ValueError(f"form {body.get('form')} of {body.get('key')}")
+    if body.get("cell") != cell.to_json():
+        raise ValueError("cell is not the one that the key is made of")
     _require_series(cell, _section(body, "series"))
-    for number, look in enumerate(_list(body, "held_out")):
+    looks = _list(body, "held_out")
+    for number, look in enumerate(looks):
         _require_look(look, f"held_out.{number}")
+    _require_every_look(cell, looks)
     cost = _section(body, "cost")
     _require_numbers(cost, _COST, "cost")
     training = _section(cost, "training", "cost")
@@ -40,6 +47,9 @@ def _require_series(cell: Cell, series: Mapping[str, Any]) -> None:
             raise ValueError(f"series.{name} has {len(values)} of {cell.steps} steps")
         if not all(_is_number(value) or (value is None and name != "assist") for value in values):
             raise ValueError(f"series.{name} has a value that is no number")
+        lowest, highest = _RANGE.get(name, (-math.inf, math.inf))
+        if not all(value is None or lowest <= value <= highest for value in values):
+            raise ValueError(f"series.{name} has a value outside {lowest:g} to {highest:g}")
 
 
 def _require_look(look: Any, where: str) -> None:
@@ -51,12 +61,27 @@ def _require_look(look: Any, where: str) -> None:
         text = look.get(name)
         if not isinstance(text, str) or len(text) != look["items"] or not set(text) <= set("01-"):
             raise ValueError(f"{where}.{name} is no text of {look['items']} verdicts")
+    decided = zip(look["asked"], look["own"], look["cloud"], look["joint"], strict=True)
+    if any(joint != (cloud if asked == "1" else own) for asked, own, cloud, joint in decided):
+        raise ValueError(f"{where}.joint is not what asked, own and cloud give")
     for name in ("help", *(("router",) if "router" in look else ())):
         values = _list(look, name, where)
         if len(values) != look["items"] or not all(value is None or _is_number(value) for value in values):
             raise ValueError(f"{where}.{name} is no list of {look['items']} numbers")
     if "router" in look:
         _require_numbers(_section(look, "router_fit", where), ("threshold",), f"{where}.router_fit")
+
+
+def _require_every_look(cell: Cell, looks: Sequence[Mapping[str, Any]]) -> None:
+    """After each phase (before learning: once) every source, and nothing else."""
+    ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
+    names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
+    wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
+    found = {(look["source"], look["step"], look["phase"]) for look in looks}
+    if missing := sorted(wanted - found):
+        raise ValueError(f"held_out has no look at {missing[0][0]} after step {missing[0][1]}")
+    if unknown := [look for look in looks if look["source"] not in names or not 0 <= look["step"] <= ends[-1]]:
+        raise ValueError(f"held_out has a look at {unknown[0]['source']} after step {unknown[0]['step']}, which the cell has not")
 
 
 def _require_origin(body: Mapping[str, Any]) -> None:

@@ -7,8 +7,10 @@ for all cells and lie in one recording. A source that is done is a file, so that
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +31,7 @@ from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.core.types import LocalResponse, TaskItem
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.cassette import read_cassette
+from edge.rpc.cassette import open_for_recording
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
 from tools.experiments.spec import Evaluate
@@ -115,10 +117,10 @@ class Examiner:
             return desk
         calls = [_call(settings, item) for item in items]
         async with _alone(self.recording.with_suffix(".lock")):
-            known = read_cassette(self.recording) if self.recording.exists() else {}
+            known = open_for_recording(self.recording)
             if missing := [call for call in calls if digest_of(call) not in known]:
                 await _record(missing, RecordingAnswers(self.recording, desk, settings.cloud_prompt_form))
-        return ReplayedAnswers(self.recording)
+            return ReplayedAnswers(self.recording)
 
 
 def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:
@@ -180,8 +182,11 @@ def _call(settings: RolloutSettings, item: TaskItem) -> CloudCall:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The new text or the old one, whenever the machine stops."""
-    unfinished = path.with_name(f".{path.name}.tmp")
+    """The new text or the old one, whenever the machine stops and whoever else writes it. Raises OSError for what is no regular file."""
+    path = path.resolve()  # behind a link lies what is meant
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ def models_of(config: AgentConfig) -> dict[str, str]:
     embedded = config.coordinator.embedded
     names = [config.model.path, *([embedded.path or embedded.model] if embedded.upstream == "bundled" else [])]
     return {name: found for name in names if (found := _digest_of(name)) is not None}
+
+
+def cloud_of(config: AgentConfig) -> str:
+    """A digest of which cloud LLM answers, and where: of its file where it is one of ours."""
+    coordinator, embedded = config.coordinator, config.coordinator.embedded
+    where = [coordinator.address, coordinator.model_alias, embedded.upstream, embedded.model, embedded.path, embedded.base_url]
+    file = _digest_of(embedded.path or embedded.model) if embedded.upstream == "bundled" else None
+    return hashlib.blake2b(json.dumps([*where, file]).encode(), digest_size=_DIGEST_BYTES // 2).hexdigest()
 
 
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:

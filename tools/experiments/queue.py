@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,12 +69,6 @@ class Board:
     def done(self) -> int:
         """Cells that have a result."""
         return sum(one.code == DONE for one in self.ended)
-
-    def steps_left(self) -> int:
-        """Steps that the cells without a result have before them."""
-        finished = {one.cell.key for one in self.ended}
-        waiting = [cell for cell in self.cells if cell.key not in finished]
-        return sum(cell.steps - self.steps_done.get(cell.key, 0) for cell in waiting)
 
     def steps_made(self) -> int:
         """Steps made since the beginning."""
@@ -148,6 +143,8 @@ class CellProcess:
             try:
                 await _listen(process, lambda line: on_progress(cell, line))
                 code = await process.wait()
+                if stop.is_set() and code == -signal.SIGTERM:  # before it could listen to signals
+                    code = STOPPED
             finally:
                 stopping.cancel()
                 if process.returncode is None:

@@ -51,7 +51,7 @@ def add_report(commands: Any) -> None:
     report.add_argument(
         "--readme",
         type=Path,
-        help="file whose main table is made anew (usual: the project's, of the usual results and choices only)",
+        help="file whose main table is made anew (usual: the project's, where results, choices and --out are the usual ones)",
     )
     report.set_defaults(play=play_report)
 
@@ -61,8 +61,9 @@ def play_report(arguments: argparse.Namespace) -> int:
     require_folder(arguments.results, "--results")
     readme = _readme_of(arguments)
     read_template(arguments.template, spec_names())
-    if arguments.out.is_dir():
-        raise UsageError(f"--out {arguments.out}: is a folder", hint="give the report's file, such as REPORT.md")
+    if arguments.out.exists() and not arguments.out.is_file():
+        kind = "a folder" if arguments.out.is_dir() else "no regular file"
+        raise UsageError(f"--out {arguments.out}: is {kind}", hint="give the report's file, such as REPORT.md")
     require_writable(arguments.out.parent, "--out")
     chosen = read_chosen(arguments.chosen)
     _say(f"reading the results of {counted(len(spec_names()), 'experiment')} in {arguments.results}")
@@ -81,13 +82,14 @@ def play_report(arguments: argparse.Namespace) -> int:
 
 
 def _readme_of(arguments: argparse.Namespace) -> Path | None:
-    """The file with the main table: the one that was given, else the project's beside the project's own results and choices.
+    """The file with the main table: the one that was given, else the project's beside the project's own report.
 
     Raises UsageError for a given one without a place for the table.
     """
     given: Path | None = arguments.readme
     if given is None:
-        usual = (arguments.results.resolve(), arguments.chosen.resolve()) == (RESULTS.resolve(), CHOSEN_FILE.resolve())
+        given_places, usual_places = (arguments.results, arguments.chosen, arguments.out), (RESULTS, CHOSEN_FILE, REPORT)
+        usual = [place.resolve() for place in given_places] == [place.resolve() for place in usual_places]
         return README if usual and README.is_file() else None
     try:
         text = given.read_text(encoding="utf-8")

@@ -66,7 +66,9 @@ def read_result(cell: Cell, folder: Path = RESULTS) -> Result | None:
             f"{path}: not the result of {cell.key} ({error})", hint="remove the file to run the cell again"
         ) from error
     if (difference := changed(cell, body)) is not None:
-        raise EdgeError(f"{path}: {difference}", hint="remove the file to run the cell again")
+        raise EdgeError(
+            f"{path}: {difference}", hint=f"to run the cell again remove the file, and {cell.key} from the runs (--work)"
+        )
     return Result(cell, body)
 
 

@@ -34,11 +34,11 @@ from tools.experiments.form import FORM
 from tools.experiments.held_out import Examiner, Router, write_whole
 from tools.experiments.meter import Meter, account, machine_told
 from tools.experiments.places import told_with
-from tools.experiments.provenance import models_of, settings_of
+from tools.experiments.provenance import changed, cloud_of, models_of, settings_of
 from tools.experiments.result import RESULTS, result_file, series_of, training_cost, write_result
 
-RECORDING = "held-out-answers.jsonl"
-"""The cloud's answers to held-out items, in the folder of all cells."""
+BEGUN_WITH = "begun-with.json"
+"""In a cell's folder: its settings and models when it was begun."""
 DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
 Tell = Callable[[dict[str, Any]], None]
 
@@ -58,6 +58,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
         resolved = cell.resolved(str((folder / "state").absolute()))
         check_inputs(resolved.config)
         require_same_run(folder, resolved.config)
+        hold_to_beginning(folder / BEGUN_WITH, cell, resolved.config)
         with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
             body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
     if body is None:
@@ -67,12 +68,31 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
     return DONE
 
 
+def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
+    """Write down what a cell is begun with. Raises EdgeError where it was begun with something else: one result would hold both."""
+    if not file.is_file():
+        write_whole(file, json.dumps({"settings": settings_of(config), "models": models_of(config)}))
+        return
+    try:
+        begun = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EdgeError(f"{file}: cannot be read ({error})", hint=f"remove {file.parent} to begin anew") from error
+    if (difference := changed(cell, begun)) is not None:
+        told = difference.replace("measured", "begun")
+        raise EdgeError(f"{cell.key}: {told}", hint=f"remove {file.parent} to begin anew")
+
+
+def recording_of(config: AgentConfig) -> str:
+    """The file of a cloud LLM's answers to held-out items, in the folder of all cells."""
+    return f"held-out-answers-{cloud_of(config)}.jsonl"
+
+
 async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, tell: Tell) -> dict[str, Any] | None:
     """The result, None where it was stopped."""
     clock, folder, stop = SystemClock(), run_folder.folder, Stop()
     async with build_agent(config, run_folder) as agent:
         meter = Meter(folder / "usage", clock, lambda: getattr(agent.parts.coordinator, "pid", None))
-        examiner = Examiner(agent, config, folder.parent / RECORDING, clock)
+        examiner = Examiner(agent, config, folder.parent / recording_of(config), clock)
         looker = Looker(cell, config, agent, examiner, meter, folder, tell)
 
         def end() -> None:

@@ -22,6 +22,7 @@ from edge.config.yaml_lines import KeyPath
 from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
 from edge.tasks.practice import GROUPS
+from tools.experiments.layouts import unsuited
 from tools.experiments.sources import full_source, labels_of, require_held_out
 
 SPECS = Path(__file__).parent / "specs"
@@ -34,6 +35,8 @@ Settings = dict[str, Value]
 ASSIST = "learning.assist_rewards"
 CHOSEN = "@chosen"
 """As the value of `learning.assist_rewards`: what the grid search has chosen for this model and method."""
+_OF_THE_GRID = {"learning.seed": "seeds", "model.path": "models", "phases": "phases", "state_folder": "--work"}
+"""Settings of the agent that every cell gets from elsewhere."""
 
 
 class Section(BaseModel):
@@ -92,7 +95,7 @@ class Spec(Section):
     name: str = Field(min_length=1, pattern=r"^[a-z0-9][a-z0-9-]*$", description="As the file is called.")
     about: str = Field(min_length=1, description="One sentence: what is asked.")
     models: tuple[str, ...] = Field(("nano-edge", "nano-edge-llama"), min_length=1, description="The SLMs.")
-    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...] = Field(
+    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED, strict=True)], ...] = Field(
         (0, 1, 2), min_length=1, description="Seeds of prompts, responses and first weights."
     )
     methods: dict[str, Settings] = Field({}, description="Settings of each method by its name (none: DA-GRPO as it is).")
@@ -125,6 +128,17 @@ class Spec(Section):
         for key, values in self.vary.items():
             if not values:
                 raise ValueAt(("vary", key), f"{key} has no value to try")
+        return self
+
+    @model_validator(mode="after")
+    def _layouts_suit_the_grid(self) -> Spec:
+        places: list[tuple[KeyPath, str]] = [
+            (("table",), self.table),
+            *((("figure", at), one) for at, one in enumerate(self.figure)),
+        ]
+        for path, layout in places:
+            if (told := unsuited(layout, self.ways, self.phases, self.vary)) is not None:
+                raise ValueAt(path, f"{dotted(path)}: {told}")
         return self
 
     @model_validator(mode="after")
@@ -208,6 +222,11 @@ def load_spec(name: str, folder: Path = SPECS, *, to_run: bool = False) -> Spec:
     if not path.is_file():
         raise UsageError(f"{name}: no such experiment", hint=f"there is: {', '.join(spec_names(folder)) or 'none'}")
     read = _read(path)
+    if read.config.name != path.stem:
+        raise ConfigError(
+            f"{_place(read, ('name',))}: name: is {read.config.name}, and the file is called {path.name}",
+            hint="give both one name",
+        )
     _require_settings(read)
     if to_run:
         _require_models(read)
@@ -234,6 +253,10 @@ def _require_settings(read: Resolved[Spec]) -> None:
                 (("methods", way), own),
                 (("vary",), dict(zip(spec.vary, values, strict=True))),
             )
+            for path, settings in parts:
+                if taken := next((key for key in settings if key in _OF_THE_GRID), None):
+                    place = _place(read, (*path, taken))
+                    raise ConfigError(f"{place}: {taken} is set by {_OF_THE_GRID[taken]}", hint="say it there")
             flags = {
                 key: Flag(key, value, _place(read, (*path, key))) for path, settings in parts for key, value in settings.items()
             }
