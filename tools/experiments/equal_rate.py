@@ -22,7 +22,7 @@ from tools.experiments.contestants import (
 from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, compared, pooled
 from tools.experiments.measures import Rule, accuracy, difference, oracle, own_decision
 from tools.experiments.published import METHODS
-from tools.experiments.stats import over_seeds
+from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import MISSING, Table, percent, signed, with_half
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
@@ -132,11 +132,19 @@ def _bounds(parts: list[Part], share: float) -> Iterator[float]:
         yield over_seeds([oracle(look, share) for look in looks]).mean
 
 
-def _minus(one: Contestant, other: Contestant, findings: Findings, model: str, phase: int) -> str:
+def minus(one: Contestant, other: Contestant, findings: Findings, model: str, phase: int) -> Estimate | None:
+    """What one is ahead of another at the same rate, all four families together; in accuracy, not in points."""
     mine, theirs = one.parts(findings, model, phase), other.parts(findings, model, phase)
-    return _difference(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)))
+    return compared(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)), difference(accuracy))
+
+
+def _minus(one: Contestant, other: Contestant, findings: Findings, model: str, phase: int) -> str:
+    return _signed(minus(one, other, findings, model, phase))
 
 
 def _difference(mine: list[Part], theirs: list[Part], rules: tuple[Rule, Rule]) -> str:
-    found = compared(mine, theirs, rules, difference(accuracy))
+    return _signed(compared(mine, theirs, rules, difference(accuracy)))
+
+
+def _signed(found: Estimate | None) -> str:
     return MISSING if found is None else signed(found)

@@ -35,12 +35,13 @@ def kept_rates_table(findings: Findings) -> Table:
 def _told(findings: Findings, model: str, method: str, places: Sequence[tuple[str, int]]) -> Iterator[str]:
     runs = {name: findings.runs(model, method, name) for name, _ in places}
     yield told_seeds([len(one.results) for one in runs.values()], len(findings.spec.seeds))
-    ends = [_ends(runs[name], number) for name, number in places]
+    ends = [phase_ends(runs[name], number) for name, number in places]
     yield from (f"{sum(found) / len(found):.3f}" if found else MISSING for found in ends)
     off = [abs(rate - TARGET) for found in ends for rate in found]
     yield f"{sum(off) / len(off):.3f}" if off else MISSING
     yield f"{sum(one <= BAND for one in off)} of {len(off)}" if off else MISSING
 
 
-def _ends(runs: Runs, phase: int) -> list[float]:
+def phase_ends(runs: Runs, phase: int) -> list[float]:
+    """The mean rate over the end of a phase (from 0), of each run."""
     return [end_mean(result, "assist", phase) for result in runs.results]

@@ -1,8 +1,8 @@
 """The report: hand-written paragraphs with tables and facts made of the results between them. Knows a template's marks; measures nothing.
 
 A line `{{ table NAME }}`, `{{ figure NAME }}`, `{{ hours }}` or `{{ setting }}` of the template is replaced. `{{ table NAME: WORDS }}`
-takes only the tables whose title begins with the words. Experiments that the template does not name follow at the end. The same results
-give the same bytes.
+takes only the tables whose title begins with the words. `[[...]]` within a line is a number of the main experiment (`sentences.py`).
+Experiments that the template does not name follow at the end. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tools.experiments.held_out import write_whole
 from tools.experiments.places import require_folder, require_writable, told_with
 from tools.experiments.published import DATA
 from tools.experiments.result import RESULTS, Result
+from tools.experiments.sentences import with_numbers
 from tools.experiments.show import missing_line, tables_of, tell_strays
 from tools.experiments.spec import load_spec, spec_names
 from tools.experiments.summary import summary_table
@@ -36,6 +37,8 @@ REPORT = Path(__file__).parent / "REPORT.md"
 README = Path(__file__).resolve().parents[2] / "README.md"
 _BEGIN, _END = "<!-- made by python -m tools.experiments report -->", "<!-- end of what is made -->"
 _MARK = re.compile(r"^\{\{ *([a-z]+)(?: +([a-z0-9-]+))?(?:: *(.+?))? *\}\}$")
+_MAIN = "table"
+"""The experiment whose numbers sentences quote."""
 _OF_EXPERIMENTS, _OF_ALL = ("table", "figure"), ("hours", "setting")
 
 
@@ -75,7 +78,7 @@ def play_report(arguments: argparse.Namespace) -> int:
     if readme is not None:
         _say(f"making the main table of {readme}")
         text = readme.read_text(encoding="utf-8")
-        if (changed := with_main_table(text, every["table"])) != text:
+        if (changed := with_main_table(text, every[_MAIN])) != text:
             _write(readme, changed, "--readme")
             print(f"changed {readme}", flush=True)
     return 0
@@ -186,9 +189,16 @@ class Report:
     def filled(self, template: Path) -> str:
         """The template with its marks replaced. Raises UsageError, ConfigError with the line of a mark that cannot be."""
         lines = read_template(template, self._findings)
-        written = [line if isinstance(line, str) else self._of_mark(line) for line in lines]
+        written = [
+            self._sentence(line, f"{template}:{number}") if isinstance(line, str) else self._of_mark(line)
+            for number, line in enumerate(lines, 1)
+        ]
         named = {line.name for line in lines if isinstance(line, Mark) and line.kind == "table"}
         return "\n".join([*written, *self._further(named)]).rstrip() + "\n"
+
+    def _sentence(self, line: str, where: str) -> str:
+        """A line with the main experiment's numbers in it."""
+        return with_numbers(line, self._findings[_MAIN], where) if "[[" in line else line
 
     def _of_mark(self, mark: Mark) -> str:
         match mark.kind:
