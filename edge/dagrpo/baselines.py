@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from edge.dagrpo.advantages import centred, standard_deviation
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_values
 
+_ROUNDING = 1e-9
+"""τ/(1-τ) times a count may fall short of a whole number by less."""
+
 
 def grpo_advantages(rewards: Sequence[float], epsilon: float = 1e-4) -> list[float]:
     """A_i = (r_i - mean r) / (std r + ε), std with Bessel's correction (DeepSeekMath). Shape [G]."""
@@ -59,7 +62,7 @@ def gapg_kept_prompts(outcomes: Sequence[PromptOutcome], calls_per_local: float,
     require_non_negative("calls_per_local", calls_per_local)
     solved = [index for index, outcome in enumerate(outcomes) if outcome.any_local_correct]
     cloud_only = [i for i, outcome in enumerate(outcomes) if not outcome.any_local_correct and outcome.cloud_correct]
-    quota = min(len(cloud_only), math.floor(calls_per_local * len(solved)))
+    quota = min(len(cloud_only), math.floor(calls_per_local * len(solved) + _ROUNDING))
     return sorted(solved + rng.sample(cloud_only, quota))
 
 
@@ -68,8 +71,3 @@ def calls_per_local(target_rate: float) -> float:
     if not 0.0 <= require_finite("target_rate", target_rate) < 1.0:
         raise ValueError(f"target_rate must lie in [0, 1), not {target_rate!r}")
     return target_rate / (1.0 - target_rate)
-
-
-def naive_router_expectation(rate: float, local_accuracy: float, cloud_accuracy: float) -> float:
-    """Joint accuracy of sending a random share to the cloud: (1-q)·local + q·cloud."""
-    return (1.0 - rate) * local_accuracy + rate * cloud_accuracy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -119,3 +120,15 @@ def test_forgetting_and_oracle_bound_follow_their_definitions() -> None:
     assert metrics.forgetting_rate(0.5, 0.4) == pytest.approx(0.2)
     assert metrics.oracle_router_bound(0.3, 0.6, 0.95) == pytest.approx(0.6 + 0.3 * 0.95)
     assert metrics.oracle_router_bound(0.7, 0.6, 0.95) == pytest.approx(0.6 + 0.4 * 0.95)
+
+
+@pytest.mark.parametrize("twentieths", range(1, 20))
+def test_gapgs_quota_is_the_whole_number_below_the_exact_one(twentieths: int) -> None:
+    target = Fraction(twentieths, 20)
+    for solved in range(1, 33):
+        exact = target / (1 - target) * solved
+        outcomes = [baselines.PromptOutcome(True, True)] * solved + [baselines.PromptOutcome(False, True)] * (
+            math.floor(exact) + 2
+        )
+        kept = baselines.gapg_kept_prompts(outcomes, baselines.calls_per_local(float(target)), random.Random(0))
+        assert len(kept) - solved == math.floor(exact)

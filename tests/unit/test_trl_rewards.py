@@ -91,6 +91,17 @@ def test_a_step_is_reported_after_its_update_and_written_down_with_its_log():
     ]
 
 
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float):
+    callback = DualCallback(SharedSteps(NotedDesk(), OneProcess()), Scale(1.0))
+    callback.on_step_end(None, at(1), None)
+    with pytest.raises(EdgeError, match="step 1: the gradient's norm is") as error:
+        callback.on_log(None, at(1), None, logs={"loss": 0.0, "grad_norm": norm})
+    assert "goes on from the last checkpoint" in str(error.value.hint)
+    callback.on_step_end(None, at(2), None)
+    callback.on_log(SimpleNamespace(fp16=True), at(2), None, logs={"loss": 0.0, "grad_norm": norm})
+
+
 def test_a_log_that_is_not_finite_is_written_down_as_nothing():
     assert Scale(2.0).numbers({"loss": float("nan"), "grad_norm": float("inf"), "entropy": None}) == TrainerNumbers()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from edge.agent.cloud import CloudDesk
 from edge.agent.rollout import RolloutSettings, ScoredResponse
@@ -55,7 +56,17 @@ async def test_a_group_spread_over_several_workers_makes_one_call_that_is_paid_o
     workers = [worker(client) for _ in range(3)]
     found = await asyncio.gather(*(judged(workers[number % 3], HELP) for number in range(8)))
     assert {(one.reward, one.cost, one.asked) for one in found} == {(1.0, 1, True)}
-    assert [(call.prompt_id, call.help_units) for call in client.calls] == [("0:math-7", 1)]
+    ((prompt_id, units),) = [(call.prompt_id, call.help_units) for call in client.calls]
+    assert (prompt_id.startswith("0:math-7:"), units) == (True, 1)
+
+
+async def test_questions_of_two_sources_that_share_an_id_have_a_call_each():
+    client = await opened()
+    one, other = item(7), replace(item(8), id=item(7).id)
+    for asked in (one, other, one):
+        found = await worker(client).score(asked, HELP, cut=False, task="math", task_step=0)
+        assert (found.reward, found.asked) == (1.0, True)
+    assert len({call.call_key for call in client.calls}) == len(client.calls) == 2
 
 
 async def test_another_worker_that_judges_the_same_step_again_gets_the_paid_answer():

@@ -6,6 +6,7 @@ clouds or ledgers, which are the desk's, nor of how responses are judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -137,7 +138,19 @@ class DualCallback(TrainerCallback):
         """TRL logs once a step, before it writes a checkpoint; the summary at the end belongs to no step."""
         if self._closed:
             step, self._closed = self._closed, 0
+            if not getattr(args, "fp16", False):  # there the scaler leaves such an update out
+                _require_finite(step, logs or {})
             self._steps.write_down(step, self._scale.numbers(logs or {}))
+
+
+def _require_finite(step: int, logs: Mapping[str, Any]) -> None:
+    """Raises EdgeError before the checkpoint is written: this step's weights are no numbers any more, those of the last checkpoint are."""
+    norm = float(logs.get("grad_norm") or 0.0)
+    if not math.isfinite(norm):
+        raise EdgeError(
+            f"step {step}: the gradient's norm is {norm}, and so no weight is a number any more",
+            hint="lower the learning rate; the same command goes on from the last checkpoint",
+        )
 
 
 def _number(logs: Mapping[str, Any], key: str) -> float:

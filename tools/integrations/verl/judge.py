@@ -2,13 +2,16 @@
 
 verl scores the responses of a group one by one, on any of several workers. So each is judged as a rollout whose group is that response
 alone: format, request, call, composition, verifier and reward are the ones of `edge.agent.rollout`. The call's key is made of run,
-task, step and item, and its content is the same whoever of the group asks, so the coordinator answers all of them with one call, paid
-once.
+task, step and the item's content, and what is asked is the same whoever of the group asks, so the coordinator answers all of them with one
+call, paid once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import cast
 
 from edge.agent.cloud import CloudDesk
@@ -43,9 +46,15 @@ class ResponseJudge:
         response = LocalResponse(text, (), (), FinishReason.LENGTH if cut else FinishReason.EOS)
         sampled = cast(InferenceBackend, _Sampled(response))
         rollout = Rollout(sampled, self._desk, self._verifier, SelfOffload(), self._clock, self._settings)
-        batch = Batch(step=max(0, task_step), task=task, task_step=task_step, items=(item,), offline=not ask_cloud)
+        batch = Batch(step=max(0, task_step), task=task, task_step=task_step, items=(_by_content(item),), offline=not ask_cloud)
         (group,) = await rollout.collect(batch)
         return group.responses[0]
+
+
+def _by_content(item: TaskItem) -> TaskItem:
+    """The item under an id of its own. A judge sees one item at a time, so items of two sources that share an id would share a call."""
+    digest = hashlib.blake2b(json.dumps(asdict(item)).encode(), digest_size=4).hexdigest()
+    return replace(item, id=f"{item.id}:{digest}")
 
 
 class _Sampled:
