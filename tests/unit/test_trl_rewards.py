@@ -102,6 +102,11 @@ def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float):
     callback.on_log(SimpleNamespace(fp16=True), at(2), None, logs={"loss": 0.0, "grad_norm": norm})
 
 
+def test_what_vllm_samples_otherwise_is_carried_along():
+    assert Scale(2.0).numbers({"sampling/sampling_logp_difference/mean": 0.25}).sampler_gap == 0.25
+    assert Scale(2.0).numbers({"loss": 1.0}).sampler_gap == 0.0
+
+
 def test_a_log_that_is_not_finite_is_written_down_as_nothing():
     assert Scale(2.0).numbers({"loss": float("nan"), "grad_norm": float("inf"), "entropy": None}) == TrainerNumbers()
 

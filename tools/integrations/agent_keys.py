@@ -43,7 +43,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
 
 REFUSED_BY_TRL: Mapping[str, str] = {
     **REFUSED_BY_BOTH,
-    "learning.importance_cap": "TRL samples with the weights that it trains, so there is nothing to correct",
+    "learning.importance_cap": "without vLLM nothing is to correct; with it set trainer.options.vllm_importance_sampling_clip_max",
     "learning.micro_batch_tokens": "set trainer.rows_per_pass",
     "learning.torch_threads": "set OMP_NUM_THREADS",
     "learning.device": "accelerate chooses the device",

@@ -48,13 +48,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TrainerNumbers:
-    """What TRL tells of an update. `loss` and `grad_norm` in the paper's scale, `entropy` in nats per token."""
+    """What TRL tells of an update. `loss` and `grad_norm` in the paper's scale, `entropy` in nats per token.
+
+    `sampler_gap`: mean |log π_trainer - log π_sampler| of the tokens, in nats; 0 where TRL samples with the weights it trains.
+    """
 
     loss: float = 0.0
     grad_norm: float = 0.0
     entropy: float = 0.0
     clipped_share: float = 0.0
     learning_rate: float = 0.0
+    sampler_gap: float = 0.0
 
 
 class StepDesk(Protocol):
@@ -284,7 +288,7 @@ def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -
 
 
 def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
-    """TRL samples with the weights it trains, so sampler and trainer do not differ."""
+    """Without vLLM, TRL samples with the weights it trains and nothing differs; with it, TRL tells the mean gap and neither other."""
     terms = StepTerms(now.plan.step, now.plan.task, now.opened.dual, now.opened.target_rate)
     groups = DaGrpo().training_groups(now.groups, terms)
     dead = sum(not has_signal([sample.advantage for sample in group.samples]) for group in groups)
@@ -295,7 +299,7 @@ def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
         loss=numbers.loss,
         grad_norm=numbers.grad_norm,
         entropy=numbers.entropy,
-        mean_abs_logprob_diff=0.0,
+        mean_abs_logprob_diff=numbers.sampler_gap,
         kl=0.0,
         effective_sample_share=1.0,
         clipped_share=numbers.clipped_share,

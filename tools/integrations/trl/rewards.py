@@ -107,6 +107,7 @@ class Scale:
             entropy=_number(logs, "entropy"),
             clipped_share=_number(logs, "clip_ratio/region_mean"),
             learning_rate=_number(logs, "learning_rate"),
+            sampler_gap=_number(logs, "sampling/sampling_logp_difference/mean"),
         )
 
 
