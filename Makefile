@@ -2,6 +2,7 @@
 SHELL  := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && { echo $$p; break; }; done)
 VENV   := .venv
+VERL   := .venv-verl
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
@@ -10,7 +11,7 @@ WORKERS ?= $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),0,2)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev run test test-long check format bench system proto clean
+.PHONY: help install dev run test test-long test-verl check format bench system proto clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN{FS=":.*?## "}{printf "  make %-10s %s\n", $$1, $$2}'
@@ -43,6 +44,17 @@ test: $(VENV)/.dev-ready system ## run the test suite; ARGS="-k ledger" narrows 
 
 test-long: $(VENV)/.dev-ready system ## run the suites that take many minutes
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+test-verl: $(VERL)/.ready ## run verl's side inside verl, on the CPU, in an environment of its own (about 1.5 GB)
+	@$(VERL)/bin/python -m pytest -p no:cacheprovider tests/unit/test_verl_*.py $(ARGS)
+
+$(VERL)/.ready: tools/integrations/verl/requirements-test.txt | $(BIN)/python
+	@echo "== installing verl into $(VERL)"
+	@test -x $(VERL)/bin/python || $(BIN)/python -m venv $(VERL)
+	@$(VERL)/bin/python -m pip install --quiet $$(grep '^torch==' constraints.txt) -r $<
+	@$(VERL)/bin/python -m pip install --quiet --editable .
+	@$(VERL)/bin/python -m pip install --quiet --no-deps verl==0.9.1 peft accelerate
+	@touch $@
 
 check: $(VENV)/.dev-ready ## format, lint, types, import contracts, proto drift, fast tests
 	@$(BIN)/ruff format --check .
