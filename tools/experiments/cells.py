@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from edge.config.agent import resolve_agent_config
@@ -161,8 +161,14 @@ def _that_matter(spec: Spec, settings: Settings) -> Settings:
     """The settings without those that say what holds anyway."""
     flags = [Flag(key, value, f"experiment {spec.name}") for key, value in settings.items()]
     given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
-    usual = resolve_agent_config(flags=[Flag(key, value, key) for key, value in _MEASURED.items()]).config.model_dump(mode="json")
-    return {key: _at(given, key) for key in settings if _at(given, key) != _at(usual, key)}
+    return {key: _at(given, key) for key in settings if _at(given, key) != _at(_usual(), key)}
+
+
+@cache
+def _usual() -> Mapping[str, Any]:
+    """What a cell without settings is run with."""
+    flags = [Flag(key, value, key) for key, value in _MEASURED.items()]
+    return resolve_agent_config(flags=flags).config.model_dump(mode="json")
 
 
 def _at(data: Any, key: str) -> Any:

@@ -69,7 +69,7 @@ def differences(findings: Findings) -> Table:
             cells = (
                 _difference([DA_GRPO.part(findings, model, *at)], [other.part(findings, model, *at)], rules) for at in places
             )
-            rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
+            rows.append((model, other.told, _common_seeds(findings, model, DA_GRPO, other), *cells))
     columns = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in places)
     title = f"DA-GRPO's joint accuracy minus that of others at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
     return Table(
@@ -86,7 +86,7 @@ def pooled_differences(findings: Findings) -> Table:
     for model in findings.spec.models:
         for other in HELD[:-1]:
             cells = (_minus(DA_GRPO, other, findings, model, phase) for phase in (FIRST, SECOND))
-            rows.append((model, other.told, _common_seeds(findings, model, other), *cells))
+            rows.append((model, other.told, _common_seeds(findings, model, DA_GRPO, other), *cells))
     title = f"All four families together: DA-GRPO minus others at the same {percent(TARGET, 0)} % cloud, joint accuracy in points"
     return Table(
         title,
@@ -102,9 +102,8 @@ def against_first(findings: Findings) -> list[Table]:
     rows = []
     for model in findings.spec.models:
         for other in others:
-            seeds = common_seeds_of([part for row in (first, other) for part in row.parts(findings, model, FIRST)])
             cells = (_minus(other, first, findings, model, phase) for phase in (FIRST, SECOND))
-            rows.append((model, other.told, seeds, *cells))
+            rows.append((model, other.told, _common_seeds(findings, model, first, other), *cells))
     title = (
         f"Joint accuracy minus that of {first.told} at the same {percent(TARGET, 0)} % cloud, in points (same seeds, same items)"
     )
@@ -112,8 +111,8 @@ def against_first(findings: Findings) -> list[Table]:
     return [Table(title, header, tuple(rows), (_STAR, _ITEMS))]
 
 
-def _common_seeds(findings: Findings, model: str, other: Contestant) -> str:
-    return common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
+def _common_seeds(findings: Findings, model: str, *compared_rows: Contestant) -> str:
+    return common_seeds_of([part for row in compared_rows for part in row.parts(findings, model, FIRST)])
 
 
 def _mean(parts: list[Part], row: Contestant, share: float) -> str:

@@ -38,18 +38,10 @@ class Runs:
         values = [value(result) for result in self.results]
         return over_seeds(values) if values and None not in values else None
 
-    def at(self, source: str, phase: int, rule: Rule, statistic: Statistic) -> Estimate | None:
-        """A statistic of one look under a rule."""
-        return pooled([Part(self, source, phase)], rule, statistic)
-
     def across(self, source: str, phases: tuple[int, int], rule: Rule, statistic: Statistic) -> Estimate | None:
         """A statistic of two looks of the same runs at the same items."""
         first, second = (Part(self, source, phase) for phase in phases)
         return compared([first], [second], (rule, rule), statistic)
-
-    def against(self, other: Runs, source: str, phase: int, rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
-        """A statistic of these runs and others with the same seeds, item by item."""
-        return compared([Part(self, source, phase)], [Part(other, source, phase)], rules, statistic)
 
     def by_seed(self, source: str, phase: int) -> dict[int, Look]:
         """The looks at one source by seed."""

@@ -150,7 +150,7 @@ def _require_finite(step: int, logs: Mapping[str, Any]) -> None:
     if not math.isfinite(norm):
         raise EdgeError(
             f"step {step}: the gradient's norm is {norm}, and so no weight is a number any more",
-            hint="lower the learning rate; the same command goes on from the last checkpoint",
+            hint="the same command goes on from the last checkpoint; if it comes again, begin another folder with a lower learning rate",
         )
 
 
