@@ -28,7 +28,7 @@ from tools.experiments.dynamics import (
     settled_after,
     tracked_rate,
 )
-from tools.experiments.equal_rate import equal_rate_tables, equal_rates, pooled_differences
+from tools.experiments.equal_rate import equal_rate_tables, equal_rates, forgotten, pooled_differences
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.kept_rates import kept_rates_table
@@ -39,8 +39,9 @@ from tools.experiments.report import _BEGIN, _END, README, Report, with_main_tab
 from tools.experiments.result import Result, read_result, result_file, write_result
 from tools.experiments.show import tables_of
 from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
+from tools.experiments.stats import Estimate
 from tools.experiments.summary import summary_table
-from tools.experiments.tables import told_seeds
+from tools.experiments.tables import signed, told_seeds
 
 NO_DATA = Path("there-is-no-such-folder")
 
@@ -194,7 +195,10 @@ def _plain_look(source: str, phase: int, forced: str, help_odds: list[float]) ->
     }  # fmt: skip
 
 
-def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...]) -> Findings:
+_WRONG_FIRST, _RIGHT_FIRST = [9.0, 1.0, 0.0, -1.0], [0.0, -1.0, 9.0, 1.0]
+
+
+def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...], post: list[float] = _WRONG_FIRST) -> Findings:
     """Four items a family, two of them right. Before learning a right one has the highest log-odds of asking, after it a wrong one has."""
     spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
     forced = "0011"
@@ -202,8 +206,8 @@ def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...]) -> Findings:
         if cell.method not in ("bare", "da-grpo"):
             continue
         body, phases = made_result(cell), range(1, 3) if cell.phases else range(1)
-        odds = [9.0, 1.0, 0.0, -1.0] if cell.phases else [0.0, -1.0, 9.0, 1.0]
-        body["held_out"] = [_plain_look(family.source, phase, forced, odds) for phase in phases for family in ALL_FAMILIES]
+        odds = {0: _RIGHT_FIRST, 1: _WRONG_FIRST, 2: post}
+        body["held_out"] = [_plain_look(family.source, phase, forced, odds[phase]) for phase in phases for family in ALL_FAMILIES]
         write_result(result_file(cell, tmp_path), body)
     return Findings.of(spec, CHOSEN, tmp_path)
 
@@ -225,6 +229,22 @@ def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> No
     findings = _world_by_hand(tmp_path, (0,))
     (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
     assert against[3].startswith("+30.0 ") and "*" not in against[3]
+
+
+@pytest.mark.parametrize(("post", "lost"), [(_WRONG_FIRST, "+0.0 "), (_RIGHT_FIRST, "+30.0 ")])
+def test_what_is_forgotten_at_equal_rate_is_what_the_second_phase_cost(tmp_path: Path, post: list[float], lost: str) -> None:
+    table = forgotten(_world_by_hand(tmp_path, (0, 1, 2), post))
+    (row,) = [row for row in table.rows if row[1] == DA_GRPO.told]
+    assert row[2] == "3" and all(cell.startswith(lost) for cell in row[3:]) and len(row) == len(table.header)
+    assert row[-1].endswith(" *") == (lost != "+0.0 ")
+    assert BARE_DIAL.told not in {row[1] for row in table.rows}
+
+
+@pytest.mark.parametrize(
+    ("mean", "told"), [(-0.0004, "+0.0 ± 1.0"), (0.0, "+0.0 ± 1.0"), (-0.0006, "-0.1 ± 1.0"), (0.014, "+1.4 ± 1.0 *")]
+)
+def test_a_difference_that_rounds_to_nothing_is_not_below_it(mean: float, told: str) -> None:
+    assert signed(Estimate(mean, 0.01, 3)) == told
 
 
 def test_the_model_before_learning_forgets_nothing_and_is_the_same_after_every_phase(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 
 
 def equal_rate_tables(findings: Findings) -> list[Table]:
-    """Joint accuracy at several rates during and post, and DA-GRPO against each other row."""
-    return [*(equal_rates(findings, phase) for phase in (FIRST, SECOND)), differences(findings), pooled_differences(findings)]
+    """Joint accuracy at several rates during and post, DA-GRPO against each other row, and what each row lost in between."""
+    rates = [equal_rates(findings, phase) for phase in (FIRST, SECOND)]
+    return [*rates, differences(findings), pooled_differences(findings), forgotten(findings)]
 
 
 def equal_rates(findings: Findings, phase: int) -> Table:
@@ -94,6 +95,20 @@ def pooled_differences(findings: Findings) -> Table:
         tuple(rows),
         (_STAR, _ITEMS),
     )
+
+
+def forgotten(findings: Findings) -> Table:
+    """During minus post of the same runs: what the other group's phase cost where a change of the rate cannot hide it or look like it."""
+    rows = []
+    for model in findings.spec.models:
+        for row in (row for row in HELD if row.learns):
+            during, post = (row.parts(findings, model, phase) for phase in (FIRST, SECOND))
+            rules = (row.held_to(TARGET), row.held_to(TARGET))
+            cells = (_difference([before], [after], rules) for before, after in zip(during, post, strict=True))
+            rows.append((model, row.told, common_seeds_of([*during, *post]), *cells, _difference(during, post, rules)))
+    title = f"Forgotten at equal rate: joint accuracy during minus post at the same {percent(TARGET, 0)} % cloud, in points"
+    columns = (*(family.name for family in ALL_FAMILIES), "all four")
+    return Table(title, ("SLM", "method", "seeds", *columns), tuple(rows), (_STAR, _ITEMS))
 
 
 def against_first(findings: Findings) -> list[Table]:

@@ -32,8 +32,8 @@ class Table:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share as `84.5`."""
-    return f"{100 * value:.{digits}f}"
+    """A share as `84.5`; what rounds to nothing has no sign."""
+    return f"{100 * value:z.{digits}f}"
 
 
 def with_half(estimate: Estimate, digits: int = 1) -> str:
@@ -45,7 +45,8 @@ def with_half(estimate: Estimate, digits: int = 1) -> str:
 def signed(estimate: Estimate, digits: int = 1) -> str:
     """A difference of shares as `+1.4 ± 0.9 *`; the star marks an interval of several seeds that leaves out 0."""
     sure = estimate.seeds > 1 and estimate.half is not None and (estimate.low > 0.0 or estimate.high < 0.0)
-    return f"{'+' if estimate.mean >= 0.0 else ''}{with_half(estimate, digits)}{' *' if sure else ''}"
+    told = with_half(estimate, digits)
+    return f"{'' if told.startswith('-') else '+'}{told}{' *' if sure else ''}"
 
 
 def plain(estimate: Estimate, digits: int = 3) -> str:
