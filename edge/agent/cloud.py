@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edge.agent.streams import closing
 from edge.agent.used_up import what_is_used_up
-from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, RateLimited, Withheld
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
 from edge.rpc.client import CallReply, CloudCall, CloudCompletion, CoordinatorClient
 
 _POLL_S = 0.2
@@ -24,13 +24,15 @@ _POLL_S = 0.2
 class CloudOutcome:
     """`completion` when answered; else `refused` tells a budget's refusal from a failure, `reason` is one line.
 
-    `unsent`: it was decided on this device, and the coordinator was not asked.
+    `unsent`: it was decided on this device, and the coordinator was not asked. `lost_uusd`: what the ledger charged for a call that has
+    no answer to give, in micro-USD, where its reply says so.
     """
 
     completion: CloudCompletion | None
     refused: bool = False
     reason: str = ""
     unsent: bool = False
+    lost_uusd: int | None = None
 
 
 class CloudDesk:
@@ -72,6 +74,8 @@ class CloudDesk:
             return CloudOutcome(None, refused=True, reason=refusal_text(error))
         except Withheld as error:
             return CloudOutcome(None, reason=str(error), unsent=True)
+        except OutcomeUnknown as error:
+            return CloudOutcome(None, reason=str(error), lost_uusd=_charged(error))
         except CoordinatorError as error:
             return CloudOutcome(None, reason=str(error))
         except TimeoutError:
@@ -92,6 +96,12 @@ class CloudDesk:
             except CallInProgress as error:
                 recovering = True
                 await asyncio.sleep(error.retry_after_s or _POLL_S)
+
+
+def _charged(error: OutcomeUnknown) -> int | None:
+    """Micro-USD that the reply to a call without an answer tells; None where nothing was charged or it does not say."""
+    told = error.metadata.get("charged_uusd", "")
+    return int(told) if told.isascii() and told.isdigit() else None
 
 
 class SharedBatch:

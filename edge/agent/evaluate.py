@@ -27,7 +27,7 @@ from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, T
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.client import CloudCall
 from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
@@ -110,7 +110,7 @@ class Evaluation:
             cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
             tokens=len(response.token_ids),
             help_log_odds=response.help_log_odds,
-            bill=bill_of(outcome.completion if outcome else None),
+            bill=bill_of(outcome) if outcome else Bill(),
             failure=outcome.reason if outcome and outcome.completion is None else "",
         )
 
@@ -185,10 +185,11 @@ def _mentions_help(response: LocalResponse) -> bool:
     return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
 
 
-def bill_of(completion: CloudCompletion | None) -> Bill:
-    """What one answer cost; a cached one was billed before."""
+def bill_of(outcome: CloudOutcome) -> Bill:
+    """What one call cost; a cached answer was billed before."""
+    completion = outcome.completion
     if completion is None:
-        return Bill()
+        return Bill() if outcome.lost_uusd is None else Bill(1, spend_uusd=outcome.lost_uusd)
     if completion.cached:
         return Bill(1, cached=1)
     return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)

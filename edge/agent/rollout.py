@@ -108,7 +108,7 @@ class ScoredResponse:
 class ScoredGroup:
     """One prompt's scored responses, and the cloud's completion where one was asked for and came.
 
-    `price` of help that the prompt told (None: it told none). `cloud_sample`: the completion as a whole turn of the SLM's, in its tokens,
+    `lost_uusd`: what a call cost that brought no answer (None: no such call). `price` of help that the prompt told (None: it told none). `cloud_sample`: the completion as a whole turn of the SLM's, in its tokens,
     where it is right, well formed and to be learned from; else ().
     """
 
@@ -119,6 +119,7 @@ class ScoredGroup:
     cloud_reason: str = ""
     price: float | None = None
     cloud_sample: tuple[int, ...] = ()
+    lost_uusd: int | None = None
 
     @property
     def unmasked(self) -> tuple[ScoredResponse, ...]:
@@ -201,7 +202,10 @@ class Rollout:
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
         ]
         sample = await self._cloud_sample(item, len(group.prompt_ids), outcome.completion)
-        return ScoredGroup(item, group.prompt_ids, tuple(scored), outcome.completion, outcome.reason, price, sample)
+        responses = tuple(scored)
+        return ScoredGroup(
+            item, group.prompt_ids, responses, outcome.completion, outcome.reason, price, sample, outcome.lost_uusd
+        )
 
     async def _sample(self, step: int, index: int, item: TaskItem, price: float | None) -> PromptGroup:
         settings = self._settings

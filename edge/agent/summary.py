@@ -41,10 +41,11 @@ class CloudUse:
 
 
 def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
-    """What the groups' completions cost."""
+    """What the groups' calls cost, with those that were charged and brought no answer."""
+    lost = [group.lost_uusd for group in groups if group.lost_uusd is not None]
     billed = [group.completion for group in groups if group.completion is not None and not group.completion.cached]
     tokens = sum(completion.usage.input_tokens + completion.usage.output_tokens for completion in billed)
-    return CloudUse(len(billed), tokens, sum(completion.charged_uusd for completion in billed))
+    return CloudUse(len(billed) + len(lost), tokens, sum(completion.charged_uusd for completion in billed) + sum(lost))
 
 
 def summarise(

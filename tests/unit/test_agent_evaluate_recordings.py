@@ -56,7 +56,7 @@ async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: P
 async def test_a_cached_answer_is_a_call_that_costs_nothing_also_in_a_replay(tmp_path: Path) -> None:
     append_answer(tmp_path / "r.jsonl", digest_of(call()), RecordedAnswer("4", TokenUsage(3, 4), charged_uusd=0, cached=True))
     outcome = await ReplayedAnswers(tmp_path / "r.jsonl").ask(call())
-    assert bill_of(outcome.completion) == Bill(1, 0, 0, cached=1)
+    assert bill_of(outcome) == Bill(1, 0, 0, cached=1)
 
 
 async def test_a_missing_answer_is_a_failure_that_says_so(tmp_path: Path) -> None:
@@ -238,3 +238,8 @@ def test_another_file_is_no_journal_and_stays_as_it_was(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=r"j\.jsonl:1"):
             journal(tmp_path)
         assert (tmp_path / "j.jsonl").read_text() == content
+
+
+def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_bill() -> None:
+    assert bill_of(CloudOutcome(None, reason="cut", lost_uusd=70)) == Bill(1, 0, 70)
+    assert bill_of(CloudOutcome(None, reason="away")) == Bill()

@@ -13,6 +13,7 @@ from edge.agent.hints import LEAD
 from edge.agent.methods import DaGrpo, StepTerms
 from edge.agent.rollout import Batch, Rollout, call_key, step_units
 from edge.agent.state_rows import StepUnits
+from edge.agent.summary import CloudUse, cloud_use
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.errors import (
@@ -146,6 +147,15 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     assert [sample.advantage for sample in training.samples] == [0.5, -0.5]
     assert training.group_weight == 1.0
     assert step_units([group]) == StepUnits(4, 2)
+
+
+@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, CloudUse(1, 0, 70)), ({}, CloudUse(0, 0, 0))])
+async def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_step_s_bill(
+    world: World, told: dict[str, str], use: CloudUse
+) -> None:
+    world.client.fail_next("complete", OutcomeUnknown("cut", metadata=told))
+    [group] = await collected(world, world.client, [HELP, local_answer(1)])
+    assert (group.completion, cloud_use([group])) == (None, use)
 
 
 async def test_a_group_with_fewer_than_two_unmasked_responses_is_not_trained_on(world: World) -> None:

@@ -45,7 +45,7 @@ WRONG = Verdict(False, False, False)
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What cloud answers cost: calls (items that were answered), billed tokens, and micro-USD.
+    """What the cloud cost: calls (items that were answered, or charged without an answer), billed tokens, and micro-USD.
 
     `cached` of the calls were answered out of the coordinator's cache, which costs nothing.
     """
