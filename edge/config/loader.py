@@ -331,7 +331,7 @@ def _expected(error: ErrorDetails, wanted: str) -> str:
     if kind in _LISTS:
         return f"a {wanted}" if wanted.startswith("list") else "a list"
     if kind in _SECTIONS:
-        return wanted if wanted.endswith("by name") else "a section of keys"
+        return wanted if wanted.endswith("by name") and " or " not in wanted else "a section of keys"
     scalar, _, trouble = kind.partition("_")
     if scalar in _SCALARS and trouble in _UNREADABLE:
         return _SCALARS[scalar]

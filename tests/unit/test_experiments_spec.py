@@ -57,6 +57,8 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"models": ["nano-edge", "nano-edge"]}, "models has nano-edge twice"),
         ({"vary": {"learning.dual_lr": [0.1, 0.2, 0.1]}}, "vary.learning.dual_lr has 0.1 twice"),
         ({"name": "A B"}, "name must match ^[a-z0-9][a-z0-9-]*$, not 'A B'"),
+        ({"settings": ["learning.seed"]}, "settings must be a section of keys, not ['learning.seed']"),
+        ({"methods": ["grpo"]}, "methods must be a section of keys, not ['grpo']"),
         ({"settings": {"learning.method": "nope"}}, "learning.method must be 'da-grpo'"),
         ({"settings": {"learning.dual_speed": 1}}, "unknown key learning.dual_speed"),
         ({"methods": {"way": {"learning.dual_lr": -1}}}, "learning.dual_lr must be at least 0"),
