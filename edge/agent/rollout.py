@@ -109,7 +109,7 @@ class ScoredGroup:
     """One prompt's scored responses, and the cloud's completion where one was asked for and came.
 
     `lost_uusd`: what a call cost that brought no answer (None: no such call). `price` of help that the prompt told (None: it told none).
-    `cloud_sample`: the completion as a whole turn of the SLM's, in its tokens, where it is right, well formed and to be learned from; else ().
+    `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
     """
 
     item: TaskItem
