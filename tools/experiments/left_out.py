@@ -7,7 +7,7 @@ from leaving out groups, which are by lot, the same in every look of as many ite
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -59,6 +59,21 @@ def estimated(left_S: Sequence[LeftOut], statistic: Statistic) -> Estimate | Non
     return over_seeds_and_groups([statistic(left[0]) for left in left_S], without)
 
 
+def estimated_of_looks(looks: Sequence[Look], value: Callable[[Look], float | None]) -> Estimate | None:
+    """The mean over seeds of what a look, one for each, is worth as a whole. None where it is not defined."""
+    if not looks:
+        return None
+    contents = [_content(look) for look in looks]
+    without = [[value(_cut(content, group)) for content in contents] for group in range(GROUPS)]
+    return over_seeds_and_groups([value(look) for look in looks], without)
+
+
+def as_one(looks: Sequence[Look]) -> Look:
+    """The items of several looks as one, so that one threshold ranks them all."""
+    columns = zip(*map(_content, looks), strict=True)
+    return {name: [one for part in parts for one in part] for name, parts in zip(_COLUMNS, columns, strict=True)}
+
+
 def _content(look: Look) -> _Content:
     return tuple(column if isinstance(column, str) else tuple(column or ()) for column in map(look.get, _COLUMNS))
 
@@ -70,9 +85,12 @@ def _ranked(rule: Rule, content: _Content) -> LeftOut:
 
 def _without(rule: Rule, content: _Content, group: int) -> Sums:
     """Without one group; -1: of all items."""
+    return _sums([share.columns for share in rule(_cut(content, group))])
+
+
+def _cut(content: _Content, group: int) -> Look:
     kept = [index for index, own in enumerate(_groups(len(content[0]))) if own != group]
-    cut = {name: [column[index] for index in kept] if column else [] for name, column in zip(_COLUMNS, content, strict=True)}
-    return _sums([share.columns for share in rule(cut)])
+    return {name: [column[index] for index in kept] if column else [] for name, column in zip(_COLUMNS, content, strict=True)}
 
 
 def _sums(columns: Sequence[Sequence[float]]) -> Sums:

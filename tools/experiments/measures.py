@@ -135,6 +135,20 @@ def oracle(look: Look, share: float) -> float:
     return (sum(local for local, _ in pairs) + min(share * len(pairs), gained)) / len(pairs)
 
 
+def ranking(look: Look) -> float | None:
+    """How well asking ranks: the chance that an item that fails locally scores higher than one that does not (AUC; ties are half).
+
+    None where all fail or none does. Items without a score are left out.
+    """
+    scored = [(score, local) for score, (local, _) in zip(_asking_first(look), _pairs(look), strict=True) if score is not None]
+    failing = [score for score, local in scored if not local]
+    right = [score for score, local in scored if local]
+    if not failing or not right:
+        return None
+    above = sum((one > other) + 0.5 * (one == other) for one in failing for other in right)
+    return above / (len(failing) * len(right))
+
+
 def cloud_accuracy(look: Look) -> float:
     """The cloud LLM alone."""
     bits = _bits(look["cloud"])

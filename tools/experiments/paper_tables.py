@@ -23,6 +23,8 @@ from tools.experiments.equal_rate import equal_rate_tables
 from tools.experiments.findings import Findings, Part, pooled, seeds_of
 from tools.experiments.kept_rates import kept_rates_table
 from tools.experiments.measures import Rule, accuracy, cloud_accuracy, forgetting, kept_accuracy, never, rate
+from tools.experiments.one_threshold import one_threshold_table
+from tools.experiments.own_ability import ability_table, ranking_table
 from tools.experiments.published import MODELS, Published
 from tools.experiments.stats import Statistic
 from tools.experiments.summary import summary_table
@@ -68,7 +70,9 @@ READINGS: Mapping[str, Reading] = {
 def paper_tables(findings: Findings, published: Mapping[str, Published | None]) -> list[Table]:
     """All that is told of the main experiment."""
     tables = (paper_table(findings, name, reading, published.get(name)) for name in TABLES for reading in READINGS)
-    return [summary_table(findings), *tables, *equal_rate_tables(findings), kept_rates_table(findings), cost_table(findings)]
+    by_itself = (ability_table(findings), ranking_table(findings))
+    at_equal_rate = (*equal_rate_tables(findings), one_threshold_table(findings))
+    return [summary_table(findings), *tables, *by_itself, *at_equal_rate, kept_rates_table(findings), cost_table(findings)]
 
 
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:

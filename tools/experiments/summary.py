@@ -21,8 +21,9 @@ def summary_table(findings: Findings) -> Table:
         ("SLM", "method", "seeds", "during @ cloud", "post @ cloud", "forgotten", f"{at}, during", f"{at}, post"),
         tuple(rows),
         (
-            "During: after the phase of a family's own group; post: after the other group's; forgotten: (during - post) / during. The "
-            "first three by each method's own decision @ the share that the cloud answered; the last two with exactly "
+            "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
+            "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
+            "decision @ the share that the cloud answered; the last two with exactly "
             f"{percent(TARGET, 0)} % sent, set after the fact: by the log-odds of asking, for the routers by what they predict (naive: at "
             "random). ± is a 95 % interval over seeds and items (one seed, or none learned: items only).",
         ),
