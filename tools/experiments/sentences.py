@@ -52,8 +52,10 @@ def _leads(findings: Findings, rows: str, when: str) -> str:
 
 
 def _minus(findings: Findings, row: str, model: str, phase: int) -> Estimate | None:
-    others = {one.name: one for one in HELD}
-    return minus(DA_GRPO, others[row], findings, {name: name for name in findings.spec.models}[model], phase)
+    others, models = {one.name: one for one in HELD}, findings.spec.models
+    if model not in models:
+        raise KeyError(model)
+    return minus(DA_GRPO, others[row], findings, model, phase)
 
 
 def _rate(findings: Findings, method: str) -> str:
@@ -73,8 +75,10 @@ def _held(findings: Findings, method: str) -> str:
 def _ends(findings: Findings, method: str) -> list[list[float]]:
     """For each SLM, order and phase the rates of its runs."""
     spec = findings.spec
+    if method not in spec.ways:
+        raise KeyError(method)
     return [
-        phase_ends(findings.runs(model, {name: name for name in spec.ways}[method], name), number)
+        phase_ends(findings.runs(model, method, name), number)
         for model in spec.models
         for name, phases in spec.phases.items()
         for number in range(len(phases))
