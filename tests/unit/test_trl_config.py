@@ -25,7 +25,7 @@ from edge.tasks.registry import open_source
 from tests.unit.agent_world import Sums, open_sums
 from tests.unit.test_console import step as finished_step
 from tools.integrations.trl.__main__ import main
-from tools.integrations.trl.compare import compare, dual_lr, read_steps
+from tools.integrations.trl.compare import compare, dual_lr, largest_t, of_blocks, read_steps, welch
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import columns, curriculum
@@ -394,3 +394,32 @@ def test_compare_on_the_command_line_tells_by_its_exit_code(tmp_path, capsys):
     assert main(["compare", str(a), "--with", str(b), "--json"]) == 1
     assert json.loads(capsys.readouterr().out.split("the same within noise\n")[1])["agree"] is False
     assert main(["compare", str(a), "--with", str(tmp_path)]) == 2
+
+
+def _five_series(number: int, side: int, steps: int) -> list[list[float]]:
+    return [noisy(0.3, 1000 * number + 10 * measure + side, steps) for measure in range(5)]
+
+
+@pytest.mark.parametrize("steps", [24, 60])
+def test_of_a_hundred_comparisons_of_the_same_about_one_says_they_differ(steps):
+    """A rule of 2.6 standard errors says so of ten: they are known from ten blocks only, and five measures are looked at."""
+    apart = 0
+    for number in range(300):
+        sides = [_five_series(number, side, steps) for side in (1, 2)]
+        pairs = [[y - x for x, y in zip(a, b, strict=True)] for a, b in zip(*sides, strict=True)]
+        apart += not all(of_blocks(differences).explains(sum(differences) / steps) for differences in pairs)
+    assert 0 < apart <= 9
+
+
+def test_so_it_is_with_several_runs_on_both_sides():
+    apart = 0
+    for number in range(300):
+        sides = [[sum(noisy(0.3, 10_000 * number + 100 * measure + run, 20)) for run in range(6)] for measure in range(5)]
+        apart += not all(welch(six[:3], six[3:]).explains((sum(six[:3]) - sum(six[3:])) / 3) for six in sides)
+    assert apart <= 9
+
+
+def test_more_blocks_and_more_runs_tell_smaller_differences_apart():
+    assert [round(largest_t(freedom), 1) for freedom in (2, 4, 9)] == [22.3, 7.2, 4.3]
+    assert welch([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).freedom == pytest.approx(4.0)
+    assert welch([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]).freedom == pytest.approx(2.0)

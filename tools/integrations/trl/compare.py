@@ -23,9 +23,10 @@ from edge.agent.state_rows import step_from_json
 from edge.core.errors import UsageError
 from edge.core.names import shown
 from edge.dagrpo.advantages import mean, standard_deviation
+from tools.experiments.stats import t_quantile
 
-LARGEST_Z = 2.6
-"""Differences of so many standard errors happen by chance in one of a hundred comparisons."""
+CONFIDENCE = 0.99
+"""Of a hundred comparisons of runs that are the same one is told to differ, in any of its measures."""
 BLOCKS = 10
 Value = Callable[[StepFinished], float | None]
 MEASURES: dict[str, Value] = {
@@ -54,6 +55,18 @@ class Difference:
     difference: float
     standard_error: float
     agree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A standard error and the degrees of freedom with which it is known."""
+
+    error: float
+    freedom: float
+
+    def explains(self, difference: float) -> bool:
+        """Whether runs that are the same come to such a difference, too."""
+        return abs(difference) <= largest_t(self.freedom) * self.error + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +200,18 @@ def _measured(
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
     if len(known) < 2:
         return None
-    error = _between_runs(value, a, b) if between else _of_blocks([y - x for x, y in known])
-    return _difference(name, mean([x for x, _ in known]), mean([y for _, y in known]), error)
+    chance = _between_runs(value, a, b) if between else of_blocks([y - x for x, y in known])
+    return _difference(name, mean([x for x, _ in known]), mean([y for _, y in known]), chance)
 
 
 def _dual(a: list[list[StepFinished]], b: list[list[StepFinished]], rate: Difference, *, between: bool) -> Difference:
     """λ after the last step. It has added up η_λ times the rates' difference, so its error is that much of the rates' error."""
     ends_a, ends_b = ([run[-1].dual_after for run in side] for side in (a, b))
     if between:
-        error = math.hypot(*(_standard_error(ends) for ends in (ends_a, ends_b)))
+        chance = welch(ends_a, ends_b)
     else:
-        error = dual_lr(a[0]) * len(a[0]) * rate.standard_error
-    return _difference("dual at the end", mean(ends_a), mean(ends_b), error)
+        chance = Chance(dual_lr(a[0]) * len(a[0]) * rate.standard_error, _blocks(len(a[0])) - 1)
+    return _difference("dual at the end", mean(ends_a), mean(ends_b), chance)
 
 
 def dual_lr(steps: Sequence[StepFinished]) -> float:
@@ -211,8 +224,16 @@ def dual_lr(steps: Sequence[StepFinished]) -> float:
     return max(moves, default=0.0)
 
 
-def _difference(name: str, a: float, b: float, error: float) -> Difference:
-    return Difference(name, a, b, b - a, error, abs(b - a) <= LARGEST_Z * error + 1e-12)
+def _difference(name: str, a: float, b: float, chance: Chance) -> Difference:
+    return Difference(name, a, b, b - a, chance.error, chance.explains(b - a))
+
+
+def largest_t(freedom: float) -> float:
+    """So many standard errors, known with so many degrees of freedom, one of the measures differs by in 1 % of comparisons at most.
+
+    Student's t with Bonferroni's correction. λ at the end is no measure of its own: it is that of the rates.
+    """
+    return t_quantile(freedom, 1.0 - (1.0 - CONFIDENCE) / len(MEASURES))
 
 
 def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
@@ -220,17 +241,29 @@ def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
     return mean(known) if known else None
 
 
-def _of_blocks(differences: Sequence[float]) -> float:
+def _blocks(steps: int) -> int:
+    return min(BLOCKS, steps)
+
+
+def of_blocks(differences: Sequence[float]) -> Chance:
     """Standard error of the mean from the means of blocks."""
-    count = min(BLOCKS, len(differences))
+    count = _blocks(len(differences))
     bounds = [round(index * len(differences) / count) for index in range(count + 1)]
-    return _standard_error([mean(differences[low:high]) for low, high in pairwise(bounds)])
+    return Chance(_standard_error([mean(differences[low:high]) for low, high in pairwise(bounds)]), count - 1)
 
 
-def _between_runs(value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> float:
+def _between_runs(value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> Chance:
     """Standard error of the difference of the sides' means from the spread of their runs."""
     means = [[known for run in side if (known := _mean_of(value, run)) is not None] for side in (a, b)]
-    return math.hypot(*(_standard_error(side) for side in means))
+    return welch(*means)
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Chance:
+    """Standard error of the difference of two means of runs, with Welch and Satterthwaite's degrees of freedom."""
+    parts = [(_standard_error(side) ** 2, len(side) - 1) for side in (a, b)]
+    variance = math.fsum(part for part, _ in parts)
+    below = math.fsum(part**2 / freedom for part, freedom in parts if part)
+    return Chance(math.sqrt(variance), variance**2 / below if below else 1.0)
 
 
 def _standard_error(values: Sequence[float]) -> float:
