@@ -99,7 +99,7 @@ class CloudDesk:
 
 
 def _charged(error: OutcomeUnknown) -> int | None:
-    """Micro-USD that the reply to a call without an answer tells; None where nothing was charged or it does not say."""
+    """Micro-USD that the reply to a call without an answer tells; None where it does not say."""
     told = error.metadata.get("charged_uusd", "")
     return int(told) if told.isascii() and told.isdigit() else None
 

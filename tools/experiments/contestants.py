@@ -68,9 +68,13 @@ class Contestant:
 
     def part(self, findings: Findings, model: str, family: Family, phase: int) -> Part:
         """The look at a family after so many phases; of a model that has not learned always the same one."""
+        return self.part_of(findings, model, family.direction, family, phase)
+
+    def part_of(self, findings: Findings, model: str, order: str, family: Family, phase: int) -> Part:
+        """The same in the runs of one order of the groups."""
         if self.runs_of is None:
             return Part(findings.bare(model), family.source, 0)
-        return Part(findings.runs(model, self.runs_of, family.direction), family.source, phase)
+        return Part(findings.runs(model, self.runs_of, order), family.source, phase)
 
     def parts(self, findings: Findings, model: str, phase: int) -> list[Part]:
         """What is looked at of all four families after so many phases."""

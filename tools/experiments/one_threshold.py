@@ -43,13 +43,7 @@ def _cells(findings: Findings, model: str, row: Contestant) -> tuple[str, ...]:
 def _parts(findings: Findings, model: str, row: Contestant, phase: int) -> list[Part]:
     """The looks at all families of each order's adapter, one adapter after the other."""
     orders = sorted({family.direction for family in ALL_FAMILIES})
-    return [_part(findings, model, row, order, family.source, phase) for order in orders for family in ALL_FAMILIES]
-
-
-def _part(findings: Findings, model: str, row: Contestant, order: str, source: str, phase: int) -> Part:
-    if row.runs_of is None:
-        return Part(findings.bare(model), source, 0)
-    return Part(findings.runs(model, row.runs_of, order), source, phase)
+    return [row.part_of(findings, model, order, family, phase) for order in orders for family in ALL_FAMILIES]
 
 
 def _accuracy(findings: Findings, model: str, row: Contestant, phase: int) -> str:
