@@ -21,7 +21,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a task was last held to: τ, λ and the next step number at the coordinator."""
+    """What a task was last held to: τ, λ and the step that the coordinator expects next, which reports that wait come to first."""
 
     task: str
     target_rate: float

@@ -1,7 +1,7 @@
 """Opening and closing learning steps at the coordinator, or in the outbox while it is away.
 
-Knows step numbers, λ and the order of reports; knows nothing of responses or training. A batch runs against the one λ that `open`
-returned. The coordinator's numbers lead: after a mismatch this side takes the step it expects.
+A batch runs against the one λ that `open` returned. `StepBook` alone numbers steps: the kept terms have the step that the coordinator
+expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StepBook:
 
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
-        known = self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0)
+        known = self._after_waiting(self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0))
         plan = OpenStep(task, known.next_step, known.dual, target_rate, planned_prompts, group_size, offline=True)
         if self._away_since is not None and self._clock.monotonic() - self._away_since < self._offline_retry_s:
             return plan
@@ -82,18 +82,24 @@ class StepBook:
     async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
         """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: into the outbox, same λ."""
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
-        waiting = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
-        if step.offline:
-            return ClosedStep(waiting, report)
+        after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
         try:
-            closed = await self._closed(report)
+            closed = None if step.offline else await self._closed(report)
         except CoordinatorUnavailable:
-            return ClosedStep(waiting, report)
+            closed = None
         except (StepMismatch, KeyReused) as error:
-            return ClosedStep(await self._adopted(waiting, error), None)
+            return ClosedStep(await self._adopted(after, error), None)
+        if closed is None:
+            expected = self._state.terms(step.task) if step.offline else None
+            return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
         for discrepancy in closed.discrepancies:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
-        return ClosedStep(replace(waiting, dual=closed.dual_after), None)
+        return ClosedStep(replace(after, dual=closed.dual_after), None)
+
+    def _after_waiting(self, known: Terms) -> Terms:
+        """The terms with the number of the task's next step here, which comes after those whose reports wait."""
+        waiting = [report.task_step for _, report in self._state.outbox() if report.task == known.task]
+        return replace(known, next_step=waiting[-1] + 1) if waiting else known
 
     async def _closed(self, report: Report) -> StepClosed:
         units = report.units

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulate.daily import explore_today
 from tests.simulate.summary import note
 from tools.simulate.faults.agent_checker import INVARIANTS
 from tools.simulate.faults.agent_scenario import CALL_POINTS, STEP_POINTS, AgentPlan, AgentScenario
@@ -19,6 +20,7 @@ from tools.simulate.faults.terms import TaskTerms, Terms
 from tools.simulate.faults.world import run_seed
 
 EVERY_RUN = 25
+EVERY_DAY = 50
 LONG_RUN = 1500
 CALM = AgentScenario(
     seed=3,
@@ -41,6 +43,16 @@ def test_no_seed_violates_an_invariant_of_the_agent_or_of_the_coordinator() -> N
     )
     assert tally.violating is None, tally.found
     assert all(tally.checks[invariant] for invariant in INVARIANTS), tally.table()
+
+
+def test_no_seed_of_today_violates_an_invariant() -> None:
+    explore_today(AGENTS, EVERY_DAY)
+
+
+@pytest.mark.parametrize("seed", [900139, 900698, 900173, 900874])
+def test_a_seed_that_once_violated_an_invariant_does_so_no_more(seed: int) -> None:
+    """900139, 900698: a step made offline had the number of a report that waited. 900173, 900874: people's pauses outlasted the world."""
+    assert AGENTS.play(AGENTS.draw(seed)).verdict.violations == []
 
 
 @pytest.mark.long

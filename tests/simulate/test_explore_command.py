@@ -66,7 +66,26 @@ def test_all_seeds_are_counted_when_it_is_to_go_on(capsys: pytest.CaptureFixture
     assert main(["explore", "--seeds", "6", "--plant", BUG, "--keep-going", "--brief"]) == 1
     said = capsys.readouterr().out
     assert "6 seeds" in said
-    assert len(re.findall(r"^seed \d+: I\d+: ", said, re.MULTILINE)) > 1
+    seeds = re.findall(r"^seed \d+: I\d+: ", said, re.MULTILINE)
+    assert len(seeds) > 1
+    [(violations, violating)] = re.findall(r"^I4: (\d+) violations in (\d+) seeds$", said, re.MULTILINE)
+    assert int(violations) >= int(violating) == len(seeds)
+
+
+def test_seeds_of_the_present_time_are_played_for_so_many_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--minutes", "0.001", "--brief"]) == 0
+    first, said, *_ = capsys.readouterr().out.splitlines()
+    [start] = re.findall(r"seeds from (\d+) on, for 0.001 min", first)
+    assert int(start) > 10**12
+    assert re.match(r"\d+ seeds?, .* 0 violations$", said)
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_that_is_no_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["explore", "--minutes", minutes])
+    assert refusal.value.code == 2
+    assert "--minutes" in capsys.readouterr().err
 
 
 def test_an_unknown_bug_is_refused_with_those_there_are() -> None:

@@ -8,13 +8,15 @@ import sys
 
 import pytest
 
+from tests.simulate.daily import explore_today
 from tests.simulate.summary import note
 from tools.simulate.faults.explore import explore
-from tools.simulate.faults.kinds import INVARIANTS
+from tools.simulate.faults.kinds import COORDINATOR, INVARIANTS
 from tools.simulate.faults.tally import Tally
 from tools.simulate.faults.world import run_seed
 
 EVERY_RUN = 600
+EVERY_DAY = 300
 LONG_RUN = 20_000
 
 
@@ -30,6 +32,15 @@ def test_no_seed_violates_an_invariant_and_none_is_never_met() -> None:
     tally = _explore(0, EVERY_RUN)
     assert not tally.never_met(), tally.table()
     assert min(tally.checks[invariant] for invariant in INVARIANTS) > 100
+
+
+def test_no_seed_of_today_violates_an_invariant() -> None:
+    explore_today(COORDINATOR, EVERY_DAY)
+
+
+def test_a_seed_that_once_violated_an_invariant_does_so_no_more() -> None:
+    """A call refused after prices had risen was weighed by the smaller holds of before."""
+    assert run_seed(8003517).verdict.violations == []
 
 
 @pytest.mark.long

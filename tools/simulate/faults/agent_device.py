@@ -290,11 +290,11 @@ class AgentLife:
         self.learned_all = self.agent.learning.stage == "finished" or not self._plan.steps
 
     async def _be_asked(self) -> None:
-        """One question after the other, sometimes two at once, until there are no more or the time is over."""
+        """One question after the other, sometimes two at once, until there are no more; what is left after `lasts_s` has no pauses."""
         rng = stream(self._scenario.seed, "people", self.name, self._notes.lives)
         async with asyncio.TaskGroup() as people:
             while len(self._notes.asked) < self._plan.questions and not self._ended.is_set():
-                await self._pause(rng.expovariate(1.0 / self._plan.every_s))
+                await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
                 if self._ended.is_set() or len(self._notes.asked) >= self._plan.questions:
                     break
                 leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
@@ -302,6 +302,9 @@ class AgentLife:
                 if rng.random() < 0.8:
                     await asyncio.wait([asking])
         self.asked_all = True
+
+    def _time_left(self) -> float:
+        return max(0.0, self._scenario.lasts_s - self._loop.time())
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -74,7 +74,8 @@ class AgentPlan:
 
 @dataclass(frozen=True, slots=True)
 class AgentScenario:
-    """One run of the world. `begins_s` is the calendar's distance from EPOCH at the start; people have no questions after `lasts_s`."""
+    """One run of the world. `begins_s` is the calendar's distance from EPOCH at the start; people ask with pauses
+    for `lasts_s`, and then what is left without any."""
 
     seed: int
     agents: tuple[AgentPlan, ...]

@@ -184,11 +184,7 @@ def _ended(devices: Sequence[DeviceEvent], what: str, outcome: str) -> Iterable[
 
 def _floors_are_kept(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, disk: DiskLog, verdict: Verdict) -> None:
     """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
-    holds = [attempt.hold for attempt in fold.attempts.values()]
     names = {moment.budget for moment in fold.moments}
-    if not holds:
-        return
-    most = [max(hold[unit] for hold in holds) for unit in range(3)]
     for event, since in _ended(devices, "complete", "BUDGET_EXHAUSTED"):
         if event.told[0] not in names:
             continue
@@ -200,9 +196,18 @@ def _floors_are_kept(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, d
         around = before + [moment for at, moment in mine if since < at <= event.at]
         current = all((moment.asked, moment.floor_ppm) == (terms[0].cap("fleet"), terms[0].floor_ppm) for moment in around)
         if before and current:
-            kept = not all(moment.must_fit(event.device, most) for moment in around)
+            hold = _hold_of_refused(fold, rules, terms[0].prices)
+            kept = not all(moment.must_fit(event.device, hold) for moment in around)
             verdict.check("I1", kept, f"{event.device} was refused {event.key} by {event.told[0]}, and was below its floor")
             verdict.meet("refused by a budget that is shared fairly")
+
+
+def _hold_of_refused(fold: Fold, rules: Rules, price: tuple[int, int]) -> Units:
+    """What a refused call asked to hold, which is not in the journal: at the price of that time. Where calls have different numbers of
+    tokens, the largest hold of all."""
+    if rules.call_tokens is not None:
+        return cost(rules.call_tokens, price)
+    return [max(attempt.hold[unit] for attempt in fold.attempts.values()) for unit in range(3)]
 
 
 def _rates_are_kept(fold: Fold, rules: Rules, disk: DiskLog, verdict: Verdict) -> None:

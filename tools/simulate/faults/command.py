@@ -4,12 +4,15 @@ worlds."""
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import explore
 from tools.simulate.faults.kinds import COORDINATOR, KINDS, Kind, played
 from tools.simulate.faults.outcome import Outcome
@@ -30,11 +33,15 @@ def add_explore(commands: Any) -> None:
     command = commands.add_parser(
         "explore", help="worlds full of faults in virtual time, one for each seed, until something is violated"
     )
-    command.add_argument("--seeds", type=_natural, default=1000, help="how many")
-    command.add_argument("--start", type=int, default=0, help="the first one")
+    many = command.add_mutually_exclusive_group()
+    many.add_argument("--seeds", type=_natural, default=1000, help="how many")
+    many.add_argument("--minutes", type=_minutes, metavar="N", help="fresh seeds, for so many minutes")
+    command.add_argument("--start", type=int, help="the first one (0; with --minutes, one that depends on the time)")
     command.add_argument("--jobs", type=_natural, default=1, help="processes at once; what is found does not depend on it")
     command.add_argument(
-        "--keep-going", action="store_true", help="play all seeds and count, instead of stopping at the first violation"
+        "--keep-going",
+        action="store_true",
+        help="play all seeds and count by invariant, instead of stopping at the first violation",
     )
     command.add_argument("--agents", action="store_true", help="with the real agent, its state folder and its crashes")
     command.add_argument("--plant", default="", metavar="BUG", help="plant this bug first; an unknown one lists those there are")
@@ -54,17 +61,33 @@ def run_explore(chosen: argparse.Namespace) -> int:
     plant = find_mutation(chosen.plant) if chosen.plant else None
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
-    seeds = range(chosen.start, chosen.start + chosen.seeds)
-    tally = explore(seeds, _progress, kind=kind, jobs=chosen.jobs, keep_going=chosen.keep_going, plant=name)
+    seeds, time_over = _seeds(chosen, SystemClock())
+    tally = explore(seeds, _progress, kind=kind, jobs=chosen.jobs, keep_going=chosen.keep_going, plant=name, time_over=time_over)
     _erase()
     print(tally.line())
     if not chosen.brief:
         print("\n".join(tally.table()))
     if chosen.keep_going:
-        print("\n".join(f"seed {seed}: {said}" for seed, said in tally.found.items()))
+        print("\n".join([*tally.by_invariant(), *(f"seed {seed}: {said}" for seed, said in tally.found.items())]))
     elif tally.violating is not None:
         _tell_smallest(kind, tally.violating, name, chosen)
     return 1 if tally.found else _INTERRUPTED if tally.interrupted else 0
+
+
+def _seeds(chosen: argparse.Namespace, clock: Clock) -> tuple[Iterable[int], Callable[[], bool]]:
+    """The seeds to play, and whether the time for them is over."""
+    if chosen.minutes is None:
+        start = chosen.start or 0
+        return range(start, start + chosen.seeds), lambda: False
+    start = fresh_start(clock.now()) if chosen.start is None else chosen.start
+    end = clock.monotonic() + 60.0 * chosen.minutes
+    print(f"seeds from {start} on, for {chosen.minutes:g} min", flush=True)
+    return itertools.count(start), lambda: clock.monotonic() >= end
+
+
+def fresh_start(now: float) -> int:
+    """The first of seeds that were hardly ever played: every second (`now`, since the epoch) has a thousand of its own."""
+    return 1000 * int(now)
 
 
 def _replay(chosen: argparse.Namespace) -> int:
@@ -129,6 +152,13 @@ def _shrinking(most: int) -> Callable[[int], None]:
 def _erase() -> None:
     if sys.stderr.isatty():
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _minutes(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return number
 
 
 def _natural(text: str) -> int:

@@ -30,16 +30,17 @@ def explore(
     jobs: int = 1,
     keep_going: bool = False,
     plant: str = "",
+    time_over: Callable[[], bool] = lambda: False,
 ) -> Tally:
-    """Play seeds until the first violation, or all of them; the tally is the same whatever the number of jobs. Ctrl-C gives the tally after
-    the seed in hand, a second one raises KeyboardInterrupt."""
+    """Play seeds until the first violation, all of them, or until `time_over`; the tally of the same seeds is the same whatever the number
+    of jobs. Ctrl-C gives the tally after the seed in hand, a second one raises KeyboardInterrupt."""
     tally = Tally(kind.catalogue)
     with noted_interrupts() as interrupted, closing(_in_order(kind, seeds, jobs, plant)) as outcomes:
         for outcome in outcomes:
             tally.add(outcome)
             progress(tally)
             tally.interrupted = interrupted()
-            if tally.interrupted or (tally.violating is not None and not keep_going):
+            if tally.interrupted or time_over() or (tally.violating is not None and not keep_going):
                 break
     return tally
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from edge.agent.state_rows import Commit, Report
 from edge.agent.stepbook import ClosedStep, StepBook
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
+from tools.simulate.faults import checker
+from tools.simulate.faults.fold import Fold, Rules
 from tools.simulate.virtual.disk import Disk, DiskTables
 
 _INHERITED = object()
@@ -564,6 +567,26 @@ def _report_lost(patch: Patch) -> None:
         return dataclasses.replace(await real(self, step, units), unreported=None)
 
     patch.replace(StepBook, "close", close)
+
+
+@mutation("a step made offline takes the number of a report that waits", "A4", seed=900139, kind="agents")
+def _number_taken_twice(patch: Patch) -> None:
+    patch.replace(StepBook, "_after_waiting", lambda self, known: known)
+
+
+@mutation("people go on pausing when their time is over", "A8", seed=900173, kind="agents")
+def _pauses_without_end(patch: Patch) -> None:
+    patch.replace_at("tools.simulate.faults.agent_device.AgentLife._time_left", lambda self: math.inf)
+
+
+@mutation("a refused call is weighed by the holds of others", "I1", seed=8003517)
+def _weighed_by_others(patch: Patch) -> None:
+    real = checker._hold_of_refused
+
+    def hold(fold: Fold, rules: Rules, price: Any) -> Any:
+        return real(fold, dataclasses.replace(rules, call_tokens=None), price)
+
+    patch.replace(checker, "_hold_of_refused", hold)
 
 
 @mutation("a call for a person is not noted before it is sent", "A2", kind="agents")

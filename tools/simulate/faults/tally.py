@@ -35,6 +35,10 @@ class Tally:
     injected: Counter[str] = field(default_factory=Counter)
     violating: Outcome | None = None
     found: dict[int, str] = field(default_factory=dict)
+    violated: Counter[str] = field(default_factory=Counter)
+    """Violations of each invariant."""
+    violated_in: Counter[str] = field(default_factory=Counter)
+    """Seeds that violate each invariant."""
 
     def add(self, outcome: Outcome) -> None:
         """Another seed."""
@@ -48,6 +52,8 @@ class Tally:
         if not outcome.ok:
             self.violating = self.violating or outcome
             self.found[outcome.seed] = outcome.verdict.violations[0]
+            self.violated.update(line.partition(":")[0] for line in outcome.verdict.violations)
+            self.violated_in.update(outcome.violated)
 
     @property
     def kills(self) -> int:
@@ -61,6 +67,14 @@ class Tally:
             f"{sum(self.injected.values())} faults injected, {sum(self.checks.values())} invariant checks, "
             f"{self.violations} violations" + (" (interrupted)" if self.interrupted else "")
         )
+
+    def by_invariant(self) -> list[str]:
+        """How often each invariant was violated, and in how many seeds, a line each; none where nothing was."""
+        return [
+            f"{name}: {several(self.violated[name], 'violation')} in {several(self.violated_in[name], 'seed')}"
+            for name in self.catalogue.invariants
+            if self.violated[name]
+        ]
 
     def table(self) -> list[str]:
         """What was checked, met and injected how often, a line each; what was never met stands there with 0."""

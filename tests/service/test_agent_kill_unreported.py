@@ -1,0 +1,123 @@
+"""kill -9 of a real agent after a step was reported and before the coordinator's reply came, on a real coordinator: what was committed is
+what was reported, whatever number of replies were late before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from edge.agent.events import StepFinished
+from edge.agent.state import StateFolder
+from tests.service.processes import CoordinatorProcess, command, coordinator_process, fake_upstream, settings_for
+from tests.service.relay import Relay, never, relay
+from tests.service.warm_processes import LearningAgent
+
+LIMIT_S = 600.0
+MANY_STEPS = 5000
+LAST_STEPS = 3
+SOURCE = "practice:arith"
+
+
+def settings(folder: Path, address: str) -> list[str]:
+    return [
+        f"state_folder={folder / 'state'}",
+        f"phases=[{{source: '{SOURCE}', steps: {MANY_STEPS}}}]",
+        f"coordinator.address={address}",
+        "coordinator.control_deadline_s=1",
+        "learning.prompts_per_step=1",
+        "learning.group_size=4",
+        "learning.max_tokens=48",
+        "learning.torch_threads=1",
+        "engine.threads=1",
+        "learning.seed=5",
+    ]
+
+
+async def wrong(request: web.Request) -> web.StreamResponse:
+    """An answer that any question may get."""
+    message = {"role": "assistant", "content": "<answer>\\boxed{1}</answer>"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5}
+    return web.json_response({"id": "up", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+class Killer:
+    """Kills the agent at some reports of steps and keeps back the reply to others; lets all pass once it has killed often enough."""
+
+    def __init__(self, kills: int) -> None:
+        self.kills = 0
+        self.kept_back = 0
+        self.agent: LearningAgent | None = None
+        self._most = kills
+        self._rng = random.Random(900139)
+
+    async def on_reply(self, method: str) -> None:
+        if method != "CloseStep" or self.kills == self._most:
+            return
+        fate = self._rng.choice(["passed", "passed", "kept back", "killed", "killed"])
+        if fate == "killed" and self.agent is not None:
+            self.kills += 1
+            self.agent.kill()
+        if fate != "passed":
+            self.kept_back += fate == "kept back"
+            await never()
+
+
+async def live(folder: Path, between: Relay, steps: int, killer: Killer | None = None) -> int:
+    """One life of the agent, and how it ended."""
+    agent = LearningAgent(folder, steps, settings(folder, between.address), {})
+    if killer is not None:
+        killer.agent = agent
+    async with asyncio.timeout(LIMIT_S):
+        _, errors = await agent.communicate()
+    assert agent.returncode is not None
+    assert agent.returncode in (0, -9), errors.decode()
+    return agent.returncode
+
+
+def committed(folder: Path) -> tuple[list[tuple[StepFinished, int]], int]:
+    """The committed steps with their numbers at the coordinator, and how many reports wait."""
+    with StateFolder(folder / "state") as state:
+        numbers = [int(number) for (number,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
+        return list(zip(state.steps(), numbers, strict=True)), len(state.outbox())
+
+
+def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
+    database = sqlite3.connect(f"file:{coordinator.state / 'ledger.sqlite3'}?mode=ro", uri=True)
+    database.row_factory = sqlite3.Row
+    try:
+        rows = [dict(row) for row in database.execute("SELECT * FROM step WHERE closed ORDER BY step")]
+    finally:
+        database.close()
+    return [row | {name: float.fromhex(row[name]) for name in ("dual", "dual_after", "assist_rate")} for row in rows]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+async def test_what_an_agent_committed_is_what_it_reported_wherever_it_is_killed(tmp_path: Path, kills: int) -> None:
+    killer = Killer(kills)
+    async with fake_upstream() as upstream:
+        upstream.reply = wrong
+        async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
+            async with relay(tmp_path, coordinator.address, killer.on_reply) as between:
+                while killer.kills < kills:
+                    assert await live(tmp_path, between, MANY_STEPS, killer) == -9
+                done = len(committed(tmp_path)[0])
+                assert await live(tmp_path, between, done + LAST_STEPS) == 0
+            await coordinator.stop()
+            steps, waiting = committed(tmp_path)
+            closed = reported(coordinator)
+            code, stdout, stderr = await command("ledger", "verify", "--state", str(coordinator.state))
+    print(f"{kills} kills, {killer.kept_back} replies kept back, {len(steps)} steps committed, {len(closed)} reported")
+    assert (code, waiting) == (0, 0), stdout + stderr
+    assert killer.kept_back > 0
+    assert [row["step"] for row in closed] == list(range(len(steps)))
+    assert [event.assist_rate for event, _ in steps] == [row["assist_rate"] for row in closed]
+    for (event, number), row in zip(steps, closed, strict=True):
+        if not event.offline:
+            assert (number, event.dual_before, event.dual_after) == (row["step"], row["dual"], row["dual_after"])
+    assert steps[-1][0].dual_after == closed[-1]["dual_after"]
