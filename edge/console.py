@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from edge.agent.events import (
+from edge.core.clock import Clock
+from edge.core.counts import counted
+from edge.core.events import Event, EventSink, JsonLinesSink
+from edge.core.money import dollars as dollars
+from edge.core.terminal import visible
+from edge.state.events import (
     AnswerFinished,
     EvalProgress,
     GateJudged,
@@ -30,11 +35,6 @@ from edge.agent.events import (
     StepProgress,
     StepSeconds,
 )
-from edge.core.clock import Clock
-from edge.core.counts import counted
-from edge.core.events import Event, EventSink, JsonLinesSink
-from edge.core.money import dollars as dollars
-from edge.core.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

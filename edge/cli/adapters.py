@@ -24,8 +24,8 @@ from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
-    from edge.agent.versions import Versions
     from edge.cli.settings import Settings
+    from edge.learning.adapters import Versions
 
 Result = TypeVar("Result")
 FORMATS = ("peft", "gguf", "mlx")
@@ -64,7 +64,7 @@ def show(settings: Settings, version: int, *, as_json: bool) -> int:
     versions = asyncio.run(_all(_state_of(settings)))
     found = next((known for known in versions if known["version"] == version), None)
     if found is None:
-        from edge.agent.versions import unknown_version
+        from edge.learning.adapters import unknown_version
 
         raise unknown_version(version, [one["version"] for one in versions])
     whole = {**found, **_contents(Path(found["folder"]))}
@@ -149,7 +149,7 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
 
 
 def _state_of(settings: Settings) -> Path:
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     folder = state_folder(settings.config())
     if not folder.is_dir():
@@ -180,10 +180,10 @@ def _go_back(versions: Versions, version: int) -> dict[str, Any]:
 
 def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:
     """Work in a folder that no agent uses; its lock is held meanwhile."""
-    from edge.agent.checkpoints import Checkpoints
-    from edge.agent.state import StateFolder
-    from edge.agent.versions import Versions
-    from edge.bootstrap import sound_adapter
+    from edge.app import sound_adapter
+    from edge.learning.adapters import Versions
+    from edge.learning.checkpoints import Checkpoints
+    from edge.state.folder import StateFolder
 
     with StateFolder(state) as folder:
         return work(Versions(folder, Checkpoints(state / "checkpoints"), sound_adapter))
@@ -250,7 +250,7 @@ def _copy_peft(folder: Path, draft: Path) -> None:
 
 def _copy_gguf(folder: Path, draft: Path, settings: Settings) -> None:
     """The file that was served; an adapter trained on MLX has none, so it is made for the configured model."""
-    from edge.bootstrap import model_file
+    from edge.app import model_file
     from edge.inference.adapters import check_adapter, write_gguf_adapter
 
     check_adapter(folder)

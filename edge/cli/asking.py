@@ -19,7 +19,7 @@ from edge.serve.ports import AnswerNote, Mode, Question
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent
+    from edge.agent import Agent
     from edge.cli.settings import Settings
     from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
@@ -73,7 +73,7 @@ class Answer:
 @asynccontextmanager
 async def answering(settings: Settings) -> AsyncIterator[Reader]:
     """The agent that runs on the state folder, or one started here for the time of the block."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     resolved = settings.resolve()
     async with running_agent(state_folder(resolved.config)) as remote:
@@ -129,7 +129,7 @@ class BoundedReader:
 
 def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
     """The mode this caller has set anywhere, and why it may not ask the cloud ("" when it may)."""
-    from edge.bootstrap import switched_off
+    from edge.app import switched_off
 
     return (resolved.config.mode if "mode" in resolved.origins else None), switched_off(resolved.config)
 
@@ -144,7 +144,7 @@ def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
 
 @asynccontextmanager
 async def _own_agent(settings: Settings) -> AsyncIterator[Reader]:
-    from edge.bootstrap import build_agent
+    from edge.app import build_agent
     from edge.console import ProblemLines
 
     if sys.stderr.isatty():

@@ -19,7 +19,7 @@ from edge.core.counts import counted
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge.agent.overview import StoredSettings
+    from edge.budget.overview import StoredSettings
     from edge.cli.settings import Settings
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
@@ -96,7 +96,7 @@ def rate_of(text: str) -> float | None:
 
 
 async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is not None:
@@ -105,10 +105,10 @@ async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
 
 
 async def _stored(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.agent.overview import nothing_stored, stored_overview, stored_tasks
-    from edge.agent.state_reader import reading
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
+    from edge.budget.overview import nothing_stored, stored_overview, stored_tasks
     from edge.cli.looking import told_budgets
+    from edge.state.reader import reading
 
     settings = _settings(config)
     with reading(state_folder(config)) as state:
@@ -120,7 +120,7 @@ async def _stored(config: AgentConfig) -> Mapping[str, Any]:
 
 async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
     """Change it in the running agent, or in the state folder."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is not None:
@@ -130,12 +130,12 @@ async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) ->
 
 
 def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
-    from edge.agent.dials import DialBook
-    from edge.agent.state import StateFolder
-    from edge.agent.switch import set_paused
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
+    from edge.budget.dial import DialBook
     from edge.cli.looking import present_folder
+    from edge.cloud.switch import set_paused
     from edge.core.clock import SystemClock
+    from edge.state.folder import StateFolder
 
     clock = SystemClock()
     with StateFolder(present_folder(state_folder(config))) as state:
@@ -148,8 +148,8 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
 
 
 def _settings(config: AgentConfig) -> StoredSettings:
-    from edge.agent.overview import StoredSettings
-    from edge.bootstrap import switched_off
+    from edge.app import switched_off
+    from edge.budget.overview import StoredSettings
 
     return StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
 

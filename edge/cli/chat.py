@@ -67,7 +67,7 @@ def _at_rest(typed: bool) -> Callable[[], object]:
 
 
 def _typed_lines(config: AgentConfig, options: ChatOptions) -> Lines:
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
     from edge.cli.prompt import TypedLines, open_history
 
     return TypedLines(open_history(state_folder(config), kept=options.history and config.chat.history))

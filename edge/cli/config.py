@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def show(settings: Settings, prefix: str, *, changed: bool, as_json: bool) -> int:
     """Every setting, or those under a prefix, with its value and origin, as `run` has them. Raises UsageError for an unknown prefix."""
-    from edge.bootstrap import own_profile
+    from edge.app import own_profile
     from edge.config.reference import keys_of, rows_under
     from edge.config.schema import AgentConfig
 
@@ -103,7 +103,7 @@ def path(settings: Settings, *, as_json: bool) -> int:
     """The folders and files that matter."""
     from platformdirs import user_log_path
 
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     paths: dict[str, Path | None] = {
         "config": settings.file,

@@ -82,7 +82,7 @@ def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile:
 
 def _place_to_keep(settings: Settings, profile: Path | None) -> Path:
     """The file that run and learn find by themselves, its folder made. Raises UsageError where another one is named, too."""
-    from edge.bootstrap import kept_profile
+    from edge.app import kept_profile
 
     kept = kept_profile(settings.config())
     if profile is not None:
@@ -94,7 +94,7 @@ def _place_to_keep(settings: Settings, profile: Path | None) -> Path:
 
 def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     """Measure, and write the profile where one is wanted."""
-    from edge.bootstrap import kept_profile
+    from edge.app import kept_profile
     from edge.cli.measure import measure
     from edge.config.profile import profile_text, write_profile
 
@@ -180,8 +180,8 @@ def check_cores() -> Finding:
 
 def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
     """Whether other programs keep the cores busy, in which threads of ours would wait for each other."""
-    from edge.agent.crowding import CROWDED
-    from edge.bootstrap.agents import crowd_settings
+    from edge.app.agents import crowd_settings
+    from edge.learning.conditions import CROWDED
 
     told = f"load {busy:.1f} on {usable} cores over the last minute"
     settings = " ".join(f"--set {one}" for one in crowd_settings(config))
@@ -268,8 +268,8 @@ def check_memory() -> Finding:
 
 def check_engine(config: AgentConfig) -> Finding:
     """Which engine serves and trains; a model that is not there is the next check's business."""
-    from edge.bootstrap import model_file
-    from edge.bootstrap.engines import apple_silicon, engine_backend, mlx_installed
+    from edge.app import model_file
+    from edge.app.engines import apple_silicon, engine_backend, mlx_installed
 
     try:
         chosen = engine_backend(config, model_file(config.model.path))
@@ -289,7 +289,7 @@ def check_engine(config: AgentConfig) -> Finding:
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """Whether torch and llama.cpp have the devices that were asked for by name; nothing where none was."""
-    from edge.bootstrap import model_file, with_its_device
+    from edge.app import model_file, with_its_device
     from edge.cli.starting import layers_line
     from edge.sizing import training_device
 
@@ -349,7 +349,7 @@ def _check_model(name: str, path: str) -> Finding:
 
 def _loaded(path: str) -> str:
     """Open the model: a file with llama.cpp, a folder with MLX. Raises ModelFileError."""
-    from edge.bootstrap import model_file
+    from edge.app import model_file
     from edge.inference.gguf_model import GgufModel
 
     file = model_file(path)
@@ -363,7 +363,7 @@ def _loaded(path: str) -> str:
 
 def check_sandbox(config: AgentConfig) -> Finding:
     """What programs written by a model run in, tried for real; only tasks that ask for programs need it."""
-    from edge.bootstrap import program_sandbox
+    from edge.app import program_sandbox
 
     try:
         sandbox = program_sandbox(config)
@@ -380,7 +380,7 @@ def check_sandbox(config: AgentConfig) -> Finding:
 
 def check_state(config: AgentConfig) -> Finding:
     """Whether the state folder can be written, has room, and is free."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     folder = state_folder(config)
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -435,7 +435,7 @@ def check_coordinator(config: AgentConfig) -> Finding:
 
 async def _reach(config: AgentConfig, address: str) -> bool:
     """Raises CoordinatorUnavailable when TLS is the reason that nothing answers."""
-    from edge.bootstrap import build_credentials
+    from edge.app import build_credentials
     from edge.rpc.health import is_serving, require_handshake
 
     credentials = build_credentials(config)

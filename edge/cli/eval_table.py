@@ -13,8 +13,8 @@ from edge.console import dollars, duration, percent
 from edge.core.counts import counted
 
 if TYPE_CHECKING:
-    from edge.agent.evaluation.report import EvalReport
-    from edge.agent.evaluation.scores import Accuracies, Interval, MathScores, Scores
+    from edge.evaluation.report import EvalReport
+    from edge.evaluation.scores import Accuracies, Interval, MathScores, Scores
 
 
 def report_lines(report: EvalReport) -> list[str]:

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge import bootstrap
-from edge.agent.evaluation.plan import EvalPlan
+from edge import app
 from edge.cli.saying import print_json, print_line, visible
 from edge.cli.shell import INTERRUPTED
 from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.names import shown
+from edge.evaluation.plan import EvalPlan
 from edge.rpc.cassette import read_cassette
 
 if TYPE_CHECKING:
-    from edge.agent.evaluation.plan import EvalOutcome
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+    from edge.evaluation.plan import EvalOutcome
 
 SERVING, LATEST, NONE = "serving", "latest", "none"
 _DEFAULT_LIMIT = 200
@@ -68,7 +68,7 @@ def evaluate(settings: Settings, options: EvalOptions) -> int:
     try:
         with open_console(SystemClock(), quiet=options.json) as console:
             console.say(f"evaluating {', '.join(plan.sources)} with {adapter_told(plan.adapters, options, config)}")
-            outcome = asyncio.run(bootstrap.evaluate(config, console.sink, plan))
+            outcome = asyncio.run(app.evaluate(config, console.sink, plan))
     except KeyboardInterrupt:
         if plan.journal is not None and plan.journal.exists():
             print_line(f"stopped; what was judged is in {plan.journal}, and the same command goes on from there")
@@ -120,7 +120,7 @@ def _is_folder(path: Path) -> bool:
 
 def plan_of(options: EvalOptions, config: AgentConfig) -> EvalPlan:
     """What the options mean under a configuration. Raises UsageError."""
-    off = bootstrap.switched_off(config)
+    off = app.switched_off(config)
     if off and (options.cloud_all or options.record) and not options.replay:
         raise UsageError(f"{off}, so nobody can be asked", hint="leave out --cloud-all and --record, or --replay a recording")
     json_out = options.json_out
@@ -145,10 +145,10 @@ def with_inputs(plan: EvalPlan, config: AgentConfig) -> EvalPlan:
 
     Raises UsageError, TaskFileError, ModelFileError, ConfigError.
     """
-    bootstrap.model_file(config.model.path)
+    app.model_file(config.model.path)
     if plan.replay is not None:
         read_cassette(plan.replay)
-    return replace(plan, candidates=tuple(bootstrap.eval_candidates(plan)))
+    return replace(plan, candidates=tuple(app.eval_candidates(plan)))
 
 
 def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ...]:
@@ -159,23 +159,23 @@ def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ..
         return (_existing(Path(options.adapter), "no such adapter folder"),)
     if options.run_folder is not None:
         return (_existing(options.run_folder / "adapter", "this run has left no adapter"),)
-    return bootstrap.serving_adapters(config) if options.adapter == SERVING else bootstrap.latest_adapters(config)
+    return app.serving_adapters(config) if options.adapter == SERVING else app.latest_adapters(config)
 
 
 def adapter_told(adapters: Sequence[Path], options: EvalOptions, config: AgentConfig) -> str:
     """Which adapter is measured and why, and which one serves where that is another."""
     if not adapters:
         return "the bare model" + (", which serves now" if options.adapter == SERVING else "")
-    version = bootstrap.adapter_version(adapters[0])
+    version = app.adapter_version(adapters[0])
     name = f"the adapter {visible(str(adapters[0]))}" if version is None else f"adapter {version}"
     if options.run_folder is not None or options.adapter not in (SERVING, LATEST):
         return name if version is None else f"{name} ({visible(str(adapters[0]))})"
     if options.adapter == SERVING:
         return f"{name}, which serves now"
-    serving = bootstrap.serving_adapters(config)
+    serving = app.serving_adapters(config)
     if serving[:1] == tuple(adapters[:1]):
         return f"{name}, the newest"
-    return f"{name}, the newest; {f'adapter {bootstrap.adapter_version(serving[0])}' if serving else 'the bare model'} serves"
+    return f"{name}, the newest; {f'adapter {app.adapter_version(serving[0])}' if serving else 'the bare model'} serves"
 
 
 def _existing(folder: Path, complaint: str) -> Path:
@@ -208,8 +208,8 @@ def _deliver(outcome: EvalOutcome, plan: EvalPlan, options: EvalOptions) -> None
 
 
 def _plot(outcome: EvalOutcome, path: Path) -> None:
-    from edge.agent.evaluation.curve import cost_quality
-    from edge.agent.evaluation.figure import write_cost_quality
+    from edge.evaluation.curve import cost_quality
+    from edge.evaluation.figure import write_cost_quality
 
     quality = cost_quality(outcome.report, outcome.judged)
     _write_whole(path.with_suffix(".json"), json.dumps(quality.to_json(), indent=2, allow_nan=False) + "\n")

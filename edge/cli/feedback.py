@@ -14,8 +14,8 @@ from edge.core.errors import NotFound, UsageError
 from edge.core.names import shown
 
 if TYPE_CHECKING:
-    from edge.agent.feedback import Verdict
     from edge.cli.settings import Settings
+    from edge.state.feedback import Verdict
 
 VERDICTS = ("good", "bad", "none")
 
@@ -26,7 +26,7 @@ def feedback(settings: Settings, given: str, verdict: str, correction: str | Non
         raise UsageError(f"{shown(verdict)}: not a verdict", hint=f"say {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}")
     if correction is not None and verdict != "bad":
         raise UsageError(f"a correction goes with bad, not with {verdict}")
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     kept = asyncio.run(_keep(state_folder(settings.config()), answer_id(given), verdict, correction))
     if as_json:
@@ -45,10 +45,10 @@ async def _keep(state: Path, rated: str, verdict: str, correction: str | None) -
 
 
 def _in_folder(state: Path, rated: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-    from edge.agent.feedback import Feedback, FeedbackBook
-    from edge.agent.state import StateFolder
-    from edge.agent.state_reader import reading
     from edge.core.clock import SystemClock
+    from edge.state.feedback import Feedback, FeedbackBook
+    from edge.state.folder import StateFolder
+    from edge.state.reader import reading
 
     with reading(state) as there:
         if there is None:

@@ -1,4 +1,4 @@
-"""`edge-agent hints measure`: do hints to the cloud LLM pay? Knows wording; the verdict is edge.agent.evaluation.hint_trial's."""
+"""`edge-agent hints measure`: do hints to the cloud LLM pay? Knows wording; the verdict is edge.evaluation.hint_trial's."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge import bootstrap
-from edge.agent.evaluation.plan import EvalPlan
-from edge.agent.state import StateFolder
+from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import one_line, print_json, print_line
 from edge.console import dollars, open_console, percent
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.evaluation.plan import EvalPlan
+from edge.state.folder import StateFolder
 
 if TYPE_CHECKING:
-    from edge.agent.evaluation.hint_trial import HintReport
     from edge.cli.settings import Settings
+    from edge.evaluation.hint_trial import HintReport
 
 RECORDING = "hints.jsonl"
 """Where a trial keeps its cloud answers in the state folder, so that an interrupted one goes on without paying twice."""
@@ -43,22 +43,22 @@ class HintOptions:
 def measure(settings: Settings, options: HintOptions) -> int:
     """Ask both ways, tell the verdict, and keep it in the state folder. Nothing is switched on."""
     config = settings.config()
-    if options.replay is None and (off := bootstrap.switched_off(config)):
+    if options.replay is None and (off := app.switched_off(config)):
         raise UsageError(f"{off}, so nobody can be asked", hint="replay a recording with --replay")
     plan = EvalPlan(
         sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
         limit=options.limit,
         adapters=adapter_folders(EvalOptions(), config),
         cloud="replay" if options.replay else "coordinator",
-        record=None if options.replay else options.record or bootstrap.state_folder(config) / RECORDING,
+        record=None if options.replay else options.record or app.state_folder(config) / RECORDING,
         replay=options.replay,
     )
     if options.replay is None:
-        with StateFolder(bootstrap.state_folder(config)):  # refused before anything is said or loaded where an agent uses it
+        with StateFolder(app.state_folder(config)):  # refused before anything is said or loaded where an agent uses it
             pass
     with open_console(SystemClock(), quiet=options.json) as console:
         console.say(f"items of {', '.join(plan.sources)} that ask for help go to the cloud LLM twice: with and without a hint")
-        report = asyncio.run(bootstrap.measure_hints(config, console.sink, plan, options.chars, options.margin))
+        report = asyncio.run(app.measure_hints(config, console.sink, plan, options.chars, options.margin))
     if options.json:
         print_json(report.to_json())
     else:
@@ -70,7 +70,7 @@ def measure(settings: Settings, options: HintOptions) -> int:
 
 def show(settings: Settings, *, as_json: bool) -> int:
     """The last verdict that the state folder keeps."""
-    kept = bootstrap.measured_hints(settings.config())
+    kept = app.measured_hints(settings.config())
     if as_json:
         print_json(kept or {})
     elif kept is None:

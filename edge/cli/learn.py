@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.agent.gallery import SHOWN_STEPS, Gallery
-from edge.agent.retention import RetentionWatch
-from edge.agent.runfolder import RunFolder, require_same_run
-from edge.bootstrap import build_agent, check_inputs, own_profile
+from edge.app import build_agent, check_inputs, own_profile
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
@@ -22,12 +19,15 @@ from edge.core.clock import SystemClock
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
+from edge.learning.figures import SHOWN_STEPS, Gallery
+from edge.learning.forgetting import RetentionWatch
+from edge.learning.run_folder import RunFolder, require_same_run
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent
-    from edge.agent.learning import BetweenSteps
+    from edge.agent import Agent
     from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+    from edge.learning.loop import BetweenSteps
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bootstrap import state_folder
+from edge.app import state_folder
 from edge.cli.running import announced
 from edge.config.schema import AgentConfig, ServeConfig
 from edge.core.clock import SystemClock
@@ -18,7 +18,7 @@ from edge.serve.server import is_loopback, is_wildcard, serving
 from edge.serve.token import read_token
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent
+    from edge.agent import Agent
     from edge.console import Console
 
 

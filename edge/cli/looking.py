@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from edge.core.errors import CoordinatorError, StateError
 
 if TYPE_CHECKING:
-    from edge.agent.link import KnownBudget
-    from edge.agent.state_reader import StateReader
+    from edge.cloud.client import KnownBudget
     from edge.config.schema import AgentConfig
     from edge.rpc.client import CoordinatorClient
+    from edge.state.reader import StateReader
 
 NOBODY = "the embedded coordinator is not running"
 
 
 def present_folder(state: Path) -> Path:
     """The state folder, where an agent has used it: a slip of the hand must not make another one. Raises StateError."""
-    from edge.agent.state_reader import reading
+    from edge.state.reader import reading
 
     with reading(state) as there:
         if there is None:
@@ -31,7 +31,7 @@ def present_folder(state: Path) -> Path:
 @asynccontextmanager
 async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncIterator[CoordinatorClient | None]:
     """The coordinator, if there is one to be reached: the configured one, or an embedded one that runs now."""
-    from edge.bootstrap import build_client, coordinator_address
+    from edge.app import build_client, coordinator_address
 
     address = coordinator_address(config, state.folder)
     if config.coordinator.address is None and not _is_there(address):
@@ -50,7 +50,7 @@ def _is_there(address: str) -> bool:
 
 async def told_budgets(config: AgentConfig, state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
     """What the coordinator says of these tasks now, {} where nobody is there."""
-    from edge.agent.link import KnownBudget
+    from edge.cloud.client import KnownBudget
     from edge.core.clock import SystemClock
 
     told: dict[str, KnownBudget] = {}

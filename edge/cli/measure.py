@@ -90,7 +90,7 @@ class Measured:
 
 def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measured:
     """Measure the configured model on this machine. Raises ModelFileError, UsageError; `say` is told each stage as it begins."""
-    from edge.bootstrap import engine_backend, model_file, with_its_device
+    from edge.app import engine_backend, model_file, with_its_device
     from edge.sizing import model_cost
 
     clock, path, idle_w = clock or SystemClock(), model_file(config.model.path), drawn_w()
@@ -116,7 +116,7 @@ def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measur
 
 async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> EngineRates:
     """Open the engine as `run` would, measure it, and close it again."""
-    from edge.bootstrap import open_backend
+    from edge.app import open_backend
     from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
 
@@ -227,7 +227,7 @@ def _prompts(config: AgentConfig, backend: BatchedBackend) -> Iterator[tuple[int
 
 
 def _messages(config: AgentConfig, backend: BatchedBackend) -> Iterator[Any]:
-    from edge.bootstrap import local_prompt_form
+    from edge.app import local_prompt_form
     from edge.dagrpo.prompts import prompt_messages
     from edge.tasks.registry import open_source
 
@@ -257,7 +257,7 @@ def _rows_to_try(most: int) -> list[int]:
 
 def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
     """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where MLX trains."""
-    from edge.bootstrap import engine_backend
+    from edge.app import engine_backend
     from edge.sizing import model_shape, training_device, training_memory
 
     if importlib.util.find_spec("torch") is None:

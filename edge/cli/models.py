@@ -97,7 +97,7 @@ def _folder_to_convert(name: str, out: Path) -> Path:
 
 def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
     """The decoder of a GGUF model as ONNX: float32, with a key/value cache and inputs for an adapter."""
-    from edge.bootstrap import require_onnx
+    from edge.app import require_onnx
     from edge.models.catalogue import find_model
 
     source = find_model(name)

@@ -21,8 +21,8 @@ from edge.core.counts import counted
 from edge.core.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from edge.agent.sent import Choice
     from edge.cli.settings import Settings
+    from edge.cloud.sent import Choice
 
 _NOTHING: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
 
@@ -40,7 +40,7 @@ class OutboxOptions:
 
 def list_sent(settings: Settings, options: OutboxOptions) -> int:
     """What left, newest first, or the reports that wait."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     state = state_folder(settings.config())
     found = asyncio.run(_listing(state, choice_of(options)))
@@ -56,7 +56,7 @@ def list_sent(settings: Settings, options: OutboxOptions) -> int:
 
 def show(settings: Settings, entry_id: int, *, as_json: bool, raw: bool) -> int:
     """One request with its content. Raises NotFound."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     entry = asyncio.run(_entry(state_folder(settings.config()), entry_id))
     if raw:
@@ -71,7 +71,7 @@ def show(settings: Settings, entry_id: int, *, as_json: bool, raw: bool) -> int:
 
 def choice_of(options: OutboxOptions) -> Choice:
     """What the options mean. Raises UsageError."""
-    from edge.agent.sent import SENT_KINDS, Choice
+    from edge.cloud.sent import SENT_KINDS, Choice
 
     if options.kind is not None and options.kind not in SENT_KINDS:
         raise UsageError(f"--kind {options.kind}: there is no such kind", hint=f"one of: {', '.join(SENT_KINDS)}")
@@ -133,7 +133,7 @@ def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: boo
 
 
 async def _listing(state: Path, choice: Choice) -> Mapping[str, Any]:
-    from edge.agent.sent import reading_sent
+    from edge.cloud.sent import reading_sent
 
     async with running_agent(state) as remote:
         if remote is not None:
@@ -144,8 +144,7 @@ async def _listing(state: Path, choice: Choice) -> Mapping[str, Any]:
 
 
 async def _entry(state: Path, entry_id: int) -> Mapping[str, Any]:
-    from edge.agent.payloads import entry_json
-    from edge.agent.sent import reading_sent
+    from edge.cloud.sent import entry_json, reading_sent
 
     async with running_agent(state) as remote:
         if remote is not None:

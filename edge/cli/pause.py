@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def set_paused(settings: Settings, *, paused: bool, as_json: bool) -> int:
     """Pause or resume learning, for good. Raises StateError."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     told = asyncio.run(_set(state_folder(settings.config()), paused))
     if as_json:
@@ -36,9 +36,9 @@ async def _set(state: Path, paused: bool) -> Mapping[str, Any]:
 
 
 def _in_folder(state: Path, paused: bool) -> Mapping[str, Any]:
-    from edge.agent.readiness import BY_YOU, set_paused
-    from edge.agent.state import StateFolder
     from edge.cli.looking import present_folder
+    from edge.learning.conditions import BY_YOU, set_paused
+    from edge.state.folder import StateFolder
 
     with StateFolder(present_folder(state)) as folder:
         set_paused(folder, paused)

@@ -18,7 +18,7 @@ WITHHELD = 3
 
 def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
     """The text as it would leave; 3 where it would not be sent at all."""
-    from edge.bootstrap import build_registry
+    from edge.app import build_registry
 
     registry, text = build_registry(settings.config()), _text_of(text)
     rule = registry.broken_rule([text])

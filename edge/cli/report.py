@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def report(settings: Settings, since: str, *, as_json: bool) -> int:
     """The report for a person or a machine. Raises UsageError for a time that cannot be read, StateError."""
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     now = SystemClock().now()
     told = asyncio.run(_report(state_folder(settings.config()), since_of(since, now), now))
@@ -38,7 +38,7 @@ async def _report(state: Path, since: float, now: float) -> Mapping[str, Any]:
     async with running_agent(state) as remote:
         if remote is not None:
             return await remote.get(f"/api/report?since={since:.3f}")
-    from edge.agent.daybook import read_daybook
+    from edge.learning.activity import read_daybook
 
     return read_daybook(state, since, now)
 

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge import bootstrap
-from edge.agent.evaluation.plan import EvalPlan
+from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import print_json, print_line
 from edge.console import open_console, percent
@@ -17,6 +16,7 @@ from edge.core.clock import SystemClock
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.names import shown
+from edge.evaluation.plan import EvalPlan
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
@@ -48,7 +48,7 @@ def train(settings: Settings, options: RouterOptions) -> int:
     )
     with open_console(SystemClock(), quiet=options.json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(bootstrap.train_router(config, console.sink, plan, options.rate, options.out))
+        quality = asyncio.run(app.train_router(config, console.sink, plan, options.rate, options.out))
     if options.json:
         print_json({"out": str(options.out), "rate": options.rate, **asdict(quality)})
         return 0

@@ -9,8 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge.agent.gallery import SHOWN_STEPS, Gallery
-from edge.bootstrap import build_agent, check_inputs, check_serving, own_profile, state_folder
+from edge.app import build_agent, check_inputs, check_serving, own_profile, state_folder
 from edge.cli.listening import check_listening, listening
 from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import privacy_line, starting_lines
@@ -20,9 +19,10 @@ from edge.console import Console, open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
+from edge.learning.figures import SHOWN_STEPS, Gallery
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent
+    from edge.agent import Agent
     from edge.cli.settings import Settings
 
 _LOOK_AGAIN_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bootstrap import state_folder
+from edge.app import state_folder
 from edge.cli.saying import print_line
 from edge.serve.token import make_token, read_token
 

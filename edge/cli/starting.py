@@ -60,7 +60,7 @@ def _brought(resolved: Resolved[AgentConfig]) -> list[str]:
 
 def layers_line(config: AgentConfig) -> str:
     """That layers cannot go to a graphics processor though the configuration sends some there, or ""."""
-    from edge.bootstrap import engine_backend, model_file
+    from edge.app import engine_backend, model_file
 
     layers = config.engine.gpu_layers
     if not layers or engine_backend(config, model_file(config.model.path)) != "llamacpp":
@@ -74,7 +74,7 @@ def layers_line(config: AgentConfig) -> str:
 
 def hints_line(config: AgentConfig) -> str:
     """That hints go along though nobody has measured here that they pay, or ""."""
-    from edge.bootstrap import measured_hints
+    from edge.app import measured_hints
 
     if not config.coordinator.hint_chars:
         return ""
@@ -87,7 +87,7 @@ def hints_line(config: AgentConfig) -> str:
 
 def privacy_line(config: AgentConfig) -> str:
     """What happens to private data before a request leaves for a cloud LLM, or "" where none leaves this device."""
-    from edge.bootstrap import switched_off
+    from edge.app import switched_off
 
     coordinator, privacy = config.coordinator, config.privacy
     if switched_off(config) or (coordinator.address is None and coordinator.embedded.upstream == "bundled"):
@@ -101,7 +101,7 @@ def privacy_line(config: AgentConfig) -> str:
 
 def length_line(config: AgentConfig) -> str:
     """That responses end with the context, before the longest allowed length is reached, or ""."""
-    from edge.bootstrap import model_file
+    from edge.app import model_file
     from edge.sizing import row_tokens
 
     context = row_tokens(config, model_file(config.model.path))

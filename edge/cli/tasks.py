@@ -106,7 +106,7 @@ def _write_lines(items: list[TaskItem]) -> None:
 
 def _prompt_form(settings: Settings) -> str:
     """How the configured model is spoken to; without a look into its file, "auto" means the full prompt."""
-    from edge.bootstrap import local_prompt_form
+    from edge.app import local_prompt_form
 
     form = local_prompt_form(settings.config())
     return "full" if form == "auto" else form

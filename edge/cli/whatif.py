@@ -43,7 +43,7 @@ def whatif(settings: Settings, options: WhatIfOptions) -> int:
 
 
 def _rates(options: WhatIfOptions) -> list[float]:
-    from edge.agent.whatif import SWEEP
+    from edge.budget.whatif import SWEEP
 
     given = [] if options.rate is None else [rate_of(options.rate)]
     rates = [rate for rate in given if rate is not None] + (list(SWEEP) if options.sweep else [])
@@ -53,9 +53,9 @@ def _rates(options: WhatIfOptions) -> list[float]:
 
 
 async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-    from edge.agent.state_reader import reading
-    from edge.agent.whatif import what_if, what_if_recorded
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
+    from edge.budget.whatif import what_if, what_if_recorded
+    from edge.state.reader import reading
 
     folder = state_folder(config)
     async with running_agent(folder) as remote:

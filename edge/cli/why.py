@@ -27,7 +27,7 @@ def why(settings: Settings, given: str, *, as_json: bool) -> int:
 
 
 async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
-    from edge.bootstrap import state_folder
+    from edge.app import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is not None:
@@ -36,11 +36,11 @@ async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
 
 
 async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
-    from edge.agent.explain import explained
-    from edge.agent.feedback import said_of
-    from edge.agent.state_reader import reading
-    from edge.bootstrap import state_folder
+    from edge.answering.explain import explained
+    from edge.app import state_folder
     from edge.cli.looking import NOBODY, present_coordinator
+    from edge.state.feedback import said_of
+    from edge.state.reader import reading
 
     folder = state_folder(config)
     with reading(folder) as state:

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
 
-from edge.agent.agent import Agent
-from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.agent import Agent
 from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
+from edge.state.answer_record import AnswerRecord, AnswerRequest
 
 
 class AgentAnswers:

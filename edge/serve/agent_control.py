@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from edge.agent.agent import Agent
-from edge.agent.explain import explained
-from edge.agent.feedback import Feedback, Verdict
-from edge.agent.overview import overview
-from edge.agent.payloads import entry_json
-from edge.agent.sent import Choice
-from edge.agent.usage import Used
+from edge.agent import Agent
+from edge.answering.explain import explained
+from edge.budget.overview import overview
+from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
+from edge.state.feedback import Feedback, Verdict
+from edge.state.usage import Used
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
@@ -98,7 +97,7 @@ class RunningAgent:
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return (await overview(self._agent)).to_json()
+        return (await overview(self._agent.budgets, self._agent.link, self._agent.parts.state)).to_json()
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from edge.agent.feedback import MOST_CORRECTION_CHARS, steers
-from edge.agent.sent import SENT_KINDS, Choice
+from edge.cloud.sent import SENT_KINDS, Choice
 from edge.core.names import TASK_LABEL_FORM, is_task_label
 from edge.serve.failures import RequestProblem
 from edge.serve.fields import encodable, parse_json
+from edge.state.feedback import MOST_CORRECTION_CHARS, steers
 
 _MOST_SENT = 500
 _LAST, _MOST_ANSWERS, _MOST_RATES = 1000, 100_000, 64

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from edge.agent.streams import closing
 from edge.core.clock import Clock
+from edge.core.concurrency import closing
 from edge.core.types import FinishReason, ScoredToken, TextDelta
 from edge.inference.raw_text import RawPrompt, RawText
 from edge.serve import completions_wire as wire

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from edge.agent.sent import Choice
+from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.serve.ports import ScriptedAnswers
 

@@ -12,7 +12,7 @@ import pytest
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
 from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
 DUAL, LR, TAU = 0.5, 0.1, 0.25

@@ -15,7 +15,7 @@ from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, Pr
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo, generate
 from edge.inference.llamacpp import LlamaCppBackend
-from edge.inference.scripted import ScriptedBackend
+from edge.testing.backend import ScriptedBackend
 from tests.engine.made_up_lora import write_adapter
 from tests.engine.mlx_engines import mlx_backend
 from tests.engine.onnx_engines import onnx_backend

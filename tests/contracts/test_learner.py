@@ -7,8 +7,8 @@ import pytest
 from edge.core.errors import NotFinite, StateError
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
+from edge.testing.learner import ScriptedLearner
 from edge.training.memory import MicroBatch, probe_groups
-from edge.training.scripted import ScriptedLearner
 from tests.engine.mlx_engines import mlx_learner
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import random_groups, tiny_learner

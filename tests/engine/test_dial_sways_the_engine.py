@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.agent.record import AnswerRequest
-from edge.bootstrap import build_agent, build_verifier
+from edge.app import build_agent, build_verifier
 from edge.core.events import MemorySink
 from edge.core.types import Message
+from edge.state.answer_record import AnswerRequest
 from tools.experiments.dial import Experiment, config_for, mixed_items
 
 

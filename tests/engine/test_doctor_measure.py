@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.bootstrap import model_file, onnx_installed, open_backend
+from edge.app import model_file, onnx_installed, open_backend
 from edge.cli import doctor, main, measure
 from edge.cli.settings import Settings
 from edge.cli.trial import llama_fault, trial_command

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from edge.agent.events import WentBack
-from edge.agent.feedback import Feedback
-from edge.agent.record import AnswerRequest
-from edge.bootstrap import build_agent, model_file
+from edge.app import build_agent, model_file
 from edge.config.schema import AgentConfig
 from edge.core.events import MemorySink
 from edge.core.types import GGUF_ADAPTER, Message
 from edge.inference.adapters import check_adapter, write_gguf_adapter
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import WentBack
+from edge.state.feedback import Feedback
 from tests.engine.test_learning_step import tiny_config
 
 

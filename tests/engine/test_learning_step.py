@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from edge.agent.evaluation.plan import EvalPlan
-from edge.agent.events import StepFinished
-from edge.agent.record import AnswerRequest
-from edge.agent.runfolder import RunFolder
-from edge.bootstrap import build_agent, evaluate, latest_adapters
+from edge.app import build_agent, evaluate, latest_adapters
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable, ModelFileError
 from edge.core.events import FanOutSink, MemorySink
 from edge.core.types import Message
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
+from edge.evaluation.plan import EvalPlan
+from edge.learning.run_folder import RunFolder
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import StepFinished
 
 
 def tiny_config(state: Path, *sets: str) -> AgentConfig:

@@ -12,21 +12,18 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from starlette.responses import JSONResponse
 
-from edge.agent.agent import AgentStatus
-from edge.agent.dial import DialReading
-from edge.agent.events import StepFinished, StepSeconds
-from edge.agent.explain import explained
-from edge.agent.link import KnownBudget
-from edge.agent.overview import Overview, TaskBudget
-from edge.agent.payloads import entry_json
-from edge.agent.quota import Circumstances, quota_of
-from edge.agent.record import AnswerRecord
-from edge.agent.sent import SentEntry, SentKind
-from edge.agent.versions import Version
-from edge.agent.whatif import PastAnswer, what_if
+from edge.agent import AgentStatus
+from edge.answering.explain import explained
+from edge.budget.dial import DialReading
+from edge.budget.overview import Overview, TaskBudget
+from edge.budget.quota import Circumstances, quota_of
+from edge.budget.whatif import PastAnswer, what_if
+from edge.cloud.client import KnownBudget
+from edge.cloud.sent import SentEntry, SentKind, entry_json
 from edge.core.clock import ManualClock
 from edge.core.types import TokenUsage
 from edge.inference.backend import ModelInfo
+from edge.learning.adapters import Version
 from edge.rpc.client import BudgetSnapshot, CloudCompletion
 from edge.rpc.v1 import call_pb2
 from edge.serve.control import NOTHING_TO_REPORT, ScriptedControl
@@ -35,6 +32,8 @@ from edge.serve.failures import error_body
 from edge.serve.guard import App, Receive, Scope, Send
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
+from edge.state.answer_record import AnswerRecord
+from edge.state.events import StepFinished, StepSeconds
 
 BEGAN = 1_764_000_000.0
 REASONED = ["<think>\nStep 1: 14 + 23 = 37\n", "</think>\n<answer>", "She has ", "\\boxed{37}", " apples.", "</answer>"]

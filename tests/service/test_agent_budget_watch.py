@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from edge.agent import budget_watch
-from edge.agent.budget_watch import BudgetWatch
-from edge.agent.events import Offline
+from edge.cloud import client as budget_watch
+from edge.cloud.client import BudgetWatch
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotImplementedThere, PermissionDenied
 from edge.rpc.client import BudgetSnapshot
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from edge.serve.agent_control import RunningAgent
+from edge.state.events import Offline
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
 from tests.service.test_batches import raw_channel
 from tests.unit.agent_world import World

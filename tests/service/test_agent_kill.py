@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edge.agent.failpoint import VARIABLE
-from edge.agent.state import StateFolder
+from edge.core.failpoint import VARIABLE
+from edge.state.folder import StateFolder
 from tests.service.warm_processes import LearningAgent
 
 STEPS = 2

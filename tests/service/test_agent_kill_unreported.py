@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from edge.agent.events import StepFinished
-from edge.agent.state import StateFolder
+from edge.state.events import StepFinished
+from edge.state.folder import StateFolder
 from tests.service.processes import CoordinatorProcess, command, coordinator_process, fake_upstream, settings_for
 from tests.service.relay import Relay, never, relay
 from tests.service.warm_processes import LearningAgent

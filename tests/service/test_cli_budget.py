@@ -10,20 +10,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge.agent.dials import MOST_OWN_DIALS
-from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder
+from edge.budget.dial import MOST_OWN_DIALS
 from edge.cli.budget import rate_of
 from edge.cli.running import announced
 from edge.cli.shell import run_command
 from edge.core.clock import ManualClock
 from edge.core.errors import UsageError
 from edge.core.types import Message
-from edge.rpc.scripted_client import ScriptedTerms
 from edge.serve.agent_answers import AgentAnswers
 from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
 from edge.serve.server import serving
+from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
+from edge.testing.coordinator import ScriptedTerms
 from tests.service.in_process import ProgrammedProvider, running_coordinator
 from tests.service.test_cli_with_running_agent import edge_agent
 from tests.unit.agent_world import World

@@ -11,16 +11,16 @@ import aiohttp
 import openai
 import pytest
 
-from edge.agent.completing import ServedTexts
-from edge.agent.gate import ServingGate
+from edge.answering.raw_text import ServedTexts
 from edge.core.clock import ManualClock
+from edge.core.precedence import ServingGate
 from edge.core.types import ScoredToken, TextDelta, TokenChance
-from edge.inference.scripted import ScriptedBackend
 from edge.serve.choices import MOST_AT_ONCE
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, AnswerPiece, ScriptedAnswers
 from edge.serve.server import serving
+from edge.testing.backend import ScriptedBackend
 
 SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
 

@@ -11,7 +11,6 @@ from schemathesis.checks import CHECKS, load_all_checks
 from starlette.routing import Route
 
 from edge.core.clock import ManualClock
-from edge.inference.scripted import ScriptedBackend
 from edge.serve.completions import completion_routes
 from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app, open_app
@@ -21,6 +20,7 @@ from edge.serve.openapi_routes import COMPLETIONS, OPERATIONS
 from edge.serve.openapi_shapes import SHAPES, TOLD_HEADERS
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.told import HEADER_NAMES
+from edge.testing.backend import ScriptedBackend
 
 TOKEN = "a-token-of-enough-letters"
 NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)

@@ -21,11 +21,11 @@ from edge.cli.running import _announced_url
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.client import CloudCall, CloudDelta
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.serve.agent_answers import AgentAnswers
 from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
 from edge.serve.server import serving
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.served import in_a_thread
 from tests.unit.agent_world import HELP, World, local_answer
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.departures import GuardedClient
-from edge.agent.hints import with_hint
-from edge.agent.payloads import decoded
-from edge.agent.sent import Choice, Keep, SentLog, SentReader
-from edge.agent.state import StateFolder
+from edge.cloud.egress import GuardedClient
+from edge.cloud.group_calls import CloudDesk
+from edge.cloud.hints import with_hint
+from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
 from edge.core.clock import ManualClock
 from edge.core.errors import Withheld
 from edge.core.types import Message
@@ -26,6 +24,7 @@ from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
 from edge.rpc import codec
 from edge.rpc.grpc_client import GrpcCoordinatorClient
+from edge.state.folder import StateFolder
 from tests.service.in_process import call
 from tests.service.processes import FakeUpstream, coordinator_process, fake_upstream, good_reply, settings_for
 from tools.experiments.privacy import TERMS, corpus, is_told

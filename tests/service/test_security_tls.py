@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.pki import Authority, write_private
-from edge.bootstrap import build_client
+from edge.app import build_client
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag
 from edge.core.errors import ConfigError, CoordinatorUnavailable, PermissionDenied, StateError, Unauthenticated, UsageError

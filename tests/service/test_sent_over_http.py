@@ -8,10 +8,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge.agent.departures import GuardedClient
-from edge.agent.sent import Keep, SentLog
 from edge.cli.outbox import OutboxOptions, _entry, _listing, choice_of
 from edge.cli.running import announced
+from edge.cloud.egress import GuardedClient
+from edge.cloud.sent import Keep, SentLog
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound
 from edge.privacy.registry import Registry

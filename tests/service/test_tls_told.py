@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from edge.agent.link import WatchedClient
-from edge.bootstrap import build_client
+from edge.app import build_client
 from edge.cli.doctor import check_coordinator
+from edge.cloud.client import WatchedClient
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag
 from edge.core.clock import SystemClock

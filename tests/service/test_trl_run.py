@@ -20,9 +20,9 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 
 from safetensors.torch import load_file
 
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Position
 from edge.config.loader import Resolved
+from edge.state.folder import StateFolder
+from edge.state.rows import Position
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare
 from tools.integrations.trl.config import TrlConfig, resolve_run

@@ -15,8 +15,8 @@ from edge.core.errors import UsageError
 from edge.core.rng import stream
 from edge.core.types import Message, Sampling
 from edge.dagrpo.prompts import compact_question
-from edge.inference.scripted import ScriptedBackend
 from edge.rpc.client import CloudCall
+from edge.testing.backend import ScriptedBackend
 from tests.unit.agent_world import HELP, World, local_answer
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.profiles import load_device

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.config import RatePoint, TaskConfig
 from coordinator.fairness import highest_floor
 from coordinator.pricing import Price
-from edge.agent.dial import HelpDial
+from edge.budget.dial import HelpDial
 from edge.core.errors import UsageError
 from edge.core.types import TokenUsage
 from edge.dagrpo.advantages import dual_advantages, estimator_weight

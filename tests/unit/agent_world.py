@@ -8,31 +8,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent
-from edge.agent.conditions import LearningConditions
-from edge.agent.curriculum import Curriculum
-from edge.agent.draft import AnswerSettings
-from edge.agent.events import Notice
-from edge.agent.methods import DaGrpo, Method
-from edge.agent.own_use import OwnUse, OwnUseRules
-from edge.agent.parts import AgentParts, AgentSettings
-from edge.agent.purse import NO_LIMITS, DailyLimits
-from edge.agent.reaching import CoordinatorProcess
-from edge.agent.rollout import RolloutSettings
-from edge.agent.state import StateFolder
-from edge.agent.watched import WatchedFolder
+from edge.agent import Agent
+from edge.answering.draft import AnswerSettings
+from edge.budget.daily import NO_LIMITS, DailyLimits
+from edge.cloud.connection import CoordinatorProcess
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.conditions import LearningConditions
+from edge.learning.curriculum import Curriculum
+from edge.learning.methods import DaGrpo, Method
+from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.state.events import Notice
+from edge.state.folder import StateFolder
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
+from edge.testing.learner import ScriptedLearner
 from edge.training.floor import StepMeasure
 from edge.training.gate import GateRules
-from edge.training.scripted import ScriptedLearner
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import ExactMathAnswer
 

@@ -9,22 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.answer import (
-    agreed_mode,
-    local_messages,
-)
-from edge.agent.asking import conversation_for_the_cloud
-from edge.agent.events import AnswerFinished
-from edge.agent.explain import decision
-from edge.agent.hints import LEAD
-from edge.agent.hold_back import HelpHoldBack, may_become_request
-from edge.agent.record import AnswerRequest
-from edge.agent.recording import cut_answer
+from edge.answering.answerer import HelpHoldBack, agreed_mode, local_messages, may_become_request
+from edge.answering.ask_cloud import conversation_for_the_cloud
+from edge.answering.explain import decision
+from edge.answering.recorder import cut_answer
+from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.rpc.client import CloudDelta
 from edge.serve.agent_answers import note_of
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import AnswerFinished
 from tests.unit.agent_world import HELP, World, local_answer, number_in
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge.agent.beyond_text import finish_of
-from edge.agent.record import AnswerRecord, AnswerRequest
+from edge.answering.draft import finish_of
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, InvalidRequest, Unsupported
 from edge.core.types import BeyondText, Message
+from edge.state.answer_record import AnswerRecord, AnswerRequest
 from tests.unit.agent_world import World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.link import WatchedClient
+from edge.cloud.client import WatchedClient
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited
 from edge.core.events import MemorySink
 from edge.rpc.client import CallReply
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.in_process import call
 
 

@@ -12,13 +12,13 @@ import yaml
 from coordinator.bootstrap import tariff_of
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.pricing import Price
-from edge.agent.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
-from edge.agent.events import Notice
+from edge.cloud.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
+from edge.state.events import Notice
 
 CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
-from edge.agent.evaluation.judged import Candidate
-from edge.agent.evaluation.scores import Scores, score
+from edge.cloud.group_calls import CloudDesk
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.core.types import Message, Sampling, TaskItem
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
+from edge.evaluation.judged import Candidate
+from edge.evaluation.scores import Scores, score
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
+from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict
 from tests.unit.agent_world import HELP, Sums, World, item, local_answer, number_in
 

@@ -12,14 +12,14 @@ import pytest
 from coordinator.providers.provider import ProviderRequest
 from coordinator.providers.recorded import RecordedProvider
 from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider, always
-from edge.agent.cloud import CloudOutcome
-from edge.agent.evaluate import bill_of
-from edge.agent.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers, digest_of
-from edge.agent.evaluation.journal import Journal
-from edge.agent.evaluation.judged import WRONG, Bill, Judged, Verdict
-from edge.agent.rollout import RolloutSettings
+from edge.cloud.group_calls import CloudOutcome
 from edge.core.errors import ConfigError, StateError
 from edge.core.types import Message, TokenUsage
+from edge.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers, digest_of
+from edge.evaluation.evaluate import bill_of
+from edge.evaluation.journal import Journal
+from edge.evaluation.judged import WRONG, Bill, Judged, Verdict
+from edge.evaluation.judging import RolloutSettings
 from edge.rpc.cassette import RecordedAnswer, append_answer
 from edge.rpc.client import CloudCall, CloudCompletion
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.events import RunFinished, StepFinished
-from edge.agent.runfolder import RunFolder, summary_of
-from edge.agent.state_rows import step_from_json
 from edge.cli.learn import summary_lines
 from edge.console import Progress, progress_line
 from edge.core.events import FanOutSink
+from edge.learning.run_folder import RunFolder, summary_of
+from edge.state.events import RunFinished, StepFinished
+from edge.state.rows import step_from_json
 from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, step_floor
 from tests.unit.agent_world import World
 from tests.unit.test_console import step

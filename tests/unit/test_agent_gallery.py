@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent import gallery as gallery_module
-from edge.agent.events import HeldOutScored, PhaseStarted, StepFinished
-from edge.agent.gallery import STEPS_BETWEEN, Gallery
+from edge.learning import figures as gallery_module
+from edge.learning.figures import STEPS_BETWEEN, Gallery
+from edge.state.events import HeldOutScored, PhaseStarted, StepFinished
 from tests.unit.test_agent_retention import look
 from tests.unit.test_console import step
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from edge.agent.events import AdapterSwapped, GateJudged, Notice
-from edge.agent.line import Line
-from edge.agent.record import AnswerRequest
-from edge.agent.runfolder import RunFolder
-from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.errors import NotFound, StateError
 from edge.core.types import Message, Sampling, TrainingGroup
+from edge.learning.run_folder import RunFolder
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import AdapterSwapped, GateJudged, Notice
+from edge.state.folder import StateFolder
+from edge.state.rows import Line
 from edge.training.gate import GateRules
 from edge.training.learner import LearnerReport
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers

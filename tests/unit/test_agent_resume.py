@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.checkpoints import Checkpoints
-from edge.agent.events import Notice, Offline, Online, OutboxDelivered
-from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Position, Report, StepUnits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
 from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
+from edge.learning.checkpoints import Checkpoints
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import Notice, Offline, Online, OutboxDelivered
+from edge.state.folder import StateFolder
+from edge.state.rows import Position, Report, StepUnits
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
@@ -215,7 +215,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        from edge.agent.state_rows import Terms
+        from edge.state.rows import Terms
 
         state.note_terms(Terms("math", 0.3, 0.5, 0))
     async with other.agent() as agent:
@@ -331,7 +331,7 @@ async def test_more_steps_or_another_rate_for_the_same_phase_go_on_where_it_stop
 def test_a_second_process_on_the_same_state_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state"):
         code = (
-            f"from pathlib import Path; from edge.agent.state import StateFolder; StateFolder(Path({str(tmp_path / 'state')!r}))"
+            f"from pathlib import Path; from edge.state.folder import StateFolder; StateFolder(Path({str(tmp_path / 'state')!r}))"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "another agent is using this state folder" in other.stderr.splitlines()[-1]
@@ -341,7 +341,7 @@ def test_a_second_process_on_the_same_state_folder_is_refused_in_one_line(tmp_pa
 
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from edge.agent.state import StateFolder;"
+        "import os, signal; from pathlib import Path; from edge.state.folder import StateFolder;"
         f"state = StateFolder(Path({str(tmp_path / 'state')!r})); state.set_meta('a', 'b'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], check=False)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.events import HeldOutScored, StepFinished
-from edge.agent.retention import Forgetting, RetentionWatch, forgetting_of
-from edge.agent.spans import phase_spans
-from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
+from edge.learning.forgetting import Forgetting, RetentionWatch, forgetting_of, phase_spans
+from edge.state.events import HeldOutScored, StepFinished
+from edge.state.folder import StateFolder
 from tests.unit.agent_world import HELP, World, local_answer, number_in, numbers
 from tests.unit.test_console import step
 

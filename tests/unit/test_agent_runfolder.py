@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
-from edge.agent.figures import running_mean, write_figures
-from edge.agent.runfolder import RunFolder, summary_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError
 from edge.core.events import FanOutSink
+from edge.learning.figures import running_mean, write_figures
+from edge.learning.run_folder import RunFolder, summary_of
+from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
 from tests.unit.agent_world import World
 from tests.unit.test_console import step
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.config.schema import Mode
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import Message, Sampling, SamplingWishes
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from tests.unit.agent_world import HELP, World
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.providers.provider import bound_by_bytes
-from edge.agent.cloud import CloudDesk
-from edge.agent.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
-from edge.agent.hints import LEAD
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.rollout import Batch, Rollout, call_key, step_units
-from edge.agent.state_rows import StepUnits
-from edge.agent.summary import CloudUse, cloud_use
+from edge.cloud.group_calls import CloudDesk
+from edge.cloud.hints import LEAD
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.errors import (
@@ -27,11 +22,17 @@ from edge.core.errors import (
 )
 from edge.core.types import Message
 from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.judging import call_key
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.rollout import Batch, Rollout, step_units
+from edge.learning.summary import CloudUse, cloud_use
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.rpc.fingerprint import fingerprint
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
+from edge.state.rows import StepUnits
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
 

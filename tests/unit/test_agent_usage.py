@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.state import StateFolder
-from edge.agent.usage import Used, used_today
+from edge.state.folder import StateFolder
+from edge.state.usage import Used, used_today
 
 NOW = 1_800_000_000.0
 DAY_START = NOW - NOW % 86_400 - 2 * 3600

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edge.agent.arrivals import ARRIVES_WITHIN_S, Arrivals
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S, Arrivals
 from edge.core.clock import ManualClock
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.bootstrap import build_agent, build_verifier, model_file
+from edge.app import build_agent, build_verifier, model_file
 from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.events import FanOutSink

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge import bootstrap
-from edge.bootstrap import engines
+from edge import app
+from edge.app import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
@@ -35,41 +35,41 @@ def config(backend: str, **model: str) -> AgentConfig:
 def test_auto_is_mlx_on_apple_silicon_where_it_is_installed(machine, apple: bool, mlx: bool, chosen: str) -> None:
     machine(apple=apple, mlx=mlx)
     assert AgentConfig().engine.backend == "auto"
-    assert bootstrap.engine_backend(AgentConfig(), FILE) == chosen
+    assert app.engine_backend(AgentConfig(), FILE) == chosen
 
 
 def test_what_is_asked_for_is_taken(machine) -> None:
     machine(apple=True, mlx=True)
-    assert bootstrap.engine_backend(config("llamacpp"), FILE) == "llamacpp"
+    assert app.engine_backend(config("llamacpp"), FILE) == "llamacpp"
     machine(apple=False, mlx=True)
-    assert bootstrap.engine_backend(config("mlx"), FILE) == "mlx"
+    assert app.engine_backend(config("mlx"), FILE) == "mlx"
 
 
 def test_a_folder_is_for_mlx_alone(machine, tmp_path: Path) -> None:
     machine(apple=False, mlx=True)
-    assert bootstrap.engine_backend(config("auto"), tmp_path) == "mlx"
+    assert app.engine_backend(config("auto"), tmp_path) == "mlx"
     with pytest.raises(UsageError, match="GGUF"):
-        bootstrap.engine_backend(config("llamacpp"), tmp_path)
+        app.engine_backend(config("llamacpp"), tmp_path)
 
 
 def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_path: Path) -> None:
     machine(apple=True, mlx=False)
     for chosen, path in (("mlx", FILE), ("auto", tmp_path)):
         with pytest.raises(UsageError, match="MLX is not installed") as caught:
-            bootstrap.engine_backend(config(chosen), path)
+            app.engine_backend(config(chosen), path)
         assert "\n" not in str(caught.value)
         assert ".[mlx]" in caught.value.hint
 
 
 def test_onnx_is_taken_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert bootstrap.engine_backend(AgentConfig(), FILE) != "onnx"
+    assert app.engine_backend(AgentConfig(), FILE) != "onnx"
     monkeypatch.setattr(engines, "onnx_installed", lambda: True)
-    assert bootstrap.engine_backend(config("onnx"), FILE) == "onnx"
+    assert app.engine_backend(config("onnx"), FILE) == "onnx"
     with pytest.raises(UsageError, match="GGUF"):
-        bootstrap.engine_backend(config("onnx"), tmp_path)
+        app.engine_backend(config("onnx"), tmp_path)
     monkeypatch.setattr(engines, "onnx_installed", lambda: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
-        bootstrap.engine_backend(config("onnx"), FILE)
+        app.engine_backend(config("onnx"), FILE)
     assert ".[onnx]" in caught.value.hint
 
 
@@ -78,7 +78,7 @@ def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_
     profile.write_text("engine:\n  backend: onnx\n  onnx_providers: [TensorRT, CUDA]\n")
     chosen = Settings(sets=[f"device_profile={profile}"]).config()
     assert chosen.engine.onnx_providers == ("TensorRT", "CUDA")
-    if bootstrap.onnx_installed():
+    if app.onnx_installed():
         finding = doctor.check_engine(chosen)
         import onnxruntime
 
@@ -127,17 +127,17 @@ def test_the_doctor_leaves_a_missing_model_to_the_next_check() -> None:
 
 
 async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) -> None:
-    if not bootstrap.mlx_installed():
+    if not app.mlx_installed():
         pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
     from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.mlx_backend import MlxBackend
     from edge.training.mlx_learner import MlxLearner
 
     chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), model=ModelConfig(context_tokens=128))
-    path = bootstrap.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), bootstrap.MlxWeights(path)
-    backend = await bootstrap.open_backend(chosen, path, worker, weights)
-    learner = await bootstrap.open_learner(chosen, path, worker, weights)
+    path = app.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), app.MlxWeights(path)
+    backend = await app.open_backend(chosen, path, worker, weights)
+    learner = await app.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, MlxBackend)
     assert isinstance(learner, MlxLearner)
     served, trained = backend._engine._decoder, learner._decoder  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
 
 
 async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_session(tmp_path: Path) -> None:
-    if not bootstrap.onnx_installed():
+    if not app.onnx_installed():
         pytest.skip("ONNX Runtime is not installed")
     from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.onnx_backend import OnnxBackend
@@ -168,13 +168,13 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_se
     state = tmp_path / "state"
     engine = EngineConfig(backend="onnx", max_rows=2, threads=1)
     chosen = AgentConfig(engine=engine, model=ModelConfig(context_tokens=128), state_folder=str(state))
-    path = bootstrap.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), bootstrap.MlxWeights(path)
-    backend = await bootstrap.open_backend(chosen, path, worker, weights, serves_only=True)
+    path = app.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), app.MlxWeights(path)
+    backend = await app.open_backend(chosen, path, worker, weights, serves_only=True)
     (graph,) = (state / "onnx").iterdir()
     made = graph.stat().st_mtime_ns
-    rollouts = await bootstrap.open_rollouts(chosen, path, worker, weights, backend)
-    learner = await bootstrap.open_learner(chosen, path, worker, weights)
+    rollouts = await app.open_rollouts(chosen, path, worker, weights, backend)
+    learner = await app.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, OnnxBackend)
     assert isinstance(rollouts, OnnxBackend)
     assert isinstance(learner, TorchLearner)
@@ -195,7 +195,7 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_se
     await rollouts.aclose()
     assert await backend.sample_group(*asked) == group
     await backend.aclose()
-    again = await bootstrap.open_backend(chosen, path, worker, weights)
+    again = await app.open_backend(chosen, path, worker, weights)
     assert [file.stat().st_mtime_ns for file in (state / "onnx").iterdir()] == [made]
     await again.aclose()
     worker.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.agent.dial import HelpDial
-from edge.agent.link import KnownBudget
-from edge.agent.overview import Overview, TaskBudget
-from edge.agent.quota import Circumstances, quota_of
-from edge.agent.state import StateFolder
-from edge.agent.usage import OfTask, used_by_task
+from edge.budget.dial import HelpDial
+from edge.budget.overview import Overview, TaskBudget
+from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
+from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
+from edge.state.folder import StateFolder
+from edge.state.usage import OfTask, used_by_task
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:

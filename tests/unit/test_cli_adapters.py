@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from edge.cli.shell import run_command
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
-from edge.training.scripted import ScriptedLearner
+from edge.testing.learner import ScriptedLearner
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.unit.agent_world import World
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge.agent.agent import Agent
+from edge.agent import Agent
 from edge.cli.asking import OwnAgent
 from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
 from edge.cli.interrupts import Interrupts, Stopped

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.agent.evaluate import EvalRoles
-from edge.agent.evaluation.budget import budget_line, cost_line
-from edge.agent.evaluation.judged import Bill, Candidate, Verdict
-from edge.agent.evaluation.plan import EvalPlan, EvalRun
-from edge.agent.evaluation.report import build_report
-from edge.agent.events import Notice
-from edge.agent.line import Line
-from edge.agent.state import StateFolder
-from edge.bootstrap import adapter_version, eval_candidates
+from edge.app import adapter_version, eval_candidates
 from edge.cli.eval_table import report_lines
 from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, with_inputs
 from edge.cli.shell import run_command
@@ -27,12 +19,20 @@ from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError
 from edge.core.events import Event, MemorySink
 from edge.core.types import AnswerKind
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.budget import budget_line, cost_line
+from edge.evaluation.evaluate import EvalRoles
+from edge.evaluation.judged import Bill, Candidate, Verdict
+from edge.evaluation.plan import EvalPlan, EvalRun
+from edge.evaluation.report import build_report
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import BudgetSnapshot
+from edge.state.events import Notice
+from edge.state.folder import StateFolder
+from edge.state.rows import Line
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.tasks.strata import strata_of
+from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World
 from tests.unit.test_agent_evaluate_scores import judged, measured, of_kind

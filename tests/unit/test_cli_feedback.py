@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.feedback import Feedback, FeedbackBook
-from edge.agent.state import StateFolder
 from edge.cli.shell import run_command
+from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.folder import StateFolder
 
 Capture = pytest.CaptureFixture[str]
 

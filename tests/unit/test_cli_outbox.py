@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.departures import GuardedClient
-from edge.agent.sent import Keep, SentLog
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Report, StepUnits
-from edge.bootstrap import build_registry
+from edge.app import build_registry
 from edge.cli.settings import Settings
 from edge.cli.shell import run_command
 from edge.cli.since import since_of
+from edge.cloud.egress import GuardedClient
+from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
 from edge.core.clock import ManualClock
 from edge.core.errors import ConfigError, UsageError
 from edge.privacy.registry import Registry
 from edge.rpc import codec
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.state.folder import StateFolder
+from edge.state.rows import Report, StepUnits
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import call
 
 

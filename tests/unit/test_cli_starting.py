@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge import bootstrap
-from edge.bootstrap import engines
+from edge import app
+from edge.app import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.cli.starting import length_line, privacy_line, profile_line, starting_lines
@@ -138,10 +138,10 @@ def test_the_device_of_torch_does_not_matter_where_mlx_trains(monkeypatch: pytes
     monkeypatch.setattr(engines, "mlx_installed", lambda: True)
     path = find_model("nano-edge")
     on_mlx = Settings(sets=[CUDA, "engine.backend=mlx"]).config()
-    assert bootstrap.with_its_device(on_mlx, path).learning.device == "auto"
+    assert app.with_its_device(on_mlx, path).learning.device == "auto"
     on_torch = Settings(sets=[CUDA, "engine.backend=llamacpp"]).config()
-    assert bootstrap.with_its_device(on_torch, path).learning.device == "cuda"
-    assert bootstrap.with_its_device(AgentConfig(), path) == AgentConfig()
+    assert app.with_its_device(on_torch, path).learning.device == "cuda"
+    assert app.with_its_device(AgentConfig(), path) == AgentConfig()
 
 
 def test_doctor_says_that_memory_is_given_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

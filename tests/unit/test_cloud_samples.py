@@ -13,23 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.events import StepFinished
-from edge.agent.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
-from edge.agent.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
-from edge.agent.state_rows import StepUnits
-from edge.bootstrap.settings import agent_settings
+from edge.app.settings import agent_settings
+from edge.cloud.group_calls import CloudDesk
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import LearningConfig
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages, outside_advantage
-from edge.inference.scripted import EOS, ScriptedBackend
+from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
 from edge.sizing import batch_limits
+from edge.state.events import StepFinished
+from edge.state.rows import StepUnits
+from edge.testing.backend import EOS, ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.training.batching import live_rows, targets_of
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer

@@ -8,20 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from edge.agent.events import (
-    EvalProgress,
-    HeldOutScored,
-    LearningResumed,
-    LearningWaits,
-    Notice,
-    Offline,
-    PhaseStarted,
-    RunFinished,
-    RunStarted,
-    StepFinished,
-    StepProgress,
-    StepSeconds,
-)
 from edge.console import (
     Console,
     LiveConsole,
@@ -36,6 +22,20 @@ from edge.console import (
     what_lines_say,
 )
 from edge.core.clock import ManualClock
+from edge.state.events import (
+    EvalProgress,
+    HeldOutScored,
+    LearningResumed,
+    LearningWaits,
+    Notice,
+    Offline,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepProgress,
+    StepSeconds,
+)
 
 ZEROS = (
     "reward_mean reward_std format_ok truncated frac_reward_zero_std loss grad_norm entropy mean_abs_logprob_diff kl "

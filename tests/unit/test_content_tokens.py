@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.token_line import TokenLine
+from edge.answering.draft import TokenLine
 from edge.core.types import ScoredToken
 from edge.serve.reasoning import AnswerReader
 

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import pytest
 
-from edge.agent.conditions import Readings, ScriptedProbe
-from edge.agent.crowding import CrowdWatch, thread_settings
-from edge.agent.events import LearningResumed, Notice, RunStarted, StepProgress
-from edge.agent.machine import MachineProbe
 from edge.cli.doctor import check_crowd
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
+from edge.learning.conditions import CrowdWatch, MachineProbe, Readings, ScriptedProbe, thread_settings
+from edge.state.events import LearningResumed, Notice, RunStarted, StepProgress
 
 BOTH = ("engine.threads=1", "learning.torch_threads=1")
 BEGINS = RunStarted("run", "nano-edge", 0, None, 0, 0.0)
@@ -85,7 +83,7 @@ def test_nothing_is_said_where_no_setting_would_help() -> None:
 
 
 def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.bootstrap.agents.usable_cores", lambda: 2)
+    monkeypatch.setattr("edge.app.agents.usable_cores", lambda: 2)
     crowded, free = check_crowd(AgentConfig(), 1.9, 2), check_crowd(AgentConfig(), 0.1, 2)
     assert (crowded.state, free.state) == ("warn", "ok")
     assert all(setting in crowded.hint for setting in BOTH)

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from edge.agent.daybook import MadeSteps, daybook, read_daybook
-from edge.agent.feedback import Feedback
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.state import StateFolder
 from edge.cli import main
 from edge.cli.report import report_lines
 from edge.cli.since import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling
-from edge.rpc.scripted_client import ScriptedTerms
+from edge.learning.activity import MadeSteps, daybook, read_daybook
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.feedback import Feedback
+from edge.state.folder import StateFolder
+from edge.testing.coordinator import ScriptedTerms
 from edge.training.gate import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 

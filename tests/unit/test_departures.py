@@ -11,28 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.answer import Answerer
-from edge.agent.asking import CloudAsker
-from edge.agent.cloud import CloudDesk
-from edge.agent.departures import GuardedClient
-from edge.agent.link import WatchedClient
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.payloads import entry_json
-from edge.agent.record import AnswerRequest
-from edge.agent.recording import AnswerRecorder
-from edge.agent.rollout import Batch, Rollout, RolloutSettings
-from edge.agent.sent import Choice, Departure, Keep, SentLog, SentReader, reading_sent
-from edge.agent.state import StateFolder
+from edge.answering.answerer import Answerer
+from edge.answering.ask_cloud import CloudAsker
+from edge.answering.recorder import AnswerRecorder
+from edge.cloud.client import WatchedClient
+from edge.cloud.egress import GuardedClient
+from edge.cloud.group_calls import CloudDesk
+from edge.cloud.sent import Choice, Departure, Keep, SentLog, SentReader, entry_json, reading_sent
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.rollout import Batch, Rollout
 from edge.privacy.registry import Registry
 from edge.routing.self_offload import SelfOffload
 from edge.rpc import codec
 from edge.rpc.client import CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.service.in_process import call
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in

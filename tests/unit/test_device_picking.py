@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.bootstrap import device_profile
+from edge.app import device_profile
 from edge.cli import main
 from edge.cli.settings import Settings
 from edge.cli.starting import starting_lines

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.agent.dial import BIAS_BOUND, HelpDial, dial_step, threshold, wanted_rate
-from edge.agent.dials import MOST_OTHER_DIALS, DialBook, stored_dials
-from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder
-from edge.agent.state_reader import reading
+from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, DialBook, HelpDial, dial_step, stored_dials, threshold, wanted_rate
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
+from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
+from edge.state.reader import reading
 from tests.unit.agent_world import HELP, World, local_answer
 
 RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]

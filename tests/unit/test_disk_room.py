@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.conditions import ConditionRules, MachineConditions, ScriptedProbe
-from edge.agent.events import LearningResumed, LearningWaits, StepFinished
-from edge.agent.room import LEAST_BYTES, DiskRoom
+from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskRoom, MachineConditions, ScriptedProbe
+from edge.state.events import LearningResumed, LearningWaits, StepFinished
 from tests.unit.agent_world import World
 
 MIB = 2**20

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edge.agent.agent import Agent
-from edge.agent.arrivals import ARRIVES_WITHIN_S
-from edge.agent.record import AnswerRequest
+from edge.agent import Agent
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
+from edge.state.answer_record import AnswerRequest
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from edge.agent.daybook import daybook
-from edge.agent.record import AnswerRequest
-from edge.agent.usage import used_today
-from edge.agent.whatif import past_answers, present, what_if
+from edge.budget.whatif import past_answers, present, what_if
 from edge.core.errors import BudgetExhausted, NotFound, OutcomeUnknown, Withheld
 from edge.core.types import BeyondText, Message
+from edge.learning.activity import daybook
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudCompletion, CloudDelta
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.state.answer_record import AnswerRequest
+from edge.state.usage import used_today
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.unit.agent_world import HELP, World, cloud_answer, local_answer
 
 CHARGED_UUSD = 70

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main as coordinator_main
-from edge.agent.evaluation.hint_trial import hint_report
 from edge.cli import main
 from edge.cli.hints import report_lines
+from edge.evaluation.hint_trial import hint_report
 
 UNKNOWN = "there is no key budgte"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.agent import Agent
-from edge.agent.arrivals import ARRIVES_WITHIN_S
-from edge.agent.cloud import CloudOutcome
-from edge.agent.events import Notice
-from edge.agent.record import AnswerRequest
+from edge.agent import Agent
+from edge.cloud.group_calls import CloudOutcome
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import BudgetExhausted, NotFound, StateError, Withheld
 from edge.core.types import Message
 from edge.rpc.client import CloudCall
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import Notice
 from tests.unit.agent_world import HELP, World, local_answer
 
 

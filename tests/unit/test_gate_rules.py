@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.line import Line
+from edge.state.rows import Line
 from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of
 
 RULES = GateRules(max_drop=0.25, rate_band=0.1)

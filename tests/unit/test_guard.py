@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.agent import Agent
-from edge.agent.conditions import ConditionRules, MachineConditions, ScriptedProbe
-from edge.agent.events import Notice, WentBack
-from edge.agent.feedback import Feedback
-from edge.agent.guard import Guard
-from edge.agent.record import AnswerRecord
+from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
+from edge.learning.conditions import ConditionRules, MachineConditions, ScriptedProbe
+from edge.learning.rollback import Guard
+from edge.state.answer_record import AnswerRecord
+from edge.state.events import Notice, WentBack
+from edge.state.feedback import Feedback
 from edge.training.evidence import LEAST_VERDICTS, liked_less, lost_more
 from edge.training.gate import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in

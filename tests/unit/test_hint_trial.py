@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.evaluate import EvalRoles
-from edge.agent.evaluation.cloud import RecordingAnswers
-from edge.agent.evaluation.hint_trial import HintTrial, Pair, Reply, hint_report, trial_rng
-from edge.agent.evaluation.judged import Candidate
-from edge.agent.hints import LEAD
-from edge.agent.rollout import RolloutSettings
+from edge.cloud.group_calls import CloudDesk
+from edge.cloud.hints import LEAD
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.cloud import RecordingAnswers
+from edge.evaluation.evaluate import EvalRoles
+from edge.evaluation.hint_trial import HintTrial, Pair, Reply, hint_report, trial_rng
+from edge.evaluation.judged import Candidate
+from edge.evaluation.judging import RolloutSettings
 from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
 from edge.routing.self_offload import SelfOffload
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import item, local_answer, number_in
 

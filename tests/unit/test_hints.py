@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.hints import hint_of, with_hint
+from edge.cloud.hints import hint_of, with_hint
 from edge.config.schema import AgentConfig
 from edge.core.types import Message
 from edge.privacy.cutting import MOST_DIGITS, private_cut

@@ -10,17 +10,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge.agent.conditions import ConditionRules, MachineConditions, Readings, ScriptedProbe, reason_to_wait, within_hours
-from edge.agent.events import LearningWaits
-from edge.agent.gate import ServingGate
-from edge.agent.machine import MachineProbe
-from edge.agent.readiness import Readiness, set_paused
-from edge.agent.record import AnswerRequest
-from edge.agent.room import DiskRoom
-from edge.agent.state import StateFolder
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.events import MemorySink
+from edge.core.precedence import ServingGate
 from edge.core.types import Message
+from edge.learning.conditions import (
+    ConditionRules,
+    DiskRoom,
+    MachineConditions,
+    MachineProbe,
+    Readiness,
+    Readings,
+    ScriptedProbe,
+    reason_to_wait,
+    set_paused,
+    within_hours,
+)
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import LearningWaits
+from edge.state.folder import StateFolder
 from tests.unit.agent_world import World
 from tests.unit.virtual_time import run_in_virtual_time
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.agent.arrivals import ARRIVES_WITHIN_S
-from edge.agent.cloud import CloudDesk, CloudOutcome
-from edge.agent.events import Notice
-from edge.agent.purse import PRICE_DAYS, DailyLimits, LearningPurse, PurseDesk
-from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder
-from edge.agent.usage import used_today
+from edge.budget.daily import PRICE_DAYS, DailyLimits, LearningPurse, PurseDesk
+from edge.cloud.group_calls import CloudDesk, CloudOutcome
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.clock import ManualClock
 from edge.core.days import local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.core.types import Message, Sampling, TokenUsage
 from edge.rpc.client import CloudCall, CloudCompletion
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import Notice
+from edge.state.folder import StateFolder
+from edge.state.usage import used_today
 from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import bootstrap
+from edge import app
 from edge.cli import main, measure_learning
 from edge.cli.measure import _power
 from edge.config.loader import resolve
@@ -43,7 +43,7 @@ async def rate(
     async def opened(*_: object) -> Updates:
         return updates
 
-    monkeypatch.setattr(bootstrap, "open_learner", opened)
+    monkeypatch.setattr(app, "open_learner", opened)
     path = find_model("nano-edge")
     return await measure_learning.training_tokens_per_s(config(), path, response_tokens, said.append)
 
@@ -78,7 +78,7 @@ async def test_where_the_model_does_not_fit_into_training_that_is_said_and_the_r
     async def refuse(*_: object) -> Updates:
         raise EdgeError("learning takes 9 GiB")
 
-    monkeypatch.setattr(bootstrap, "open_learner", refuse)
+    monkeypatch.setattr(app, "open_learner", refuse)
     said: list[str] = []
     path = find_model("nano-edge")
     assert await measure_learning.training_tokens_per_s(config(), path, 50.0, said.append) is None

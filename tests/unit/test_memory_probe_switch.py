@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.bootstrap import model_file, probe_memory
+from edge.app import model_file, probe_memory
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from edge.agent.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
-from edge.agent.rollout import ScoredGroup, ScoredResponse
-from edge.bootstrap.settings import agent_settings
+from edge.app.settings import agent_settings
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.advantages import AdvantageScale
+from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
+from edge.learning.rollout import ScoredGroup, ScoredResponse
 from edge.sizing import learner_settings, update_rule
 from edge.training.settings import UpdateRule
 from tests.unit.agent_world import World

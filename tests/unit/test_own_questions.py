@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.feedback import Feedback, FeedbackBook, Verdict
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.mine import OwnItem, own_items
-from edge.agent.record import AnswerRecord
-from edge.agent.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import StepUnits
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
-from edge.inference.scripted import ScriptedBackend
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.own_use import OwnItem, own_items
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.self_offload import SelfOffload
-from edge.rpc.scripted_client import ScriptedCoordinatorClient
+from edge.state.answer_record import AnswerRecord
+from edge.state.feedback import Feedback, FeedbackBook, Verdict
+from edge.state.folder import StateFolder
+from edge.state.rows import StepUnits
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.own_answer import OwnKey, plain_words
 from tests.unit.agent_world import HELP, World, local_answer
@@ -306,7 +306,7 @@ def test_what_is_no_key_is_not_one() -> None:
 
 
 def test_a_cloud_call_for_an_own_question_has_its_very_words(state: StateFolder) -> None:
-    from edge.agent.rollout import cloud_messages
+    from edge.evaluation.judging import cloud_messages
 
     answered(state, "a", "Why is\nthe sky blue?", "dust", call_key="k")
     rated(state, "a", "good")

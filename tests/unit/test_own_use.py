@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from edge.agent import watched
-from edge.agent.events import GateJudged, Notice
-from edge.agent.feedback import Feedback, FeedbackBook
-from edge.agent.own_use import OwnUseRules
-from edge.agent.record import AnswerRecord
-from edge.agent.state import StateFolder
 from edge.config.schema import PhaseConfig
 from edge.core.errors import PermissionDenied
+from edge.learning import own_use as watched
+from edge.learning.own_use import OwnUseRules
+from edge.state.answer_record import AnswerRecord
+from edge.state.events import GateJudged, Notice
+from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
 from edge.training.gate import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers

@@ -14,15 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.evaluate import EvalRoles, Evaluation, candidates_of
-from edge.agent.evaluation.plan import EvalPlan, EvalRun
-from edge.agent.events import StepFinished
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, drawn_price
-from edge.agent.runfolder import _write_metrics
-from edge.agent.state_rows import step_from_json
-from edge.bootstrap.settings import agent_settings
+from edge.app.settings import agent_settings
+from edge.cloud.group_calls import CloudDesk
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.clock import ManualClock
@@ -31,9 +24,17 @@ from edge.core.events import MemorySink
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
 from edge.dagrpo.prices import falling_rates, price_for_rate
 from edge.dagrpo.prompts import SYSTEM_PROMPT, price_line, prompt_messages
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.evaluate import EvalRoles, Evaluation, candidates_of
+from edge.evaluation.judging import RolloutSettings
+from edge.evaluation.plan import EvalPlan, EvalRun
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, drawn_price
+from edge.learning.run_folder import _write_metrics
 from edge.routing.self_offload import SelfOffload
-from edge.rpc.scripted_client import ScriptedTerms
+from edge.state.events import StepFinished
+from edge.state.rows import step_from_json
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 

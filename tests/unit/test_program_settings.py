@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import bootstrap
+from edge import app
 from edge.cli import doctor, main
 from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
@@ -74,15 +74,15 @@ def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(
 
 @pytest.mark.usefixtures("no_sandbox")
 def test_the_look_before_learning_passes_without_programs_or_with_the_flag(tmp_path: Path) -> None:
-    bootstrap.check_inputs(config(tasks=["practice:arith"]))
-    bootstrap.check_inputs(config(tasks=[str(program_tasks(tmp_path))], unsafe_programs=True))
+    app.check_inputs(config(tasks=["practice:arith"]))
+    app.check_inputs(config(tasks=[str(program_tasks(tmp_path))], unsafe_programs=True))
     with pytest.raises(UsageError, match="isolated"):
-        bootstrap.check_inputs(config(tasks=["practice:code"]))
+        app.check_inputs(config(tasks=["practice:code"]))
 
 
 def test_the_verifier_of_an_agent_has_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "best_sandbox", lambda: choice.look_for("none").sandbox)
-    verifier = bootstrap.build_verifier(config("programs.timeout_s=0.5", "programs.memory_mib=200"))
+    verifier = app.build_verifier(config("programs.timeout_s=0.5", "programs.memory_mib=200"))
     item = TaskItem("id", "code", "test", 0, "test", "q", "assert f(1) == 2\n", AnswerKind.PROGRAM, 4)
     assert verifier.is_correct(item, "```python\ndef f(x): return 2\n```")
     assert not verifier.is_correct(item, "```python\ndef f(x):\n    while True: pass\n```")

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.agent import Agent
-from edge.agent.dial import HelpDial
-from edge.agent.link import KnownBudget
-from edge.agent.quota import Circumstances, quota_of
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.switch import PAUSED
+from edge.agent import Agent
+from edge.budget.dial import HelpDial
+from edge.budget.quota import Circumstances, quota_of
+from edge.cloud.client import KnownBudget
+from edge.cloud.switch import PAUSED
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
 from edge.rpc.client import BudgetSnapshot
-from edge.rpc.scripted_client import ScriptedTerms
 from edge.serve.agent_answers import note_of
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge import bootstrap
-from edge.agent.evaluate import EvalRoles
-from edge.agent.evaluation.examples import Example, examples_of
-from edge.bootstrap import engines
+from edge import app
+from edge.app import engines
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.types import FinishReason
-from edge.inference.scripted import ScriptedBackend
+from edge.evaluation.evaluate import EvalRoles
+from edge.evaluation.examples import Example, examples_of
 from edge.routing.calibration import area_under_curve, calibrate
 from edge.routing.self_offload import SelfOffload
+from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in
 
@@ -93,9 +93,9 @@ def config(**routing: Any) -> AgentConfig:
 
 
 def test_the_model_decides_by_itself_unless_a_router_is_chosen() -> None:
-    assert isinstance(bootstrap.build_policy(AgentConfig()), SelfOffload)
-    assert isinstance(bootstrap.build_policy(config(router="left.onnx")), SelfOffload)
-    assert bootstrap.policy_name(AgentConfig()) == "self"
+    assert isinstance(app.build_policy(AgentConfig()), SelfOffload)
+    assert isinstance(app.build_policy(config(router="left.onnx")), SelfOffload)
+    assert app.policy_name(AgentConfig()) == "self"
 
 
 def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +103,12 @@ def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyt
         Settings(sets=["routing.policy=router"]).config()
     missing = config(policy="router", router=str(tmp_path / "none.onnx"))
     with pytest.raises(ModelFileError, match=r"none\.onnx"):
-        bootstrap.build_policy(missing)
+        app.build_policy(missing)
     with pytest.raises(ModelFileError, match="cannot be read"):
-        bootstrap.policy_name(missing)
+        app.policy_name(missing)
     monkeypatch.setattr(engines, "onnx_installed", lambda: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
-        bootstrap.build_policy(missing)
+        app.build_policy(missing)
     assert ".[onnx]" in caught.value.hint
 
 
@@ -116,6 +116,6 @@ def test_the_name_of_a_router_tells_file_and_threshold_apart(tmp_path: Path) -> 
     files = [tmp_path / name for name in ("a.onnx", "b.onnx")]
     for file in files:
         file.write_text(file.name)
-    names = {bootstrap.policy_name(config(policy="router", router=str(file))) for file in files}
-    names.add(bootstrap.policy_name(config(policy="router", router=str(files[0]), threshold=0.4)))
+    names = {app.policy_name(config(policy="router", router=str(file))) for file in files}
+    names.add(app.policy_name(config(policy="router", router=str(files[0]), threshold=0.4)))
     assert len(names) == 3

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.run_settings import other_settings
-from edge.agent.runfolder import require_same_run
 from edge.cli import main
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import UsageError
+from edge.learning.run_folder import other_settings, require_same_run
 
 ARITH = "phases=[{source: 'practice:arith', steps: 2, target_rate: 0.3}]"
 BOTH = "phases=[{source: 'practice:arith', steps: 2}, {source: 'practice:facts', steps: 2}]"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.record import AnswerRequest
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message
 from edge.serve.agent_control import RunningAgent
 from edge.serve.control import NOTHING_TO_REPORT, ScriptedControl
 from edge.serve.ports import ScriptedAnswers
+from edge.state.answer_record import AnswerRequest
 from tests.unit.agent_world import World
 
 

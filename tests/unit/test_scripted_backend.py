@@ -10,7 +10,7 @@ from edge.core.errors import UsageError
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, Sampling
 from edge.dagrpo.format import check_format
 from edge.inference.backend import generate
-from edge.inference.scripted import EOS, ScriptedBackend
+from edge.testing.backend import EOS, ScriptedBackend
 
 ASKS = "<think>\nStep 1: hard.\n</think>\nI need external assistance."
 ASKS_INSIDE = "<think>\nStep 1: hard.\n</think>\n<answer> I need external assistance. </answer>"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edge.agent.events import AnswerFinished, Notice, Offline
 from edge.cli.saying import print_line, source_line, why_lines
 from edge.console import spoken
 from edge.serve.ports import AnswerNote
+from edge.state.events import AnswerFinished, Notice, Offline
 
 NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapter_version=3, latency_s=0.42)
 PAUSED = "the cloud is paused (edge-agent budget resume ends it)"

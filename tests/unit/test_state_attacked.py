@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from edge.agent.checkpoints import Checkpoints
-from edge.agent.daybook import read_daybook
-from edge.agent.events import Notice
-from edge.agent.sent import reading_sent
-from edge.agent.state import StateFolder
-from edge.agent.state_reader import reading
 from edge.cli.run import learn_while_serving
 from edge.cli.running import _announced_url, announced
 from edge.cli.shell import ending
+from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
-from edge.training.scripted import ScriptedLearner
+from edge.learning.activity import read_daybook
+from edge.learning.checkpoints import Checkpoints
+from edge.state.events import Notice
+from edge.state.folder import StateFolder
+from edge.state.reader import reading
+from edge.testing.learner import ScriptedLearner
 from tests.unit.agent_world import World
 
 

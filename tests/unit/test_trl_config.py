@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from edge.agent.curriculum import Curriculum as AgentsCurriculum
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Position
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.core.errors import ConfigError, EdgeError, TaskFileError, UsageError
 from edge.core.types import FinishReason
+from edge.learning.curriculum import Curriculum as AgentsCurriculum
+from edge.state.folder import StateFolder
+from edge.state.rows import Position
 from edge.tasks.registry import open_source
 from tests.unit.agent_world import Sums, open_sums
 from tests.unit.test_console import step as finished_step

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.agent.events import Notice, RunStarted, StepFinished
-from edge.agent.methods import DaGrpo, StepTerms
 from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
-from edge.rpc.scripted_client import ScriptedTerms
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.state.events import Notice, RunStarted, StepFinished
+from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
 from tests.unit.trl_world import TrlWorld, completions
 from tools.integrations.trl.desk import TrainerNumbers, Verdict, verdicts_of

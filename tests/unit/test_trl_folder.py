@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Position
 from edge.config.loader import Resolved
 from edge.core.errors import StateError, UsageError
+from edge.state.folder import StateFolder
+from edge.state.rows import Position
 from tests.unit.trl_world import write_checkpoint
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.config import TrlConfig, resolve_run

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
 
-from edge.bootstrap import model_file
+from edge.app import model_file
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.core.errors import UsageError
 from edge.dagrpo.advantages import dual_advantages, estimator_weight

@@ -10,12 +10,11 @@ import pytest
 from coordinator.accounts import Amount, BudgetRow, BudgetTerms, Limits
 from coordinator.budgets import snapshot
 from coordinator.config import TaskConfig
-from edge.agent.asking import why_not
-from edge.agent.cloud import refusal_text
-from edge.agent.record import AnswerRequest
-from edge.agent.used_up import for_who_demanded_the_cloud, what_is_used_up
+from edge.answering.ask_cloud import why_not
+from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text, what_is_used_up
 from edge.core.errors import BudgetExhausted
 from edge.core.types import Message
+from edge.state.answer_record import AnswerRequest
 from tests.unit.agent_world import HELP, World, local_answer
 
 JARGON = "budget device[device:local] has no room for this call: it needs 1 call, none is left"

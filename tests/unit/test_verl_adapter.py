@@ -18,8 +18,8 @@ import pytest
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import gapg_advantages, grpo_advantages
 from edge.rpc.client import CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
 from edge.tasks.registry import open_source
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.unit.agent_world import HELP, item, local_answer
 from tests.unit.verl_free_keys import FREE
 from tools.integrations.verl.method import NEEDS, SAMES

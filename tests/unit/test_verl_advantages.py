@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.rollout import ScoredGroup, ScoredResponse
-from edge.agent.state_rows import StepUnits
 from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import dual_advantages
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.rollout import ScoredGroup, ScoredResponse
+from edge.state.rows import StepUnits
 from tests.unit.agent_world import item
 from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.rollout import RolloutSettings, ScoredResponse
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CloudCall
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import BROKEN_HELP, HELP, item, local_answer, number_in
 from tools.integrations.verl.judge import OUTSIDE_TRAINING, ResponseJudge

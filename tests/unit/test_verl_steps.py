@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.rollout import RolloutSettings
-from edge.agent.state_rows import StepUnits
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.evaluation.judging import RolloutSettings
+from edge.state.rows import StepUnits
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
 from tools.integrations.verl.judge import ResponseJudge

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.agent.explain import decision, explained
-from edge.agent.record import AnswerRequest
-from edge.agent.state import StateFolder
-from edge.agent.state_reader import reading
-from edge.agent.whatif import PastAnswer, demanded_answers, past_answers, percentile, replayed, what_if, what_if_recorded
+from edge.answering.explain import decision, explained
+from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, percentile, replayed, what_if, what_if_recorded
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
-from edge.rpc.scripted_client import ScriptedTerms
+from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
+from edge.state.reader import reading
+from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import HELP, World, local_answer, number_in
 
 ODDS = st.one_of(st.none(), st.floats(-20, 20))

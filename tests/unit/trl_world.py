@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.rollout import RolloutSettings
-from edge.agent.state import StateFolder
-from edge.agent.step import StepPlan
-from edge.agent.stepbook import StepBook
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.curriculum import StepPlan
+from edge.learning.step_book import StepBook
 from edge.routing.self_offload import SelfOffload
-from edge.rpc.scripted_client import ScriptedCoordinatorClient, ScriptedTerms
+from edge.state.folder import StateFolder
+from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item
 from tools.integrations.trl.desk import Desk, DeskRoles

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.bootstrap.engines import require_onnx
+from edge.app.engines import require_onnx
 from edge.cli.stopping import stop_on_signals
 from edge.core.clock import SystemClock
 from edge.core.counts import counted

@@ -15,10 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.rollout import judge
-from edge.bootstrap import build_agent, build_verifier
+from edge.agent import Agent
+from edge.app import build_agent, build_verifier
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, Mode
 from edge.core.errors import EdgeError
@@ -26,6 +24,8 @@ from edge.core.events import MemorySink
 from edge.core.types import Message, TaskItem
 from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
 from edge.dagrpo.prompts import compact_question
+from edge.evaluation.judging import judge
+from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.tasks.practice import FAMILIES, practice_stream
 from edge.verifiers.verifier import Verifier
 

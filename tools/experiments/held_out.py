@@ -17,19 +17,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from edge.agent.agent import Agent
-from edge.agent.cloud import CloudDesk
-from edge.agent.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
-from edge.agent.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
-from edge.agent.evaluation.judged import Judged
-from edge.agent.gathering import all_of
-from edge.agent.parts import with_prompt_form
-from edge.agent.rollout import RolloutSettings, call_key, cloud_messages
-from edge.bootstrap import agent_settings, build_verifier
+from edge.agent import Agent
+from edge.app import agent_settings, build_verifier
+from edge.cloud.group_calls import CloudDesk
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
+from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.types import LocalResponse, TaskItem
+from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
+from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
+from edge.evaluation.judged import Judged
+from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages
+from edge.learning.components import with_prompt_form
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import open_for_recording
 from edge.rpc.client import CloudCall

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.agent.events import StepFinished
 from edge.core.errors import EdgeError
+from edge.state.events import StepFinished
 from tools.experiments.cells import Cell
 from tools.experiments.form import require_form
 from tools.experiments.held_out import write_whole

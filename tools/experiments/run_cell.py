@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent
-from edge.agent.evaluation.plan import EvalPlan
-from edge.agent.runfolder import RunFolder, require_same_run
-from edge.agent.step import StepPlan
-from edge.agent.stop import Stop
-from edge.bootstrap import build_agent, check_inputs, train_router
+from edge.agent import Agent
+from edge.app import build_agent, check_inputs, train_router
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
+from edge.core.concurrency import Stop
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
 from edge.core.machine_facts import machine_facts
+from edge.evaluation.plan import EvalPlan
+from edge.learning.curriculum import StepPlan
+from edge.learning.run_folder import RunFolder, require_same_run
 from tools.experiments.cells import Cell
 from tools.experiments.form import FORM
 from tools.experiments.held_out import Examiner, Router, write_whole

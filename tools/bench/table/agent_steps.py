@@ -28,7 +28,7 @@ from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_chil
 from tools.bench.table.where import StackWatch
 
 if TYPE_CHECKING:
-    from edge.agent.agent import Agent
+    from edge.agent import Agent
     from edge.config.schema import AgentConfig
     from edge.core.events import Event, EventSink
     from edge.core.types import AdapterRef, TrainingGroup
@@ -169,10 +169,10 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
 
     Its parts are exchanged from outside, so that whatever else an agent is made of is measured too.
     """
-    from edge import bootstrap
-    from edge.agent.agent import Agent
+    from edge import app
+    from edge.agent import Agent
 
-    parts, settings = bootstrap.build_parts(config, sink)
+    parts, settings = app.build_parts(config, sink)
 
     async def open_learner() -> Learner:
         counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))
@@ -235,8 +235,8 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 async def serve(agent: Agent, memory: MemoryWatch) -> None:
     """Somebody asks a short question once in every part of the work: while it loads, samples, trains and reports."""
-    from edge.agent.record import AnswerRequest
     from edge.core.types import Message
+    from edge.state.answer_record import AnswerRequest
 
     asked: set[str] = set()
     while True:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from edge.bootstrap import bundled_models
+from edge.app import bundled_models
 from edge.core.processor import usable_cores
 from tools.bench.table import jobs, rows
 from tools.bench.table.machine import commit

@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
-from edge.agent.events import StepFinished
-from edge.agent.state_rows import step_from_json
 from edge.core.errors import UsageError
 from edge.core.names import shown
 from edge.dagrpo.advantages import mean, standard_deviation
+from edge.state.events import StepFinished
+from edge.state.rows import step_from_json
 from tools.experiments.stats import t_quantile
 
 CONFIDENCE = 0.99

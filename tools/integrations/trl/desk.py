@@ -14,21 +14,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
-from edge.agent.methods import DaGrpo, StepTerms
-from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredGroup, ScoredResponse, step_units
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Commit, Position
-from edge.agent.step import StepPlan
-from edge.agent.stepbook import ClosedStep, OpenStep, StepBook
-from edge.agent.summary import StepSetting, summarise
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
 from edge.dagrpo.advantages import has_signal
+from edge.evaluation.judging import RolloutSettings
 from edge.inference.backend import InferenceBackend
+from edge.learning.curriculum import StepPlan
+from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.learning.step_book import ClosedStep, OpenStep, StepBook
+from edge.learning.summary import StepSetting, summarise
 from edge.routing.policy import OffloadPolicy
+from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
+from edge.state.folder import StateFolder
+from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
 from edge.verifiers.verifier import Verifier
 from tools.integrations.trl.responses import Completion, SampledAlready, as_response

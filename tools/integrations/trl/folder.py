@@ -23,11 +23,11 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from edge.agent.run_settings import other_settings
-from edge.agent.state import StateFolder
 from edge.config.loader import Resolved, resolve
 from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.names import shown
+from edge.learning.run_folder import other_settings
+from edge.state.folder import StateFolder
 from tools.integrations.trl.checkpoints import Checkpoint, checkpoints, newest_whole, set_broken_aside
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import OPENED

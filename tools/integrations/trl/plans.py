@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from edge.agent.step import StepPlan
 from edge.config.schema import AgentConfig, PhaseConfig
 from edge.core.counts import counted
 from edge.core.errors import TaskFileError
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
+from edge.learning.curriculum import StepPlan
 from edge.tasks.source import TaskSource
 
 

@@ -75,5 +75,5 @@ class SampledAlready:
 
 
 def _group_seed(seed: int, step: int, index: int) -> int:
-    """The first seed of a group, as edge.agent.rollout draws it."""
+    """The first seed of a group, as edge.learning.rollout draws it."""
     return derive_seed(seed, "rollout", step, index, 0)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge.agent.rollout import RolloutSettings
 from edge.config.loader import Resolved
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.events import EventSink, FanOutSink
 from edge.core.install import install_extra
 from edge.core.types import AdapterRef, TaskItem
+from edge.evaluation.judging import RolloutSettings
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, LateDesk, StepDesk
@@ -120,7 +120,7 @@ def _model_folder(config: TrlConfig) -> str:
     name = bundled_name(config.model)
     if name is None:
         return config.model
-    from edge.bootstrap import model_file
+    from edge.app import model_file
 
     gguf = model_file(name)
     return str(write_hf_folder(gguf, Path(config.out).expanduser() / folder_name(gguf)))
@@ -207,7 +207,7 @@ class MainDesk:
         (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
         if name is None or self._config.trainer.tuning != "lora":
             return None
-        from edge.bootstrap import model_file
+        from edge.app import model_file
         from edge.core.types import GGUF_ADAPTER
         from edge.inference.adapters import write_gguf_adapter
 
@@ -218,8 +218,8 @@ class MainDesk:
 @contextlib.contextmanager
 def _main_desk(resolved: Resolved[TrlConfig], prepared: Prepared, stream: TextIO) -> Iterator[MainDesk]:
     """Everything open that only the main process has, and closed again."""
-    from edge.agent.runfolder import RunFolder
     from edge.console import PlainConsole, Progress, what_lines_say
+    from edge.learning.run_folder import RunFolder
 
     config, clock = resolved.config, SystemClock()
     out = Path(config.out).expanduser()
@@ -238,10 +238,7 @@ async def _open_desk(
     config: TrlConfig, prepared: Prepared, state: Any, sink: EventSink, clock: Clock, stack: AsyncExitStack
 ) -> Desk:
     """The desk over a real coordinator, made on the loop that it lives on."""
-    from edge.agent.cloud import CloudDesk
-    from edge.agent.link import WatchedClient
-    from edge.agent.stepbook import StepBook
-    from edge.bootstrap import (
+    from edge.app import (
         build_embedded,
         build_policy,
         build_registry,
@@ -250,6 +247,9 @@ async def _open_desk(
         guarded_client,
         switched_off,
     )
+    from edge.cloud.client import WatchedClient
+    from edge.cloud.group_calls import CloudDesk
+    from edge.learning.step_book import StepBook
 
     agent = config.agent
     registry = build_registry(agent)
@@ -275,7 +275,7 @@ async def _open_desk(
 
 
 def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:
-    from edge.bootstrap import agent_settings, with_hint_cut
+    from edge.app import agent_settings, with_hint_cut
 
     settings = with_hint_cut(agent_settings(config.agent, run_id), registry).rollout
     return replace(settings, prompt_form=prepared.prompt_form)

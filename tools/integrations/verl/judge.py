@@ -1,7 +1,7 @@
 """Scoring one response that another engine sampled. Knows how to hand it to the project's own rollout; knows nothing of verl.
 
 verl scores the responses of a group one by one, on any of several workers. So each is judged as a rollout whose group is that response
-alone: format, request, call, composition, verifier and reward are the ones of `edge.agent.rollout`. The call's key is made of run,
+alone: format, request, call, composition, verifier and reward are the ones of `edge.learning.rollout`. The call's key is made of run,
 task, step and the item's content, and what is asked is the same whoever of the group asks, so the coordinator answers all of them with one
 call, paid once.
 """
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.rollout import Batch, Rollout, RolloutSettings, ScoredResponse
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import Clock
 from edge.core.types import FinishReason, LocalResponse, Message, PromptGroup, Sampling, TaskItem
+from edge.evaluation.judging import RolloutSettings
 from edge.inference.backend import InferenceBackend
+from edge.learning.rollout import Batch, Rollout, ScoredResponse
 from edge.routing.self_offload import SelfOffload
 from edge.verifiers.verifier import Verifier
 

@@ -11,10 +11,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.agent.rollout import ScoredResponse
-from edge.agent.state_rows import StepUnits
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.metrics import tally
+from edge.learning.rollout import ScoredResponse
+from edge.state.rows import StepUnits
 from tools.integrations.verl.advantages import row_advantages, usable_groups
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
-from edge.agent.cloud import CloudDesk
-from edge.agent.rollout import ScoredResponse
-from edge.bootstrap.coordinator import build_client
-from edge.bootstrap.judging import build_verifier
-from edge.bootstrap.settings import switched_off
+from edge.app.coordinator import build_client
+from edge.app.judging import build_verifier
+from edge.app.settings import switched_off
+from edge.cloud.group_calls import CloudDesk
 from edge.core.clock import SystemClock
+from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
 from tools.integrations.verl.judge import OUTSIDE_TRAINING, ResponseJudge
 from tools.integrations.verl.outcomes import as_info

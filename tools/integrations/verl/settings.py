@@ -16,9 +16,9 @@ from edge.core.errors import ConfigError
 from edge.dagrpo.numbers import require_share
 
 if TYPE_CHECKING:
-    from edge.agent.rollout import RolloutSettings
     from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
+    from edge.evaluation.judging import RolloutSettings
 
 TRAINER = "dagrpo"
 ESTIMATOR = "dagrpo"
@@ -75,7 +75,7 @@ class DagrpoSettings:
 
     def rollout_settings(self, config: AgentConfig) -> RolloutSettings:
         """How one response is judged: a group of one, whose call is the same whichever response of its prompt asks."""
-        from edge.agent.rollout import RolloutSettings
+        from edge.evaluation.judging import RolloutSettings
 
         coordinator = config.coordinator
         return RolloutSettings(

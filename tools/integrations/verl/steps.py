@@ -15,14 +15,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from edge import __version__
-from edge.agent.events import Notice
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Report, StepUnits
-from edge.agent.stepbook import OpenStep, StepBook
 from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.events import Event
+from edge.learning.step_book import OpenStep, StepBook
 from edge.rpc.client import CoordinatorClient
+from edge.state.events import Notice
+from edge.state.folder import StateFolder
+from edge.state.rows import Report, StepUnits
 from tools.integrations.verl.settings import DagrpoSettings
 from tools.integrations.verl.state import RunState
 

@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from edge.bootstrap.coordinator import build_client
+from edge.app.coordinator import build_client
 from edge.core.clock import SystemClock
 from tools.integrations.verl.estimator import Priced, priced
 from tools.integrations.verl.method import require_method

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.agent.dial import HelpDial
-from edge.agent.events import StepFinished
-from edge.agent.state_reader import StateReader
-from edge.agent.state_rows import Report, Terms
+from edge.budget.dial import HelpDial
+from edge.state.events import StepFinished
+from edge.state.reader import StateReader
+from edge.state.rows import Report, Terms
 from tools.simulate.faults.agent_device import Asked
 from tools.simulate.faults.agent_scenario import AgentPlan, AgentScenario
 from tools.simulate.faults.duals import Data

@@ -14,22 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge.agent.agent import Agent
-from edge.agent.curriculum import Curriculum
-from edge.agent.draft import AnswerSettings
-from edge.agent.events import Notice, StepFinished
-from edge.agent.methods import DaGrpo
-from edge.agent.parts import AgentParts, AgentSettings
-from edge.agent.purse import DailyLimits
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.rollout import RolloutSettings
-from edge.agent.state import StateFolder
+from edge.agent import Agent
+from edge.answering.draft import AnswerSettings
+from edge.budget.daily import DailyLimits
 from edge.config.schema import Mode, PhaseConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.curriculum import Curriculum
+from edge.learning.methods import DaGrpo
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import (
     CallReply,
@@ -40,6 +37,9 @@ from edge.rpc.client import (
     StepOpened,
 )
 from edge.rpc.grpc_client import ClientPolicy
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.events import Notice, StepFinished
+from edge.state.folder import StateFolder
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.agent_scenario import AgentPlan, AgentScenario
 from tools.simulate.faults.device import (

@@ -20,15 +20,14 @@ from coordinator.accounts import FLEET_CACHE, Amount, CallState, Reserved, Resol
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
-from edge.agent.arrivals import Arrivals
-from edge.agent.dials import DialBook
-from edge.agent.doubts import CallsInDoubt
-from edge.agent.purse import LearningPurse
-from edge.agent.state import StateFolder
-from edge.agent.state_rows import Commit, Report
-from edge.agent.stepbook import ClosedStep, StepBook
+from edge.budget.daily import LearningPurse
+from edge.budget.dial import DialBook
+from edge.cloud.unconfirmed import Arrivals, CallsInDoubt
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
+from edge.learning.step_book import ClosedStep, StepBook
+from edge.state.folder import StateFolder
+from edge.state.rows import Commit, Report
 from tools.simulate.faults import checker
 from tools.simulate.faults.fold import Fold, Rules
 from tools.simulate.virtual.disk import Disk, DiskTables

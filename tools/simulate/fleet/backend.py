@@ -19,7 +19,7 @@ from edge.core.rng import stream
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, Sway, TextDelta
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.inference.scripted import ScriptedBackend
+from edge.testing.backend import ScriptedBackend
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind, Nature, Outcome, Question, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.scenario import TokensPart

@@ -11,23 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.agent.agent import Agent
-from edge.agent.curriculum import Curriculum
-from edge.agent.draft import AnswerSettings
-from edge.agent.events import StepFinished
-from edge.agent.methods import DaGrpo
-from edge.agent.parts import AgentParts, AgentSettings
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.rollout import RolloutSettings
-from edge.agent.state import StateFolder
-from edge.agent.state_schema import open_in_memory
+from edge.agent import Agent
+from edge.answering.draft import AnswerSettings
 from edge.config.schema import PhaseConfig
 from edge.core.clock import Clock
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
+from edge.evaluation.judging import RolloutSettings
+from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.curriculum import Curriculum
+from edge.learning.methods import DaGrpo
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.grpc_client import ClientPolicy
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.events import StepFinished
+from edge.state.folder import StateFolder
+from edge.state.schema import open_in_memory
 from edge.tasks.source import TaskSource
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import SimulatedClient

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edge.agent.events import StepFinished
-from edge.agent.record import AnswerRecord
+from edge.state.answer_record import AnswerRecord
+from edge.state.events import StepFinished
 from tools.simulate.reports.result import QUANTILES, SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
 
 

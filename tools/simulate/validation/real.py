@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from edge.agent.agent import Agent
-from edge.agent.answer import local_messages
-from edge.agent.draft import AnswerSettings
-from edge.agent.events import StepFinished
-from edge.agent.record import AnswerRecord, AnswerRequest
-from edge.agent.rollout import judge
-from edge.bootstrap import build_agent, build_verifier, model_file, open_backend
-from edge.bootstrap.settings import agent_settings
+from edge.agent import Agent
+from edge.answering.answerer import local_messages
+from edge.answering.draft import AnswerSettings
+from edge.app import build_agent, build_verifier, model_file, open_backend
+from edge.app.settings import agent_settings
 from edge.config.schema import AgentConfig, Mode
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import EdgeError
@@ -28,7 +25,10 @@ from edge.core.types import LocalResponse, Message, Sampling, TaskItem
 from edge.core.worker import EngineWorker, Priority
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question, prompt_messages
+from edge.evaluation.judging import judge
 from edge.inference.backend import InferenceBackend
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.events import StepFinished
 from edge.tasks.registry import open_source
 from edge.verifiers.verifier import Verifier
 from tools.experiments.dial import mixed_items

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.providers.provider import ProviderRequest, ProviderResult
-from edge.agent.events import StepFinished
-from edge.agent.record import AnswerRecord, AnswerRequest
 from edge.core.events import Event
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, Sway, TaskItem
+from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.events import StepFinished
 from edge.tasks.source import TaskSource
 from tools.simulate.fleet.backend import (
     ASKING,

@@ -1,4 +1,4 @@
-"""Budget dials of many devices. Knows the law of `edge.agent.dial` for arrays; knows nothing of questions, time or money.
+"""Budget dials of many devices. Knows the law of `edge.budget.dial` for arrays; knows nothing of questions, time or money.
 
 The law and its constants are those of `HelpDial`; a test holds both against each other, question by question.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.agent.dial import BIAS_BOUND, DIAL_LR, ENOUGH_OF_ONE_ADAPTER, STEADINESS, WINDOW
+from edge.budget.dial import BIAS_BOUND, DIAL_LR, ENOUGH_OF_ONE_ADAPTER, STEADINESS, WINDOW
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
 LEAST_SPREAD = 1.0
@@ -97,7 +97,7 @@ class FleetDials:
 
 
 def thresholds(ordered: Floats, known: Ints, rate: Floats) -> Floats:
-    """`edge.agent.dial.threshold` for each row: of its first `known` (at least one) ascending log-odds, for its rate in (0, 1)."""
+    """`edge.budget.dial.threshold` for each row: of its first `known` (at least one) ascending log-odds, for its rate in (0, 1)."""
     rows, count = np.arange(len(ordered)), np.maximum(known, 1)
     position = (1.0 - rate.astype(np.float64)) * (count + 1) - 1.0
     lowest, highest = ordered[:, 0], ordered[rows, count - 1]

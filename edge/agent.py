@@ -1,0 +1,373 @@
+"""The agent: answers and learns in one process. Opens its components in order, closes them in reverse, and goes on after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from edge.answering.answerer import Answerer
+from edge.answering.ask_cloud import CloudAsker
+from edge.answering.draft import AnswerSettings
+from edge.answering.raw_text import ServedTexts
+from edge.answering.recorder import AnswerRecorder
+from edge.budget.access import CloudAccess, TaskBudgets
+from edge.budget.daily import LearningPurse, PurseDesk
+from edge.budget.dial import DialBook
+from edge.budget.quota import Quota, Quotas
+from edge.budget.whatif import WhatIf, what_if_recorded
+from edge.cloud.connection import CoordinatorLink
+from edge.cloud.group_calls import CloudDesk
+from edge.cloud.sent import SentReader
+from edge.cloud.switch import CloudSwitch
+from edge.cloud.unconfirmed import CallsInDoubt, end_of_call
+from edge.core.clock import Clock
+from edge.core.concurrency import Stop
+from edge.core.errors import AdapterError, StateError
+from edge.core.precedence import ServingGate
+from edge.core.rng import stream
+from edge.inference.backend import InferenceBackend, ModelInfo
+from edge.learning.activity import MadeSteps, daybook
+from edge.learning.adapters import ServingAdapter, Versions
+from edge.learning.checkpoints import Checkpoint, Checkpoints
+from edge.learning.components import AgentParts, AgentSettings, with_prompt_form
+from edge.learning.conditions import DiskRoom, Readiness
+from edge.learning.factory import Workshop
+from edge.learning.loop import BetweenSteps, Learning, LearningProgress, LearningRoles
+from edge.learning.session import Trainee
+from edge.learning.step_book import StepBook
+from edge.state.answer_record import AnswerRecord
+from edge.state.events import Notice, RunFinished, StepFinished
+from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.folder import CHECKPOINTS, StateFolder
+from edge.state.usage import UsedToday, used_today
+
+
+class Records:
+    """The records of a running agent; only verdicts are written here."""
+
+    def __init__(self, state: StateFolder, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self._made_steps = MadeSteps()
+        self.feedback = FeedbackBook(state)
+
+    @property
+    def run_id(self) -> str:
+        """The name of this state folder's run."""
+        return self._state.run_id
+
+    def why(self, answer_id: str) -> AnswerRecord:
+        """The stored record of an answer. Raises NotFound."""
+        return AnswerRecord(**self._state.request(answer_id))
+
+    def rate(self, feedback: Feedback) -> Feedback:
+        """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
+        return self.feedback.give(feedback, self._clock.now())
+
+    def steps(self, last: int | None = None) -> list[StepFinished]:
+        """Finished steps, oldest first (for learning curves)."""
+        return self._state.steps(last)
+
+    def report(self, since: float) -> dict[str, Any]:
+        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
+        return daybook(self._state.database, since, self._clock.now(), self._made_steps)
+
+    def used_today(self) -> UsedToday:
+        """What this device has used, today and ever."""
+        return used_today(self._state.database, self._clock.now())
+
+    def sent(self) -> SentReader:
+        """What left the device, and what waits."""
+        return SentReader(self._state.database)
+
+    def what_if(self, rates: Sequence[float], task: str, last: int) -> WhatIf:
+        """The last answers to a task ("": to any) at other rates. Raises TooFewAnswers."""
+        return what_if_recorded(self._state, rates, task, last)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """A snapshot for a screen. `learning` is one of idle, learning, paused (somebody is served), stopped, finished."""
+
+    run_id: str
+    model: ModelInfo
+    adapter_version: int
+    mode: str
+    learning: str
+    online: bool
+    offline_reason: str
+    coordinator: str
+    task: str
+    target_rate: float | None
+    dual: float | None
+    phase: int
+    phases: int
+    steps_done: int
+    steps_planned: int | None
+    last_step: StepFinished | None
+    outbox: int
+    answers: int
+    total_cloud_calls: int
+    total_cloud_tokens: int
+    total_spend_uusd: int
+    uptime_s: float
+    trained_version: int = 0
+    """The newest adapter on the line of training; `adapter_version` is the one that serves."""
+    waiting: str = ""
+    """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
+    paused: bool = False
+    """A person has paused learning."""
+    quota: Quota | None = None
+    """What people may still ask of the cloud, for the task that serving uses."""
+    unsettled_calls: int = 0
+    """Cloud calls for people whose end is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusBoard:
+    """Puts the status together from those who know."""
+
+    parts: AgentParts
+    mode: str
+    backend: InferenceBackend
+    link: CoordinatorLink
+    learning: Learning
+    budgets: TaskBudgets
+    answerer: Answerer
+    began: float
+    """When the agent began, in seconds of its clock."""
+
+    def now(self) -> AgentStatus:
+        """The status at this moment; asks nobody."""
+        state, curriculum, client = self.parts.state, self.parts.curriculum, self.link.client
+        position, task = state.position(), curriculum.present_task
+        last, terms = next(iter(state.steps(last=1)), None), state.terms(task)
+        return AgentStatus(
+            run_id=state.run_id,
+            model=self.backend.model,
+            adapter_version=self.backend.adapter_version,
+            mode=self.mode,
+            learning=self.learning.stage,
+            online=client.online,
+            offline_reason=client.offline_reason,
+            coordinator=self.parts.coordinator_name,
+            task=task,
+            target_rate=terms.target_rate if terms else curriculum.phase_rate(position.phase),
+            dual=terms.dual if terms else None,
+            phase=position.phase,
+            phases=curriculum.phase_count,
+            steps_done=position.steps_done,
+            steps_planned=curriculum.steps_planned,
+            last_step=last,
+            outbox=len(state.outbox()),
+            answers=self.answerer.answers,
+            total_cloud_calls=last.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.total_spend_uusd if last else 0,
+            uptime_s=self.parts.clock.monotonic() - self.began,
+            trained_version=state.line().head,
+            waiting=self.learning.waiting,
+            paused=self.learning.paused,
+            quota=self.budgets.quota(),
+            unsettled_calls=len(self.budgets.doubts.waiting()),
+        )
+
+
+_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
+
+
+class Agent:
+    """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
+
+    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` say what the cloud may be
+    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud, the `gate` that they pass.
+    """
+
+    answerer: Answerer
+    texts: ServedTexts
+    learning: Learning
+    adapter: ServingAdapter
+    budgets: TaskBudgets
+
+    def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
+        if settings.gate is not None and parts.open_rollouts is None:
+            raise ValueError("a gate needs a second engine for learning")
+        self.parts = parts
+        self._settings = settings
+        self._began = parts.clock.monotonic()
+        self._closing = AsyncExitStack()
+        self._stop = Stop()
+        self.records = Records(parts.state, parts.clock)
+        self.gate = ServingGate(parts.clock)
+        self.link = _link_of(parts, settings)
+        self.access = _access_of(parts, settings, self.link)
+
+    async def __aenter__(self) -> Self:
+        """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
+
+        With the cloud switched off, the embedded coordinator is started by `learn`.
+        """
+        try:
+            await self._open()
+        except BaseException:
+            await self._closing.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Stop learning at the safe point, release engine, coordinator and state."""
+        self.request_stop()
+        await self._closing.aclose()
+
+    async def learn(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
+        """Work through the phases, at most `max_steps` steps in this call; pauses while somebody is served.
+
+        `between_steps` is cancelled when a stop is asked for. Raises UsageError when it is learning already, and what a step could not
+        get over (a refused credential, an engine failure).
+        """
+        return await self.learning.run(max_steps, between_steps)
+
+    def request_stop(self) -> None:
+        """Ask learning to end after the step's current safe point; may be called from a signal handler."""
+        self._stop.ask()
+
+    def status(self) -> AgentStatus:
+        """A snapshot for a screen."""
+        return self._board.now()
+
+    def steps(self, last: int | None = None) -> list[StepFinished]:
+        """Finished steps, oldest first (for learning curves)."""
+        return self.records.steps(last)
+
+    async def _open(self) -> None:
+        parts, closing = self.parts, self._closing
+        closing.callback(parts.state.close)
+        closing.callback(parts.release)
+        backend = await parts.open_backend()
+        closing.push_async_callback(backend.aclose)
+        settings = with_prompt_form(self._settings, backend.model)
+        closing.push_async_callback(self.link.client.aclose)
+        closing.push_async_callback(self.link.watch.aclose)
+        self.adapter = self._serving_adapter(backend)
+        self.learning = self._learning(settings)
+        if not self._may_wait_for_learning():
+            await self.link.begin(closing)
+        await self._resume()
+        await self._begin_serving(backend, settings)
+
+    async def _begin_serving(self, backend: InferenceBackend, settings: AgentSettings) -> None:
+        parts, task = self.parts, settings.answers.task or self.parts.curriculum.present_task
+        if self.link.begun:
+            await self.link.follow_budgets(task)
+        self.budgets = TaskBudgets(self.access, task, parts.curriculum, lambda: backend.adapter_version, parts.sink, parts.clock)
+        answers = replace(settings.answers, task=task)
+        self.answerer = self._answerer(backend, answers)
+        self.texts = ServedTexts(backend, self.gate)
+        self._board = StatusBoard(
+            parts, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
+        )
+        self._closing.push_async_callback(_cancelled, self._begin_settling())
+
+    def _answerer(self, backend: InferenceBackend, settings: AnswerSettings) -> Answerer:
+        state, access, clock = self.parts.state, self.access, self.parts.clock
+        recorder = AnswerRecorder(backend, state, access, self.parts.sink, clock)
+        asker = CloudAsker(self.link.client, access, recorder.record, clock, state.run_id, settings)
+        return Answerer(backend, self.gate, access, asker, recorder, clock, settings)
+
+    def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
+        parts = self.parts
+        checkpoints = Checkpoints(parts.state.folder / CHECKPOINTS)
+        versions = Versions(parts.state, checkpoints, parts.sound)
+        return ServingAdapter(backend, parts.state, checkpoints, versions, parts.sink, parts.clock)
+
+    def _learning(self, settings: AgentSettings) -> Learning:
+        parts, adapter, client, closing = self.parts, self.adapter, self.link.client, self._closing
+        state, sink, clock, room = parts.state, parts.sink, parts.clock, DiskRoom(parts.state.folder)
+        purse = LearningPurse(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
+        book = StepBook(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
+        desk = PurseDesk(CloudDesk(client, settings.call_deadline_s, lambda: self.access.switch.reason), purse)
+        open_engine = None if settings.gate is None else parts.open_rollouts
+        trainee = Trainee(adapter.backend, parts.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing)
+        roles = LearningRoles(
+            parts=parts,
+            link=self.link,
+            adapter=adapter,
+            trainee=trainee,
+            workshop=Workshop(parts, settings, adapter, trainee, book, desk),
+            book=book,
+            readiness=Readiness(self.gate, parts.conditions, room, state, sink, clock),
+            room=room,
+            purse=purse,
+            quotas=self.access.quotas,
+            progress=LearningProgress(state.run_id, state, parts.curriculum, adapter.backend, sink, clock),
+            stop=self._stop,
+            closing=closing,
+            finish_cut_step=self._finish_cut_step,
+        )
+        return Learning(roles)
+
+    def _may_wait_for_learning(self) -> bool:
+        """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
+        return self.link.embedded and bool(self._settings.answers.switched_off) and self._cut_step() is None
+
+    async def _resume(self) -> None:
+        """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used."""
+        cut = self._cut_step()
+        if cut is None or not await self._finished(cut):
+            await self.adapter.serve_newest()
+        if aside := self.parts.state.set_aside:
+            self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
+        if self.parts.curriculum.adopt():
+            self._notice("the phases have changed; learning begins at the first one with the present adapter")
+
+    def _cut_step(self) -> Checkpoint | None:
+        """The checkpoint of a step that was not committed."""
+        return self.adapter.checkpoints.at(self.parts.state.position().steps_done + 1)
+
+    async def _finish_cut_step(self) -> None:
+        if (cut := self._cut_step()) is not None:
+            await self._finished(cut)
+
+    async def _finished(self, cut: Checkpoint) -> bool:
+        """Report, commit and serve a cut step; False when its checkpoint is damaged (uncommitted, it is made again)."""
+        try:
+            cut.manifest()
+            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
+            await (await self.learning.roles.workshop.closer()).finish(cut)
+        except AdapterError:
+            return False  # committed; looking for the newest usable adapter tells what is wrong with it
+        except StateError as error:
+            self._notice(f"{error}; step {cut.step} will be made again")
+            return False
+        return self.adapter.backend.adapter_version == self.parts.state.line().serving
+
+    def _begin_settling(self) -> asyncio.Task[None]:
+        """Calls that an earlier process left, and those that this one will lose."""
+        doubts = self.access.doubts
+        if doubts.waiting():
+            doubts.wake.set()
+        return asyncio.create_task(doubts.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
+
+    def _notice(self, text: str) -> None:
+        self.parts.sink.emit(Notice(text, self.parts.clock.now()))
+
+
+def _link_of(parts: AgentParts, settings: AgentSettings) -> CoordinatorLink:
+    jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
+    return CoordinatorLink(parts.client, parts.coordinator, parts.curriculum, parts.state, parts.sink, parts.clock, jitter)
+
+
+def _access_of(parts: AgentParts, settings: AgentSettings, link: CoordinatorLink) -> CloudAccess:
+    state, clock = parts.state, parts.clock
+    switch, dials = CloudSwitch(state, settings.answers.switched_off), DialBook(state, settings.dial_rate, clock)
+    quotas = Quotas(state, link.known_budget, link.why_away, dials, switch)
+    return CloudAccess(switch, dials, quotas, CallsInDoubt(state, link.client, parts.sink, clock))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task of the agent's own."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""One question: decide, ask, compose, record, explain."""

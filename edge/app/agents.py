@@ -1,0 +1,160 @@
+"""Building an agent. Knows every part of it; opens none but the state folder."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.app.coordinator import build_embedded, coordinator_address, guarded_client
+from edge.app.engines import MlxWeights, SharedWorker, engine_backend, open_backend, open_rollouts, sound_adapter
+from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
+from edge.app.places import model_file, state_folder
+from edge.app.privacy import build_registry, with_hint_cut
+from edge.app.settings import agent_settings
+from edge.app.training import Trainer, open_learner
+from edge.config.schema import AgentConfig
+from edge.core.events import EventSink
+from edge.core.processor import usable_cores
+from edge.core.types import AnswerKind
+
+if TYPE_CHECKING:
+    from edge.agent import Agent
+    from edge.core.clock import Clock
+    from edge.learning.components import AgentParts, AgentSettings
+    from edge.learning.conditions import LearningConditions
+    from edge.learning.curriculum import Curriculum
+    from edge.learning.own_use import OwnUse
+    from edge.state.folder import StateFolder
+    from edge.tasks.source import TaskSource
+
+
+_LOOKED_AT = 64
+
+
+def check_inputs(config: AgentConfig) -> None:
+    """Look at task sources, model file and, for programs, the sandbox; loads and creates nothing.
+
+    Raises UsageError, TaskFileError, ModelFileError.
+    """
+    from edge.tasks.registry import open_source
+
+    sources = [open_source(phase.source) for phase in config.phases]
+    check_serving(config)
+    if any(map(_asks_for_programs, sources)):
+        program_sandbox(config)
+
+
+def check_serving(config: AgentConfig) -> None:
+    """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    engine_backend(config, model_file(config.model.path))
+    policy_name(config)
+    if config.coordinator.address is not None:
+        from edge.rpc.address import parse_address
+
+        parse_address(config.coordinator.address)
+
+
+def _asks_for_programs(source: TaskSource) -> bool:
+    """Whether programs are among a source's items; a data set says so, of others the first items are looked at."""
+    from edge.tasks.datasets.source import DataSetSource
+
+    if isinstance(source, DataSetSource):
+        return source.data_set.kind is AnswerKind.PROGRAM
+    return any(item.kind is AnswerKind.PROGRAM for item in islice(source.train(0), _LOOKED_AT))
+
+
+def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> Agent:
+    """An agent, not yet started (`async with`). Raises ModelFileError, StateError, TaskFileError, UsageError.
+
+    `lives_here`: it learns from its own use too, and only when the machine is free (`use`, `learning.when`).
+    """
+    from edge.agent import Agent
+
+    parts, settings = build_parts(config, sink, lives_here=lives_here)
+    try:
+        return Agent(parts, settings)
+    except BaseException:
+        parts.state.close()
+        raise
+
+
+def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentParts, AgentSettings]:
+    """What `build_agent` makes an agent of. Raises what it does; the state folder is open and locked."""
+    from edge.core.clock import SystemClock
+    from edge.core.failpoint import failpoint_from
+    from edge.learning.components import AgentParts
+    from edge.learning.curriculum import Curriculum
+    from edge.state.folder import StateFolder
+    from edge.tasks.registry import open_source
+
+    clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
+    path = model_file(config.model.path)
+    sink = watching_the_crowd(config, path, sink, clock)
+    state = StateFolder(state_folder(config))
+    try:
+        learning = config.learning
+        curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
+        worker, weights, gated = SharedWorker(), MlxWeights(path), config.gate.enabled is not False
+        trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
+        address = coordinator_address(config, state.folder)
+        parts = AgentParts(
+            state=state,
+            curriculum=curriculum,
+            open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
+            open_learner=trainer.open,
+            client=guarded_client(config, registry, address, state, clock),
+            coordinator=build_embedded(config, state.folder, sink, clock),
+            coordinator_name=config.coordinator.address or "embedded",
+            verifier=build_verifier(config),
+            policy=policy,
+            sink=sink,
+            clock=clock,
+            failpoint=failpoint_from(os.environ),
+            release=worker.close,
+            open_rollouts=lambda serving: open_rollouts(config, path, worker.get(), weights, serving),
+            sound=sound_adapter,
+            step_measure=trainer.step_measure,
+            own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
+            conditions=build_conditions(config, clock) if lives_here else None,
+        )
+        return parts, with_hint_cut(agent_settings(config, state.run_id), registry)
+    except BaseException:
+        state.close()
+        raise
+
+
+def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculum, sink: EventSink, clock: Clock) -> OwnUse:
+    """What is learned beside the phases."""
+    from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
+    from edge.state.events import Notice
+
+    use, learning = config.use, config.learning
+    rules = OwnUseRules(use.feedback, use.agreement, use.share, use.passes, use.target_rate)
+    folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
+    watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None
+    return OwnUse(state, rules, watched, learning.seed, learning.prompts_per_step, curriculum.rate_of)
+
+
+def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
+    """When learning may use this machine."""
+    from edge.learning.conditions import ConditionRules, MachineConditions, MachineProbe
+
+    return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
+
+
+def watching_the_crowd(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
+    """The sink with a word about slow steps where other programs are in the way; MLX computes elsewhere."""
+    from edge.learning.conditions import CrowdWatch, MachineProbe
+
+    if engine_backend(config, path) == "mlx":
+        return sink
+    return CrowdWatch(sink, MachineProbe(clock), clock, crowd_settings(config))
+
+
+def crowd_settings(config: AgentConfig) -> tuple[str, ...]:
+    """What would help this configuration on a crowded machine."""
+    from edge.learning.conditions import thread_settings
+
+    return thread_settings(config.engine.threads, config.learning.torch_threads, usable_cores())

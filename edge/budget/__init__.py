@@ -1,0 +1,1 @@
+"""What this device may spend and has spent: the dial, quotas, the daily budget of learning."""

@@ -1,0 +1,161 @@
+"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds. Knows quotas and dials; knows nothing of
+commands or HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from edge.budget.access import TaskBudgets
+from edge.budget.dial import DialReading, HelpDial, default_rate, stored_dials
+from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
+from edge.cloud.client import KnownBudget
+from edge.cloud.connection import CoordinatorLink
+from edge.cloud.switch import PAUSED, is_paused
+from edge.core.errors import CoordinatorError
+from edge.state.reader import StateReader
+from edge.state.usage import OfTask, used_by_task
+
+_NOTHING = OfTask()
+Origin = Literal["agent", "coordinator", "stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBudget:
+    """One task's quota, its dial, and what the task alone has used by this device's records."""
+
+    quota: Quota
+    dial: DialReading
+    used: OfTask = _NOTHING
+
+    def to_json(self) -> dict[str, Any]:
+        """The quota's fields with the dial as `dial` and the task's own use as `used`."""
+        return {**self.quota.to_json(), "dial": self.dial.to_json(), "used": asdict(self.used)}
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All budgets. `origin`: a running agent told, the coordinator did, or it is what the state folder knew last.
+
+    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "".
+    """
+
+    origin: Origin
+    serving_task: str
+    target_rate: float | None
+    paused: bool
+    switched_off: str
+    outbox: int
+    unsettled_calls: int
+    tasks: tuple[TaskBudget, ...]
+
+    @property
+    def device(self) -> dict[str, Any] | None:
+        """The units that the tasks share with their limits, as they were told last; None where they share none.
+
+        The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then tells the same.
+        """
+        known = sorted((one.quota for one in self.tasks if one.quota.as_of is not None), key=lambda quota: quota.as_of or 0.0)
+        shared = [unit for unit in UNITS if known and _is_shared(unit, known)]
+        fields = [name for unit in shared for name in (unit, *UNITS[unit])]
+        return {name: getattr(known[-1], name) for name in (*fields, "as_of")} if shared else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "device": self.device,
+            "origin": self.origin,
+            "serving_task": self.serving_task,
+            "target_rate": self.target_rate,
+            "paused": self.paused,
+            "switched_off": self.switched_off,
+            "outbox": self.outbox,
+            "unsettled_calls": self.unsettled_calls,
+            "tasks": [task.to_json() for task in self.tasks],
+        }
+
+
+UNITS = {
+    "calls": ("calls_limit", "calls_left"),
+    "tokens": ("tokens_limit", "tokens_left"),
+    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd"),
+}
+"""What is counted, with the fields of its limit and of what is left."""
+
+
+def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
+    """Without any limit it is the device's total, whenever each task was told; else all must tell the same."""
+    limit = UNITS[unit][0]
+    if all(getattr(quota, limit) is None for quota in known):
+        return True
+    return len({(getattr(quota, unit), getattr(quota, limit)) for quota in known}) == 1
+
+
+async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader) -> Overview:
+    """Of a running agent; asks the coordinator for what it has not reported by itself."""
+    for task in budgets.tasks if link.client.online else ():
+        if not link.follows(task):
+            with suppress(CoordinatorError):  # what cannot be had stays as it was known
+                await link.budget(task)
+    used = used_by_task(state.rows)
+    return Overview(
+        origin="agent",
+        serving_task=budgets.serving_task,
+        target_rate=budgets.default_dial_rate,
+        paused=budgets.switch.paused,
+        switched_off=budgets.switch.reason,
+        outbox=len(state.outbox()),
+        unsettled_calls=len(budgets.doubts.waiting()),
+        tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSettings:
+    """What the configuration says: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
+
+    dial_rate: float | None
+    serving_task: str
+    switched_off: str
+
+
+def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...]:
+    """The tasks of which a state folder knows something."""
+    known = [str(task) for (task,) in state.rows("SELECT task FROM terms ORDER BY task")]
+    dials = [dial.task for dial in stored_dials(state, settings.dial_rate)]
+    named = [settings.serving_task] if settings.serving_task else []
+    return tuple(dict.fromkeys([*named, *known, *dials]))
+
+
+def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[str, KnownBudget]) -> Overview:
+    """Of a state folder without an agent, or beside one that cannot be spoken to; `told` is what the coordinator says now, by task."""
+    dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
+    default, paused = default_rate(state, settings.dial_rate), is_paused(state)
+    off = settings.switched_off or (PAUSED if paused else "")
+    now = Circumstances(off, paused and not settings.switched_off)
+    tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
+    return Overview(
+        origin="coordinator" if told else "stored",
+        serving_task=settings.serving_task,
+        target_rate=default,
+        paused=paused,
+        switched_off=off,
+        outbox=len(state.outbox()),
+        unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
+        tasks=tuple(
+            replace(_stored(state, task, dials.get(task) or HelpDial(default, task), now, told), used=used.get(task, _NOTHING))
+            for task in tasks
+        ),
+    )
+
+
+def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, told: Mapping[str, KnownBudget]) -> TaskBudget:
+    known, terms, reading = told.get(task) or stored_budget(state, task), state.terms(task), dial.reading()
+    return TaskBudget(quota_of(task, known, reading, now, terms.dual if terms else None), reading)
+
+
+def nothing_stored(settings: StoredSettings) -> Overview:
+    """Of a folder in which nothing has happened yet."""
+    return Overview("stored", settings.serving_task, settings.dial_rate, False, settings.switched_off, 0, 0, ())

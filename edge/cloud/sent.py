@@ -1,0 +1,285 @@
+"""The log of every request that left the device, in the state folder, and its messages for people."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as WireMessage
+
+from edge.core.clock import Clock
+from edge.core.errors import NotFound, StateError, Withheld
+from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
+from edge.state.schema import check_readable
+
+SentKind = Literal["answering", "learning", "evaluation", "step report", "registration", "inquiry"]
+SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
+_DROPPED = "sent_dropped"
+_DAY_S = 86400.0
+_LOOK_EVERY = 256
+"""Entries between two looks at what is too old."""
+_COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """One request about to leave: `payload` is its message as it is sent, `replaced` counts what stands for something private in it."""
+
+    kind: SentKind
+    why: str
+    method: str
+    payload: bytes
+    answer_id: str = ""
+    call_key: str = ""
+    replaced: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SentEntry:
+    """What is told of one departure without its content. `times`: how often the same bytes were sent, until `last_at`. `outcome`: why they
+    did not leave after all, or "". Times are seconds since the epoch."""
+
+    id: int
+    at: float
+    kind: str
+    why: str
+    method: str
+    answer_id: str
+    call_key: str
+    bytes: int
+    replaced: Mapping[str, int]
+    times: int
+    last_at: float
+    outcome: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Entries that are no longer kept, the last of them of this time (seconds since the epoch)."""
+
+    entries: int = 0
+    until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long, and how many."""
+
+    days: int = 365
+    entries: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which entries are wanted: at most `limit`, newest first, with an id below `before`, since a time, of a kind, of an answer."""
+
+    limit: int = 50
+    before: int | None = None
+    since: float | None = None
+    kind: str | None = None
+    answer_id: str | None = None
+
+
+class SentReader:
+    """What is asked of the entries without changing any."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._db = database
+
+    def listing(self, choice: Choice) -> dict[str, Any]:
+        """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting`."""
+        found = self.entries(replace(choice, limit=choice.limit + 1))
+        shown = found[: choice.limit]
+        return {
+            "sent": [entry.to_json() for entry in shown],
+            "next_before": shown[-1].id if len(found) > len(shown) else None,
+            "dropped": asdict(self.dropped()),
+            "waiting": self.waiting(),
+        }
+
+    def entries(self, choice: Choice) -> list[SentEntry]:
+        """The chosen entries, newest first. An answer's tells the reason in its record, once there is one."""
+        conditions, values = _conditions(choice)
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM sent WHERE {conditions} ORDER BY id DESC LIMIT ?",  # noqa: S608 - of constants
+            (*values, choice.limit),
+        )
+        return [self._entry(row) for row in rows]
+
+    def entry(self, entry_id: int) -> tuple[SentEntry, bytes]:
+        """One entry with the very bytes of its message. Raises NotFound."""
+        row = self._db.execute(f"SELECT {_COLUMNS}, payload FROM sent WHERE id = ?", (entry_id,)).fetchone()  # noqa: S608
+        if row is None:
+            raise NotFound(f"nothing with the number {entry_id} is kept of what left")
+        *about, payload = row
+        return self._entry(about), payload
+
+    def dropped(self) -> Dropped:
+        """What is no longer kept."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_DROPPED,)).fetchone()
+        return Dropped(**json.loads(row[0])) if row else Dropped()
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Reports of learning steps that have not left yet, oldest first."""
+        names = [
+            "id",
+            "task",
+            "task_step",
+            "planned_prompts",
+            "group_size",
+            "target_rate",
+            "total_units",
+            "help_units",
+            "uncalled_units",
+        ]
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _entry(self, row: Sequence[Any]) -> SentEntry:
+        number, at, kind, why, method, answer_id, call_key, size, replaced, times, last_at, outcome = row
+        why = self._reason_of(answer_id) or why if answer_id else why
+        return SentEntry(number, at, kind, why, method, answer_id, call_key, size, json.loads(replaced), times, last_at, outcome)
+
+    def _reason_of(self, answer_id: str) -> str:
+        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (answer_id,)).fetchone()
+        return "" if row is None else str(json.loads(row[0]).get("reason", ""))
+
+
+class SentLog:
+    """Writes entries."""
+
+    def __init__(self, database: sqlite3.Connection, clock: Clock, keep: Keep) -> None:
+        self._db = database
+        self._clock = clock
+        self._keep = keep
+        self._since_look = _LOOK_EVERY
+        self._again: Counter[int] = Counter()
+
+    def before_leaving(self, departures: Sequence[Departure]) -> list[int]:
+        """Keep entries, in one transaction; their numbers. Raises Withheld when they cannot be written: then nothing may leave."""
+        now = self._clock.now()
+        try:
+            with self._db:
+                numbers = [self._insert(departure, now) for departure in departures]
+                self._write_repeats(now)
+                self._drop_old(now, len(departures))
+        except sqlite3.Error as error:
+            raise Withheld(f"what leaves the device cannot be written down ({error})", hint="make room on the disk") from error
+        return numbers
+
+    def again(self, number: int) -> None:
+        """The same bytes leave once more; counted with the next entry."""
+        self._again[number] += 1
+
+    def not_delivered(self, numbers: Sequence[int], outcome: str) -> None:
+        """Note that these did not leave after all, and why; where that cannot be written they stay as if they had left."""
+        with suppress(sqlite3.Error), self._db:
+            self._db.executemany("UPDATE sent SET outcome = ? WHERE id = ?", [(outcome, number) for number in numbers])
+
+    def flush(self) -> None:
+        """Write what is still counted; where that fails, only the count of repeated inquiries is lost."""
+        with suppress(sqlite3.Error), self._db:
+            self._write_repeats(self._clock.now())
+
+    def _insert(self, departure: Departure, now: float) -> int:
+        replaced = json.dumps(dict(sorted(departure.replaced.items())))
+        about = (departure.kind, departure.why, departure.method, departure.answer_id, departure.call_key)
+        cursor = self._db.execute(
+            "INSERT INTO sent (at, kind, why, method, answer_id, call_key, payload, replaced, last_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (now, *about, departure.payload, replaced, now),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def _write_repeats(self, now: float) -> None:
+        rows = [(count, now, number) for number, count in self._again.items()]
+        self._db.executemany("UPDATE sent SET times = times + ?, last_at = ? WHERE id = ?", rows)
+        self._again.clear()
+
+    def _drop_old(self, now: float, added: int) -> None:
+        self._since_look += added
+        if self._since_look < _LOOK_EVERY:
+            return
+        self._since_look = 0
+        newest = self._db.execute("SELECT id FROM sent ORDER BY id DESC LIMIT 1 OFFSET ?", (self._keep.entries,)).fetchone()
+        condition, values = "last_at < ? OR id <= ?", (now - self._keep.days * _DAY_S, newest[0] if newest else 0)
+        row = self._db.execute(f"SELECT count(*), max(at) FROM sent WHERE {condition}", values).fetchone()  # noqa: S608
+        if row[0]:
+            before = SentReader(self._db).dropped()
+            told = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
+            self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
+            self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(told)))
+
+
+@contextmanager
+def reading_sent(folder: Path) -> Iterator[SentReader | None]:
+    """The entries of a state folder, read-only, also while an agent uses it; None where nothing ever left. Raises StateError."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        yield None
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            check_readable(database, path)
+            known = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'").fetchone()
+            yield SentReader(database) if known else None
+    except (sqlite3.Error, ValueError) as error:
+        raise StateError(f"{path}: cannot be read: {error}", hint="name another folder with --state") from error
+
+
+def _conditions(choice: Choice) -> tuple[str, list[Any]]:
+    wanted = (
+        ("id < ?", choice.before),
+        ("last_at >= ?", choice.since),
+        ("kind = ?", choice.kind),
+        ("answer_id = ?", choice.answer_id),
+    )
+    given = [(condition, value) for condition, value in wanted if value is not None]
+    return " AND ".join(["1", *(condition for condition, _ in given)]), [value for _, value in given]
+
+
+_MESSAGES: dict[str, type[WireMessage]] = {
+    "Complete": call_pb2.CompleteRequest,
+    "StreamComplete": call_pb2.CompleteRequest,
+    "CompleteBatch": call_pb2.CompleteRequest,
+    "GetCall": call_pb2.GetCallRequest,
+    "CancelCall": call_pb2.CancelCallRequest,
+    "GetBudget": budget_pb2.GetBudgetRequest,
+    "WatchBudget": budget_pb2.WatchBudgetRequest,
+    "RegisterDevice": device_pb2.RegisterDeviceRequest,
+    "OpenStep": step_pb2.OpenStepRequest,
+    "CloseStep": step_pb2.CloseStepRequest,
+}
+
+
+def entry_json(entry: SentEntry, message: bytes) -> dict[str, Any]:
+    """An entry with its content: `payload` as a JSON object (None: not readable any more), `payload_base64` the very bytes."""
+    return {
+        **entry.to_json(),
+        "payload": decoded(entry.method, message),
+        "payload_base64": base64.b64encode(message).decode("ascii"),
+    }
+
+
+def decoded(method: str, message: bytes) -> dict[str, Any] | None:
+    """A message as a JSON object; None for one of a method, or in a form, that is not known here."""
+    kind = _MESSAGES.get(method)
+    if kind is None:
+        return None
+    try:
+        value: dict[str, Any] = MessageToDict(kind.FromString(message), preserving_proto_field_name=True)
+    except DecodeError:
+        return None
+    return value

@@ -1,0 +1,70 @@
+"""Small pieces of structured concurrency: many awaitables at once, streams closed in time, a stop at a safe point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order. On a failure the others are cancelled and awaited, and the failure is raised."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    return [task.result() for task in running]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def closing(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """The stream, closed on the way out if it can be closed."""
+    try:
+        yield stream
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class Stop:
+    """Asked for once, for good."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask for it; may be called from a signal handler."""
+        self._event.set()
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked for."""
+        return self._event.is_set()
+
+    async def cuts(self, work: Awaitable[object], may_cancel: Callable[[], bool] = lambda: True) -> None:
+        """Await the work; when a stop is asked for, cancel it if it may be cancelled, else wait for its end."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and may_cancel():
+                task.cancel()
+            await asyncio.wait({task})
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()

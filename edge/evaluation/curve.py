@@ -1,0 +1,132 @@
+"""Cost against quality: what other thresholds on the help log-odds would have given. Knows one evaluation with every cloud answer; knows
+nothing of pictures.
+
+At threshold θ an item goes to the cloud when its help log-odds at the decision are at least θ and stays local (forced) otherwise; items
+that reached no decision always stay. Beside the curve: random routing (the straight line from forced-local to cloud accuracy) and the
+oracle-router bound forced-local + min(q, 1 - forced-local) · cloud.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from edge.core.errors import EdgeError
+from edge.dagrpo.metrics import effective_trials, oracle_router_bound, wilson_interval_of_share
+from edge.evaluation.judged import JudgedItem
+from edge.evaluation.report import EvalReport
+from edge.evaluation.scores import Interval
+
+_MOST = 1e6
+"""Certainty: an infinite value has no place in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Share sent to the cloud and joint accuracy at one threshold (nats; None: nothing is sent)."""
+
+    threshold: float | None
+    assist_rate: float
+    joint_accuracy: float
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class RealisedPoint:
+    """What the model itself decided, with 95 % intervals of both coordinates."""
+
+    assist_rate: float
+    joint_accuracy: float
+    assist_rate_interval: Interval
+    joint_interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class CostQuality:
+    """The curve and what it is compared with. `without_decision` is the share of items that no threshold can send."""
+
+    model: str
+    adapter_version: int | None
+    sources: tuple[str, ...]
+    temperature: float
+    items: int
+    forced_local_accuracy: float
+    cloud_accuracy: float
+    without_decision: float
+    realised: RealisedPoint
+    points: tuple[CurvePoint, ...]
+    oracle: tuple[tuple[float, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that is drawn, as a JSON object."""
+        return asdict(self)
+
+
+def cost_quality(report: EvalReport, judged: Sequence[JudgedItem]) -> CostQuality:
+    """The curve of one evaluation. Raises EdgeError when the cloud's answer to some item is not known."""
+    scores, cloud = report.scores, report.scores.cloud_accuracy
+    unknown = sum(one.judged.cloud is None and not one.judged.too_long for one in judged)
+    if unknown or cloud is None:
+        raise EdgeError(
+            f"no curve: the cloud's answer is not known for {unknown} of {len(judged)} items",
+            hint="repeat the evaluation with --cloud-all, or replay a complete recording",
+        )
+    assert scores.joint_accuracy is not None
+    assert scores.intervals.joint_accuracy is not None
+    return CostQuality(
+        model=report.measured.model,
+        adapter_version=report.measured.adapter_version,
+        sources=report.measured.sources,
+        temperature=report.measured.temperature,
+        items=scores.items,
+        forced_local_accuracy=scores.forced_local_accuracy,
+        cloud_accuracy=cloud,
+        without_decision=_weight([one for one in judged if _log_odds(one) is None]) / _weight(judged),
+        realised=RealisedPoint(
+            scores.assist_rate, scores.joint_accuracy, scores.intervals.assist_rate, scores.intervals.joint_accuracy
+        ),
+        points=tuple(threshold_curve(judged)),
+        oracle=oracle_corners(scores.forced_local_accuracy, cloud),
+    )
+
+
+def threshold_curve(judged: Sequence[JudgedItem]) -> Iterator[CurvePoint]:
+    """One point for each value of the log-odds that occurs, from sending nothing to sending all that reached a decision."""
+    whole, trials = _weight(judged), _trials(judged)
+    sent, right = 0.0, sum(one.weight for one in judged if one.judged.forced.right)
+
+    def point(threshold: float | None) -> CurvePoint:
+        accuracy = min(max(right / whole, 0.0), 1.0)
+        return CurvePoint(threshold, min(sent / whole, 1.0), accuracy, wilson_interval_of_share(accuracy, trials))
+
+    yield point(None)
+    decided = sorted((one for one in judged if _log_odds(one) is not None), key=lambda one: -(_log_odds(one) or 0.0))
+    for log_odds, members in groupby(decided, key=_log_odds):
+        for one in members:
+            sent += one.weight
+            right += one.weight * (bool(one.judged.cloud and one.judged.cloud.right) - one.judged.forced.right)
+        yield point(log_odds)
+
+
+def oracle_corners(forced_local: float, cloud: float) -> tuple[tuple[float, float], ...]:
+    """(assist rate, bound) where the bound starts, bends and ends."""
+    rates = (0.0, 1.0 - forced_local, 1.0)
+    return tuple((rate, oracle_router_bound(rate, forced_local, cloud)) for rate in rates)
+
+
+def _log_odds(one: JudgedItem) -> float | None:
+    """None where no decision was reached or it cannot be compared."""
+    value = None if one.judged.too_long else one.judged.help_log_odds
+    return None if value is None or math.isnan(value) else min(max(value, -_MOST), _MOST)
+
+
+def _weight(judged: Sequence[JudgedItem]) -> float:
+    return sum(one.weight for one in judged)
+
+
+def _trials(judged: Sequence[JudgedItem]) -> float:
+    weights = [one.weight for one in judged]
+    return len(weights) if len(set(weights)) == 1 else effective_trials(weights)

@@ -1,0 +1,195 @@
+"""Evaluating a model or adapter on held-out items. Knows which answers an item needs and who judges them; knows nothing of training.
+
+Each item is answered once by the model's own decision and, where it mentions the help phrase, once more with asking made impossible:
+with the same seed, so that only the decision differs. The cloud is asked once for an item that asks, or for every item (`cloud_all`).
+What the scores mean is in edge.evaluation.scores, the report in edge.evaluation.report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
+
+from edge.cloud.group_calls import CloudOutcome
+from edge.cloud.hints import with_hint
+from edge.core.concurrency import all_of
+from edge.core.errors import ContextOverflow
+from edge.core.rng import derive_seed
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
+from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
+from edge.evaluation.cloud import CloudAnswers
+from edge.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
+from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages, composed_text, is_well_formed, judge
+from edge.evaluation.report import EvalReport, Measured, build_report, with_seconds
+from edge.evaluation.scores import Scores
+from edge.inference.backend import InferenceBackend
+from edge.routing.policy import OffloadPolicy
+from edge.rpc.client import CloudCall
+from edge.verifiers.math_answer import MathVerdict
+from edge.verifiers.verifier import Verifier
+
+__all__ = [
+    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "bill_of", "build_report",
+    "candidates_of", "counted_once", "with_seconds",
+]  # fmt: skip
+
+_ITEMS_AT_ONCE = 256
+_CALLS_AT_ONCE = 16
+"""A call waits for its turn here and not at the coordinator, where its deadline would run."""
+
+
+class MathJudge(Protocol):
+    """Reads a mathematical answer both ways."""
+
+    def verdict(self, item: TaskItem, response: str) -> MathVerdict:
+        """Exact and equivalent; callable from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRoles:
+    """Who answers and judges. `math` adds the two readings of mathematical answers; `cloud` None: nobody can be asked."""
+
+    backend: InferenceBackend
+    verifier: Verifier
+    policy: OffloadPolicy
+    cloud: CloudAnswers | None
+    math: MathJudge | None = None
+
+
+class Evaluation:
+    """Judges items one by one with whatever adapter the backend uses."""
+
+    def __init__(self, roles: EvalRoles, settings: RolloutSettings, *, cloud_all: bool = False) -> None:
+        """Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`."""
+        self._roles = roles
+        self._settings = settings
+        self._cloud_all = cloud_all
+
+    async def judge_all(
+        self,
+        candidates: Sequence[Candidate],
+        tag: str,
+        known: Mapping[str, Judged] | None = None,
+        on_judged: Callable[[Candidate, Judged], None] = lambda candidate, judged: None,
+    ) -> list[JudgedItem]:
+        """All items in order. `tag` tells this evaluation's cloud calls from others'; what is `known` by its key is not done again."""
+        slots, calls = asyncio.Semaphore(_ITEMS_AT_ONCE), asyncio.Semaphore(_CALLS_AT_ONCE)
+
+        async def one(candidate: Candidate) -> JudgedItem:
+            if known and (judged := known.get(candidate.key)) is not None:
+                return JudgedItem(candidate, judged)
+            async with slots:
+                judged = await self._judge(candidate, tag, calls)
+            on_judged(candidate, judged)
+            return JudgedItem(candidate, judged)
+
+        return await all_of(one(candidate) for candidate in candidates)
+
+    async def _judge(self, candidate: Candidate, tag: str, calls: asyncio.Semaphore) -> Judged:
+        item = candidate.item
+        try:
+            response = await self._sample(candidate, suppress_help=False)
+            forced = await self._sample(candidate, suppress_help=True) if _mentions_help(response) else response
+        except ContextOverflow:
+            return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
+        format_ok = is_well_formed(item, response)
+        asked = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
+        own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
+        forced_verdict = await self._forced(item, forced, response, None if asked else own)
+        outcome = await self._cloud(self._call(candidate, tag, response.text if asked else ""), asked, calls)
+        return Judged(
+            asked=asked,
+            format_ok=format_ok,
+            own=own,
+            forced=forced_verdict,
+            joint=await self._joint(item, response.text, outcome) if asked else own,
+            cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
+            tokens=len(response.token_ids),
+            help_log_odds=response.help_log_odds,
+            bill=bill_of(outcome) if outcome else Bill(),
+            failure=outcome.reason if outcome and outcome.completion is None else "",
+        )
+
+    async def _forced(self, item: TaskItem, forced: LocalResponse, free: LocalResponse, own: Verdict | None) -> Verdict:
+        if forced is free and own is not None:
+            return own
+        return await self._verdict(item, forced.text) if is_well_formed(item, forced) else WRONG
+
+    async def _joint(self, item: TaskItem, local: str, outcome: CloudOutcome | None) -> Verdict | None:
+        if outcome is None:
+            return None
+        if outcome.completion is None:
+            return WRONG
+        return await self._verdict(item, composed_text(local, outcome.completion.text))
+
+    async def _cloud(self, call: CloudCall, asked: bool, calls: asyncio.Semaphore) -> CloudOutcome | None:
+        cloud = self._roles.cloud
+        if cloud is None or not (asked or self._cloud_all):
+            return None
+        async with calls:
+            return await cloud.ask(call)
+
+    async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:
+        settings, item = self._settings, candidate.item
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
+        seed = derive_seed(settings.seed, "eval", candidate.key)
+        messages = prompt_messages(item, settings.prompt_form, settings.price)
+        group = await self._roles.backend.sample_group(messages, sampling, [seed])
+        return group.responses[0]
+
+    async def _verdict(self, item: TaskItem, text: str) -> Verdict:
+        right = await judge(self._roles.verifier, item, text)
+        if item.kind is not AnswerKind.MATH or self._roles.math is None:
+            return Verdict(right)
+        both = await asyncio.to_thread(self._roles.math.verdict, item, text)
+        return Verdict(right, both.exact, both.equivalent)
+
+    def _call(self, candidate: Candidate, tag: str, local: str) -> CloudCall:
+        settings, item = self._settings, candidate.item
+        return CloudCall(
+            call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, candidate.key),
+            task=item.task,
+            step=-1,
+            prompt_id=f"eval:{tag}:{candidate.key}",
+            help_units=1,
+            messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), local, settings.hint_chars, settings.hint_cut),
+            max_output_tokens=settings.max_output_tokens,
+            model_alias=settings.model_alias,
+        )
+
+
+def candidates_of(items: Iterable[tuple[TaskItem, float]], max_steps: int | None = None) -> list[Candidate]:
+    """Candidates of (item, weight) pairs; the weights of a repeated question add up. `max_steps` replaces the items' own limit."""
+    found: dict[str, Candidate] = {}
+    for item, weight in items:
+        candidate = Candidate(item if max_steps is None else replace(item, max_steps=max_steps), weight)
+        before = found.get(candidate.key)
+        found[candidate.key] = candidate if before is None else replace(before, weight=before.weight + weight)
+    return list(found.values())
+
+
+def counted_once(sources: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """The candidates of several sources in order. One that an earlier source has is dropped, and the earlier one counts it."""
+    found: dict[str, Candidate] = {}
+    for candidate in chain.from_iterable(sources):
+        before = found.get(candidate.key)
+        found[candidate.key] = candidate if before is None else replace(before, repeats=before.repeats + 1)
+    return list(found.values())
+
+
+def _mentions_help(response: LocalResponse) -> bool:
+    return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
+
+
+def bill_of(outcome: CloudOutcome) -> Bill:
+    """What one call cost; a cached answer was billed before."""
+    completion = outcome.completion
+    if completion is None:
+        return Bill() if outcome.lost_uusd is None else Bill(1, spend_uusd=outcome.lost_uusd)
+    if completion.cached:
+        return Bill(1, cached=1)
+    return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)

@@ -1,0 +1,153 @@
+"""One evaluation from its plan to its report. Knows the order (journal, judging with progress, report); knows nothing of engines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.core.clock import Clock
+from edge.core.counts import counted
+from edge.core.events import EventSink
+from edge.core.types import GGUF_ADAPTER
+from edge.evaluation.cloud import NOT_RECORDED
+from edge.evaluation.evaluate import EvalRoles, Evaluation
+from edge.evaluation.journal import Journal
+from edge.evaluation.judged import Candidate, Judged, JudgedItem
+from edge.evaluation.judging import RolloutSettings
+from edge.evaluation.report import CloudSource, EvalReport, Measured, build_report, with_seconds
+from edge.state.events import EvalProgress, Notice
+
+ADAPTER_FILES = (GGUF_ADAPTER, "adapter_model.safetensors")
+"""An adapter is known by the first of these that it has; one trained over an MLX folder has no GGUF file."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """What is measured. `sources` as on the command line, `limit` items of each, or `per_level` items of every level.
+
+    `adapters` are tried in order, the first usable one is measured ((): the bare model). `max_tokens` None: as in learning; `max_steps`
+    None: each item's own. `record`: a file that receives every cloud answer; `replay`: a file that gives them. `journal`: where judged
+    items are kept until the report is there. `candidates` are the sources' items where somebody has read them, else None. `policy` names
+    who decides that a response is handed over.
+    """
+
+    sources: tuple[str, ...]
+    limit: int = 200
+    per_level: int | None = None
+    adapters: tuple[Path, ...] = ()
+    temperature: float = 0.0
+    max_tokens: int | None = None
+    max_steps: int | None = None
+    cloud: CloudSource = "coordinator"
+    cloud_all: bool = False
+    record: Path | None = None
+    replay: Path | None = None
+    journal: Path | None = None
+    candidates: tuple[Candidate, ...] | None = None
+    policy: str = "self"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOutcome:
+    """The report, and the items it sums up."""
+
+    report: EvalReport
+    judged: tuple[JudgedItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRun:
+    """Carries out a plan with opened roles.
+
+    `settings` has the plan's temperature and lengths, `adapter` is the one in use (None: the bare model), `adapter_version` its version
+    (0: the bare model, None: not known).
+    """
+
+    plan: EvalPlan
+    roles: EvalRoles
+    settings: RolloutSettings
+    adapter: Path | None
+    adapter_version: int | None
+    sink: EventSink
+    clock: Clock
+
+    async def outcome(self, candidates: Sequence[Candidate]) -> EvalOutcome:
+        """Judge all candidates and sum up. Raises StateError for a journal that cannot be used."""
+        if repeated := sum(candidate.repeats for candidate in candidates):
+            text = f"{repeated} items that an earlier source has too are dropped: each is judged and counted once"
+            self.sink.emit(Notice(text, self.clock.now()))
+        began, tag = self.clock.monotonic(), f"{int(self.clock.now() * 1000)}"
+        with ExitStack() as stack:
+            journal = None
+            if self.plan.journal is not None:
+                journal = Journal(self.plan.journal, self._identity(), tag)
+                stack.callback(journal.close)
+            judged = await self._judge(candidates, journal, tag)
+        missing = sum(one.judged.failure == NOT_RECORDED for one in judged)
+        report = build_report(self._measured(), judged, missing)
+        return EvalOutcome(with_seconds(report, self.clock.monotonic() - began), tuple(judged))
+
+    async def _judge(self, candidates: Sequence[Candidate], journal: Journal | None, tag: str) -> list[JudgedItem]:
+        known: Mapping[str, Judged] = {} if journal is None else journal.known
+        done = sum(candidate.key in known for candidate in candidates)
+        if done:
+            self.sink.emit(Notice(f"going on: {done} of {counted(len(candidates), 'item')} were judged before", self.clock.now()))
+
+        def on_judged(candidate: Candidate, judged: Judged) -> None:
+            nonlocal done
+            done += 1
+            if journal is not None:
+                journal.add(candidate.key, judged)
+            self.sink.emit(EvalProgress(done, len(candidates)))
+
+        evaluation = Evaluation(self.roles, self.settings, cloud_all=self.plan.cloud_all)
+        return await evaluation.judge_all(candidates, tag if journal is None else journal.tag, known, on_judged)
+
+    def _measured(self) -> Measured:
+        plan, model = self.plan, self.roles.backend.model
+        return Measured(
+            sources=plan.sources,
+            model=model.name,
+            model_sha256=model.sha256,
+            adapter=None if self.adapter is None else str(self.adapter),
+            adapter_version=self.adapter_version,
+            temperature=self.settings.temperature,
+            seed=self.settings.seed,
+            max_tokens=self.settings.max_tokens,
+            max_steps=plan.max_steps,
+            per_level=plan.per_level,
+            cloud=plan.cloud,
+            cloud_all=plan.cloud_all,
+            policy=plan.policy,
+            price=self.settings.price,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """All that a verdict depends on besides the item itself."""
+        settings = self.settings
+        return {
+            "model": self.roles.backend.model.sha256,
+            "adapter": None if self.adapter is None else _digest_of(self.adapter),
+            "temperature": settings.temperature,
+            "seed": settings.seed,
+            "max_tokens": settings.max_tokens,
+            "prompt_form": settings.prompt_form,
+            "cloud": self.plan.cloud,
+            "cloud_all": self.plan.cloud_all,
+            "cloud_model": settings.model_alias,
+            "cloud_prompt_form": settings.cloud_prompt_form,
+            **({"hint_chars": settings.hint_chars} if settings.hint_chars else {}),
+            **({} if settings.price is None else {"price": settings.price}),
+            "cloud_max_tokens": settings.max_output_tokens,
+            "both_readings": self.roles.math is not None,
+            "policy": self.plan.policy,
+        }
+
+
+def _digest_of(adapter: Path) -> str:
+    file = next((adapter / name for name in ADAPTER_FILES if (adapter / name).is_file()), adapter / ADAPTER_FILES[0])
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,230 @@
+"""What an agent learned, gained, forgot and spent since a time, from its state folder. Knows the tables; changes and loads nothing.
+
+Anchors are compared item by item: what the version that served then made of each, and what the one that serves now does. Items that were
+examined with one of the two only are counted apart, so that "gained 4, lost 1 of 40" is exact.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from edge.core.errors import StateError
+from edge.state.rows import Line
+from edge.state.schema import check_readable
+from edge.state.usage import Used, used_since
+
+_STRETCHES_S = (60, 3600, 86_400)
+_MOST_STRETCHES = 200
+_TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
+
+
+def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
+    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            check_readable(database, path)
+            found = {str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if missing := _TABLES - found:
+                text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
+                raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
+            return daybook(database, since, now)
+    except (sqlite3.Error, ValueError) as error:
+        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+
+
+class MadeSteps:
+    """What the report needs of every step. A step is read once: what was made stays as it is, and is added to only at the end."""
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._steps: list[dict[str, Any]] = []
+
+    def read(self, database: sqlite3.Connection) -> Sequence[Mapping[str, Any]]:
+        """All steps, oldest first."""
+        for number, event in database.execute("SELECT step, event FROM steps WHERE step > ? ORDER BY step", (self._last,)):
+            told = json.loads(event)
+            self._steps.append({name: told[name] for name in _OF_A_STEP if name in told})
+            self._last = number
+        return self._steps
+
+
+_OF_A_STEP = (
+    "step", "at", "serving_version", "gate", "gate_reason", "source", "task", "responses", "assist_rate", "target_rate", "refused",
+    "dual_after",
+)  # fmt: skip
+
+
+def daybook(database: sqlite3.Connection, since: float, now: float, made_steps: MadeSteps | None = None) -> dict[str, Any]:
+    """The report from `since` to `now`, in seconds since the epoch. Shares are None where there was nothing to count.
+
+    `made_steps` of the same database remembers steps from report to report.
+    """
+    steps = (made_steps or MadeSteps()).read(database)
+    serving, then = _serving(database, steps), _serving(database, steps, until=since)
+    made = [step for step in steps if step["at"] >= since]
+    tasks = _tasks(database, then, serving)
+    return {
+        "since": since,
+        "now": now,
+        "serving_version": serving,
+        "serving_version_then": then,
+        "tasks": tasks,
+        "total": {name: sum(task[name] for task in tasks) for name in _COUNTS},
+        "learning": _learning(made),
+        "went_back": _went_back(database, since),
+        "answers": _answers(database, since),
+        "cloud": _cloud(used_since(database, since)),
+        "spend": _spend_over_time(database, since),
+        "rates": _rates(database, since),
+        "waits": _waits(database, since, now),
+        "paused": _meta(database, "learning_paused") == "1",
+    }
+
+
+_COUNTS = ("items", "right_then", "right_now", "gained", "lost", "new")
+
+
+def _tasks(database: sqlite3.Connection, then: int, now: int) -> list[dict[str, Any]]:
+    before, after, sources = _verdicts(database, then), _verdicts(database, now), _sources(database)
+    return [_compared(source, task, before.get(source, {}), after.get(source, {})) for source, task in sources if source in after]
+
+
+def _compared(source: str, task: str, then: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, Any]:
+    both = [key for key in now if key in then]
+    return {
+        "source": source,
+        "task": task,
+        "items": len(both),
+        "right_then": sum(then[key] for key in both),
+        "right_now": sum(now[key] for key in both),
+        "gained": sum(now[key] and not then[key] for key in both),
+        "lost": sum(then[key] and not now[key] for key in both),
+        "new": len(now) - len(both),
+        "new_right": sum(right for key, right in now.items() if key not in then),
+    }
+
+
+def _verdicts(database: sqlite3.Connection, version: int) -> dict[str, dict[str, bool]]:
+    """By source, the newest verdict of each item with one version."""
+    found: dict[str, dict[str, bool]] = {}
+    for source, text in database.execute("SELECT source, verdicts FROM exams WHERE adapter_version = ? ORDER BY id", (version,)):
+        found.setdefault(source, {}).update(json.loads(text))
+    return found
+
+
+def _sources(database: sqlite3.Connection) -> list[tuple[str, str]]:
+    return [(str(source), str(task)) for source, task in database.execute("SELECT source, min(task) FROM exams GROUP BY source")]
+
+
+def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], until: float | None = None) -> int:
+    """The version that served at a time; now where None."""
+    if until is None:
+        text = _meta(database, "line")
+        if text:
+            return Line.from_json(text).serving
+    changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
+    changes += database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
+    before = [change for change in changes if until is None or change[0] < until]
+    return sorted(before, key=lambda change: change[0])[-1][1] if before else 0
+
+
+def _learning(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    gates = [step.get("gate", "") for step in made]
+    sources = dict.fromkeys((step["source"], step["task"]) for step in made)
+    return {
+        "steps": len(made),
+        "promotions": gates.count("promoted"),
+        "refusals": gates.count("refused") + gates.count("rolled back"),
+        "refused_because": list(dict.fromkeys(step["gate_reason"] for step in made if step.get("gate_reason")))[-3:],
+        "by_source": [_of_source(source, task, made) for source, task in sources],
+    }
+
+
+def _of_source(source: str, task: str, made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    own = [step for step in made if (step["source"], step["task"]) == (source, task)]
+    responses = sum(step["responses"] for step in own)
+    asked = sum(step["assist_rate"] * step["responses"] for step in own)
+    return {
+        "source": source,
+        "task": task,
+        "steps": len(own),
+        "assist_rate": asked / responses if responses else None,
+        "target_rate": own[-1]["target_rate"],
+        "refused": sum(step["refused"] for step in own),
+        "dual": own[-1]["dual_after"],
+    }
+
+
+def _went_back(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    rows = database.execute("SELECT at, from_version, to_version, by, reason FROM went_back WHERE at >= ? ORDER BY id", (since,))
+    return [dict(zip(("at", "from_version", "to_version", "by", "reason"), row, strict=True)) for row in rows]
+
+
+def _answers(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    rows = database.execute(
+        "SELECT json_extract(r.record, '$.source'), count(*), coalesce(sum(f.verdict = 'good'), 0),"
+        " coalesce(sum(f.verdict = 'bad'), 0), count(f.correction)"
+        " FROM requests r LEFT JOIN feedback f ON r.id = f.request_id WHERE r.created_at >= ? GROUP BY 1 ORDER BY 1",
+        (since,),
+    )
+    return [dict(zip(("source", "answers", "good", "bad", "corrected"), row, strict=True)) for row in rows]
+
+
+def _cloud(used: Used) -> dict[str, dict[str, int]]:
+    return {
+        "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
+        "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
+    }
+
+
+def _spend_over_time(database: sqlite3.Connection, since: float) -> dict[str, Any]:
+    """What was charged in each stretch of `stretch_s` seconds, oldest first; a stretch without a charge is left out."""
+    query = "SELECT created_at, json_extract(record, '$.charged_uusd') FROM requests WHERE created_at >= ?"
+    charged = [(at, "serving_uusd", uusd) for at, uusd in database.execute(query, (since,)) if uusd]
+    query = "SELECT at, spend_uusd FROM learning_spend WHERE at >= ?"
+    charged += [(at, "learning_uusd", uusd) for at, uusd in database.execute(query, (since,)) if uusd]
+    times = [at for at, _, _ in charged]
+    length = max(times) - min(times) if times else 0.0
+    stretch = next((known for known in _STRETCHES_S if length / known < _MOST_STRETCHES), _STRETCHES_S[-1])
+    sums: dict[float, dict[str, Any]] = {}
+    for at, name, uusd in sorted(charged):
+        began = at - at % stretch
+        sums.setdefault(began, {"began": began, "serving_uusd": 0, "learning_uusd": 0})[name] += uusd
+    return {"stretch_s": stretch, "stretches": list(sums.values())}
+
+
+def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
+    """Of the answers in which the model could ask: how many did, beside the newest τ of the dial (None: the model decided alone)."""
+    rows = database.execute(
+        "SELECT json_extract(record, '$.task'), count(*), sum(coalesce(json_extract(record, '$.asked'), 0)),"
+        " json_extract(record, '$.target_rate'), max(created_at)"
+        " FROM requests WHERE created_at >= ? AND json_extract(record, '$.mode') = 'auto'"
+        " AND coalesce(json_extract(record, '$.might_ask'), 1) GROUP BY 1 ORDER BY 1",
+        (since,),
+    )
+    return [
+        {"task": task or "", "answers": answers, "asked": asked, "rate": asked / answers, "target_rate": target}
+        for task, answers, asked, target, _ in rows
+    ]
+
+
+def _waits(database: sqlite3.Connection, since: float, now: float) -> list[dict[str, Any]]:
+    rows = database.execute(
+        "SELECT reason, count(*), sum(max(0.0, min(ended_at, ?) - max(began_at, ?))) FROM waits WHERE ended_at >= ?"
+        " GROUP BY reason ORDER BY 3 DESC",
+        (now, since, since),
+    )
+    return [dict(zip(("reason", "times", "seconds"), row, strict=True)) for row in rows]
+
+
+def _meta(database: sqlite3.Connection, key: str) -> str | None:
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])

@@ -1,0 +1,217 @@
+"""Adapter versions on disk, which one answers people, and going back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.core.clock import Clock
+from edge.core.errors import AdapterError, NotFound, StateError
+from edge.core.events import EventSink
+from edge.core.types import AdapterRef
+from edge.inference.backend import InferenceBackend
+from edge.learning.checkpoints import Checkpoint, Checkpoints
+from edge.learning.step import version_name
+from edge.state.events import AdapterSwapped, Notice
+from edge.state.folder import StateFolder
+from edge.state.rows import Line, WentBackRow
+
+HINT = "see edge-agent adapters list"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version on disk. `at` seconds since the epoch; `gate` as in StepFinished; `size_bytes` of its whole folder.
+
+    `serving`: it answers people (as the state has it); `head`: training goes on from it; `on_line`: what is trained now came from it.
+    `damage` is one line, "" when all can be read. None where nothing is known (a step that was cut before its commit).
+    """
+
+    version: int
+    folder: str
+    at: float | None
+    phase: int | None
+    task: str | None
+    source: str | None
+    base: int | None
+    size_bytes: int
+    gate: str
+    gate_reason: str
+    gate_before: float | None
+    gate_after: float | None
+    kept_accuracy: float | None
+    joint_accuracy: float | None
+    assist_rate: float | None
+    serving: bool
+    head: bool
+    on_line: bool
+    damage: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def unknown_version(version: int, known: Sequence[int]) -> NotFound:
+    """That a version is not among those known."""
+    text = f"there is no adapter version {version} here"
+    if not known:
+        return NotFound(f"{text}: nothing was learned yet, or nothing was kept")
+    return NotFound(f"{text}; there {'is' if len(known) == 1 else 'are'} {', '.join(map(str, known))}", hint=HINT)
+
+
+class Versions:
+    """The versions of one state folder."""
+
+    def __init__(self, state: StateFolder, checkpoints: Checkpoints, sound: Callable[[Path], None]) -> None:
+        """`sound` reads an adapter folder through and raises AdapterError for a damaged one."""
+        self._state = state
+        self._checkpoints = checkpoints
+        self._sound = sound
+
+    def all(self) -> list[Version]:
+        """What is on disk, oldest first."""
+        line = self._state.line()
+        on_line = {checkpoint.step for checkpoint in self._checkpoints.among(self._state.line_of(line.head))}
+        return [self._version(checkpoint, line, checkpoint.step in on_line) for checkpoint in self._checkpoints.all()]
+
+    def one(self, version: int) -> Version:
+        """One version on disk. Raises NotFound."""
+        found = next((known for known in self.all() if known.version == version), None)
+        if found is None:
+            raise self._unknown(version)
+        return found
+
+    def checkpoint(self, version: int) -> Checkpoint | None:
+        """The checkpoint to go back to, None for the bare model (0). Raises NotFound, StateError or AdapterError."""
+        if version == 0:
+            return None
+        checkpoint = self._checkpoints.at(version)
+        if checkpoint is None or version > self._state.position().steps_done:
+            raise self._unknown(version)
+        if damage := self._damage(checkpoint):
+            raise StateError(damage, hint=HINT)
+        return checkpoint
+
+    def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Line:
+        """Serve and learn on from a version that `checkpoint` has found sound; one transaction. `by`: a person, or what found it worse."""
+        line = self._state.line()
+        self._state.set_line(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
+        return line.back_to(version)
+
+    def _version(self, checkpoint: Checkpoint, line: Line, on_line: bool) -> Version:
+        step = self._state.step_at(checkpoint.step)
+        base = None if step is None else step.base_version if step.base_version >= 0 else step.step - 1
+        return Version(
+            version=checkpoint.step,
+            folder=str(checkpoint.folder / "adapter"),
+            at=step.at if step else None,
+            phase=step.phase if step else None,
+            task=step.task if step else None,
+            source=step.source if step else None,
+            base=base,
+            size_bytes=sum(file.stat().st_size for file in checkpoint.folder.rglob("*") if file.is_file()),
+            gate=step.gate if step else "",
+            gate_reason=step.gate_reason if step else "",
+            gate_before=step.gate_before if step else None,
+            gate_after=step.gate_after if step else None,
+            kept_accuracy=step.kept_accuracy if step else None,
+            joint_accuracy=step.joint_accuracy if step else None,
+            assist_rate=step.assist_rate if step else None,
+            serving=checkpoint.step == line.serving,
+            head=checkpoint.step == line.head,
+            on_line=on_line,
+            damage=self._damage(checkpoint),
+        )
+
+    def _damage(self, checkpoint: Checkpoint) -> str:
+        try:
+            checkpoint.manifest()
+            if not any(file.stat().st_size for file in checkpoint.learner_folder.glob("*")):
+                return f"{checkpoint.learner_folder}: the learner's state is missing"
+            if not Path(checkpoint.adapter.folder).is_dir():
+                return f"{checkpoint.adapter.folder}: the adapter is missing"
+            self._sound(Path(checkpoint.adapter.folder))
+        except (StateError, AdapterError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _unknown(self, version: int) -> NotFound:
+        return unknown_version(version, [checkpoint.step for checkpoint in self._checkpoints.all()])
+
+
+class ServingAdapter:
+    """The adapter of the engine that serves. `switching` is held by whoever changes it."""
+
+    def __init__(
+        self,
+        backend: InferenceBackend,
+        state: StateFolder,
+        checkpoints: Checkpoints,
+        versions: Versions,
+        sink: EventSink,
+        clock: Clock,
+    ) -> None:
+        self.backend = backend
+        self.checkpoints = checkpoints
+        self.versions = versions
+        self.switching = asyncio.Lock()
+        self._state = state
+        self._sink = sink
+        self._clock = clock
+
+    def in_use(self) -> AdapterRef | None:
+        """The adapter in use, None for the bare model."""
+        checkpoint = self.checkpoints.at(self.backend.adapter_version)
+        return checkpoint.adapter if checkpoint else None
+
+    async def is_sound(self, version: int) -> bool:
+        """Whether a version's files can be used."""
+        try:
+            await asyncio.to_thread(self.versions.checkpoint, version)
+        except (AdapterError, StateError, NotFound):
+            return False
+        return True
+
+    async def rollback(self, version: int, by: str = "person", reason: str = "") -> Line:
+        """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
+
+        `by`: a person, or what found the version in use worse, with its `reason` in one line.
+
+        Raises NotFound, and AdapterError or StateError for a damaged one; everything stays as it was then.
+        """
+        async with self.switching:
+            checkpoint = await asyncio.to_thread(self.versions.checkpoint, version)
+            await self.backend.swap_adapter(checkpoint.adapter if checkpoint else None)
+            line = self.versions.go_back(version, self._clock.now(), by, reason)
+        told = f" ({reason})" if reason else ""
+        self._notice(f"went back to {version_name(version)}{told}; serving and learning go on from there")
+        self._sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
+        return line
+
+    async def serve_newest(self) -> None:
+        """Serve the version that shall serve or else the newest undamaged one it was trained from, or the bare model; say so then."""
+        serving = self._state.line().serving
+        chosen, problem = await self._first_usable(serving)
+        if (chosen.step if chosen else 0) != serving:
+            used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
+            self._notice(f"{problem}; going on with {used}")
+
+    async def _first_usable(self, serving: int) -> tuple[Checkpoint | None, str]:
+        """The checkpoint that is loaded now, and what was wrong with the one that should serve."""
+        problem = f"the checkpoint of step {serving} is missing"
+        for checkpoint in self.checkpoints.among(self._state.line_of(serving)):
+            try:
+                checkpoint.manifest()
+                await self.backend.swap_adapter(checkpoint.adapter)
+            except (AdapterError, StateError) as error:
+                problem = str(error) if checkpoint.step == serving else problem
+                continue
+            return checkpoint, problem
+        return None, problem
+
+    def _notice(self, text: str) -> None:
+        self._sink.emit(Notice(text, self._clock.now()))

@@ -1,0 +1,86 @@
+"""What an agent is made of, and how it works. Knows roles and values; opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge.answering.draft import AnswerSettings
+from edge.budget.daily import NO_LIMITS, DailyLimits
+from edge.cloud.connection import CoordinatorProcess
+from edge.core.clock import Clock
+from edge.core.events import EventSink
+from edge.evaluation.judging import RolloutSettings
+from edge.inference.backend import InferenceBackend, ModelInfo
+from edge.learning.conditions import LearningConditions
+from edge.learning.curriculum import Curriculum
+from edge.learning.methods import Method
+from edge.learning.own_use import OwnUse
+from edge.routing.policy import OffloadPolicy
+from edge.rpc.client import CoordinatorClient
+from edge.state.folder import StateFolder
+from edge.training.floor import StepMeasure
+from edge.training.gate import GateRules
+from edge.training.learner import Learner
+from edge.verifiers.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """What an agent is made of. Heavy parts are opened by async factories when they are needed, the learner when learning begins.
+
+    `coordinator_name` is shown to people: the address, or "embedded".
+    """
+
+    state: StateFolder
+    curriculum: Curriculum
+    open_backend: Callable[[], Awaitable[InferenceBackend]]
+    open_learner: Callable[[], Awaitable[Learner]]
+    client: CoordinatorClient
+    coordinator: CoordinatorProcess | None
+    coordinator_name: str
+    verifier: Verifier
+    policy: OffloadPolicy
+    sink: EventSink
+    clock: Clock
+    failpoint: Callable[[str], None] = lambda name: None
+    release: Callable[[], None] = lambda: None
+    """Called last, after every part is closed."""
+    open_rollouts: Callable[[InferenceBackend], Awaitable[InferenceBackend]] | None = None
+    """A second engine over the same weights for learning, so that another adapter can be trained than serves; a gate needs it."""
+    sound: Callable[[Path], None] = lambda adapter_folder: None
+    """Reads an adapter's files through. Raises AdapterError when they are damaged."""
+    own_use: OwnUse | None = None
+    """What is learned beside the phases: verdicts on answers, watched task files."""
+    conditions: LearningConditions | None = None
+    """When learning may use the machine; None: always."""
+    step_measure: Callable[[], StepMeasure | None] = lambda: None
+    """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How it works. Prompt forms are "auto" (of the model) or fixed; `answers.prompt_form` likewise."""
+
+    rollout: RolloutSettings
+    answers: AnswerSettings
+    dual_init: float
+    method: Method
+    call_deadline_s: float
+    dial_rate: float | None
+    offline_retry_s: float = 10.0
+    gate: GateRules | None = None
+    """None: every step's adapter serves at once."""
+    daily_limits: DailyLimits = NO_LIMITS
+    recheck_every: int | None = None
+    """Steps after which the version that serves is examined again; with a gate only. None: never."""
+
+
+def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:
+    """The settings with "auto" prompt forms replaced by what the loaded model reads."""
+    if settings.rollout.prompt_form != "auto":
+        return settings
+    form = model.prompt_form
+    rollout, answers = replace(settings.rollout, prompt_form=form), replace(settings.answers, prompt_form=form)
+    return replace(settings, rollout=rollout, answers=answers)

@@ -1,0 +1,192 @@
+"""The order of learning: phases, their task streams and the data cursor. Knows what the next step is about; makes none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from edge.config.schema import PhaseConfig
+from edge.core.counts import counted
+from edge.core.errors import TaskFileError
+from edge.core.types import TaskItem
+from edge.state.folder import StateFolder
+from edge.state.rows import Position
+from edge.tasks.source import TaskSource
+
+_PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards.
+
+    `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
+    items whose questions must not leave this device. `used`: keys of its items, which are counted.
+    """
+
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    target_rate: float
+    items: tuple[TaskItem, ...]
+    cursor_seed: int
+    cursor_after: int
+    ends_phase: bool = False
+    own: bool = False
+    phases_done: bool = False
+    stay_here: frozenset[str] = frozenset()
+    used: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Held-out items of one source, always the same ones, and the label of the task they belong to."""
+
+    source: str
+    task: str
+    items: tuple[TaskItem, ...]
+
+
+class Curriculum:
+    """Phases over task sources, continued where the state folder says."""
+
+    def __init__(
+        self,
+        phases: Sequence[PhaseConfig],
+        open_source: Callable[[str], TaskSource],
+        state: StateFolder,
+        seed: int,
+        prompts_per_step: int,
+    ) -> None:
+        """Opens every source at once, so that a bad task file shows at the start. Raises TaskFileError, UsageError."""
+        self._phases = tuple(phases)
+        self._sources = {phase.source: open_source(phase.source) for phase in phases}
+        self._tasks = [phase.task or self._label(phase.source, seed) for phase in phases]
+        self._state = state
+        self._seed = seed
+        self._prompts = prompts_per_step
+        self._streams: dict[str, tuple[int, Iterator[TaskItem]]] = {}
+
+    @property
+    def steps_planned(self) -> int | None:
+        """Steps over all phases counted from the first; None when the last phase is endless."""
+        steps = [phase.steps for phase in self._phases]
+        return None if any(count is None for count in steps) else sum(count or 0 for count in steps)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The task labels, each once, in order."""
+        return list(dict.fromkeys(self._tasks))
+
+    @property
+    def phase_count(self) -> int:
+        """How many phases there are."""
+        return len(self._phases)
+
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most `limit` held-out items of each phase's source, each source once."""
+        tasks = dict(reversed([(phase.source, task) for phase, task in zip(self._phases, self._tasks, strict=True)]))
+        return [HeldOut(source, tasks[source], tuple(self._sources[source].test(limit))) for source in self._sources]
+
+    def adopt(self) -> bool:
+        """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
+
+        A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
+        first step of a phase there is nothing to begin anew.
+        """
+        position = self._state.position()
+        plan = [[phase.source, task] for phase, task in zip(self._phases, self._tasks, strict=True)]
+        known = json.loads(self._state.meta(_PLAN) or "null")
+        self._state.set_meta(_PLAN, json.dumps(plan))
+        if (
+            known is None
+            or (position.phase, position.phase_step) == (0, 0)
+            or known[: position.phase + 1] == plan[: position.phase + 1]
+        ):
+            return False
+        self._state.set_position(replace(position, phase=0, phase_step=0))
+        return True
+
+    @property
+    def present_task(self) -> str:
+        """The label of the phase that learning is in."""
+        return self.phase_task(self._state.position().phase)
+
+    def phase_task(self, phase: int) -> str:
+        """The label of a phase (the last one's past the end)."""
+        return self._tasks[min(phase, len(self._tasks) - 1)]
+
+    def phase_rate(self, phase: int) -> float:
+        """τ of a phase (the last one's past the end)."""
+        return self._phases[min(phase, len(self._phases) - 1)].target_rate
+
+    def rate_of(self, task: str) -> float | None:
+        """τ of the first phase with this label, None where none has it."""
+        rates = (phase.target_rate for phase, label in zip(self._phases, self._tasks, strict=True) if label == task)
+        return next(rates, None)
+
+    def phase(self, phase: int) -> PhaseConfig:
+        """A phase's configuration."""
+        return self._phases[phase]
+
+    def next_step(self) -> StepPlan | None:
+        """What comes after the last committed step, or None when all phases are done."""
+        position = self._current(self._state.position())
+        if position.phase >= len(self._phases):
+            return None
+        phase = self._phases[position.phase]
+        cursor = self._state.cursor(phase.source, self._seed)
+        return StepPlan(
+            step=position.steps_done + 1,
+            steps_planned=self.steps_planned,
+            phase=position.phase,
+            phase_step=position.phase_step + 1,
+            source=phase.source,
+            task=self._tasks[position.phase],
+            target_rate=phase.target_rate,
+            items=self._take(phase.source, cursor),
+            cursor_seed=self._seed,
+            cursor_after=cursor + self._prompts,
+            ends_phase=position.phase_step + 1 == phase.steps,
+        )
+
+    def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:
+        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items.
+
+        () for a source that no phase has any more.
+        """
+        if source not in self._sources:
+            return ()
+        held_out = tuple(self._sources[source].test(limit))
+        return held_out or tuple(itertools.islice(self._sources[source].train(self._seed, 0), limit))
+
+    def _current(self, position: Position) -> Position:
+        """The position with finished phases left behind."""
+        while position.phase < len(self._phases):
+            steps = self._phases[position.phase].steps
+            if steps is None or position.phase_step < steps:
+                break
+            position = replace(position, phase=position.phase + 1, phase_step=0)
+        return position
+
+    def _take(self, source: str, cursor: int) -> tuple[TaskItem, ...]:
+        """The next items of a source from `cursor`; a stream that stands there is continued, else it is opened there."""
+        stands_at, stream = self._streams.get(source, (-1, iter(())))
+        if stands_at != cursor:
+            stream = self._sources[source].train(self._seed, cursor)
+        items = tuple(itertools.islice(stream, self._prompts))
+        if len(items) < self._prompts:
+            raise TaskFileError(f"{source}: the training stream ended after {counted(cursor + len(items), 'item')}")
+        self._streams[source] = (cursor + self._prompts, stream)
+        return items
+
+    def _label(self, source: str, seed: int) -> str:
+        first = next(iter(self._sources[source].train(seed, 0)), None)
+        if first is None:
+            raise TaskFileError(f"{source}: there are no training items")
+        return first.task

@@ -1,0 +1,324 @@
+"""Learning, step after step: when a step may begin, whose turn it is, and when to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from edge.budget.daily import LearningPurse
+from edge.budget.quota import Quotas
+from edge.cloud.connection import CoordinatorLink
+from edge.core.clock import Clock
+from edge.core.concurrency import Stop
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, InvalidRequest, NotFound, PermissionDenied, UsageError
+from edge.core.events import EventSink
+from edge.evaluation.evaluate import Candidate
+from edge.evaluation.scores import Scores
+from edge.inference.backend import InferenceBackend
+from edge.learning.adapters import ServingAdapter
+from edge.learning.components import AgentParts
+from edge.learning.conditions import DiskRoom, Readiness, is_paused
+from edge.learning.curriculum import Curriculum, HeldOut, StepPlan
+from edge.learning.factory import Workshop
+from edge.learning.own_use import is_about_the_device
+from edge.learning.rollback import Guard, Withdrawal
+from edge.learning.session import Trainee
+from edge.learning.step import LearningStep
+from edge.learning.step_book import StepBook
+from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
+from edge.state.reader import StateReader
+
+
+class LearningProgress:
+    """What learning tells. A phase is told once as long as learning stays in it."""
+
+    def __init__(
+        self, run_id: str, state: StateReader, curriculum: Curriculum, serving: InferenceBackend, sink: EventSink, clock: Clock
+    ) -> None:
+        self._run_id = run_id
+        self._state = state
+        self._curriculum = curriculum
+        self._serving = serving
+        self._sink = sink
+        self._clock = clock
+        self._began = 0.0
+        self._phase: int | None = None
+
+    def begins(self, steps_planned: int | None) -> None:
+        """Learning begins or goes on; None where nobody knows how many steps there will be."""
+        done, model = self._state.position().steps_done, self._serving.model.name
+        version = self._serving.adapter_version
+        self._sink.emit(RunStarted(self._run_id, model, done, steps_planned, version, self._clock.now()))
+        self._began = self._clock.monotonic()
+
+    def comes_to(self, plan: StepPlan) -> None:
+        """A step of the phases is about to be made."""
+        if plan.own or self._phase == plan.phase:
+            return
+        self._phase = plan.phase
+        steps, phases = self._curriculum.phase(plan.phase).steps, self._curriculum.phase_count
+        self._sink.emit(PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, steps, plan.phase_step, phases))
+
+    def ends(self, reason: StopReason) -> RunFinished:
+        """Learning has ended."""
+        last = next(iter(self._state.steps(last=1)), None)
+        finished = RunFinished(
+            run_id=self._run_id,
+            reason=reason,
+            steps_done=self._state.position().steps_done,
+            adapter_version=self._serving.adapter_version,
+            total_cloud_calls=last.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.total_spend_uusd if last else 0,
+            seconds=self._clock.monotonic() - self._began,
+            at=self._clock.now(),
+        )
+        self._sink.emit(finished)
+        return finished
+
+    def notice(self, text: str) -> None:
+        """One line for a person."""
+        self._sink.emit(Notice(text, self._clock.now()))
+
+
+BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
+"""Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
+steps done, and the version of the adapter that is trained."""
+_HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRoles:
+    """What learning works with. `closing` closes with the agent what is opened for learning."""
+
+    parts: AgentParts
+    link: CoordinatorLink
+    adapter: ServingAdapter
+    trainee: Trainee
+    workshop: Workshop
+    book: StepBook
+    readiness: Readiness
+    room: DiskRoom
+    purse: LearningPurse
+    quotas: Quotas
+    progress: LearningProgress
+    stop: Stop
+    closing: AsyncExitStack
+    finish_cut_step: Callable[[], Awaitable[None]]
+    """Reports and commits a step whose checkpoint is on disk and which was not committed; does nothing where there is none."""
+
+
+class Learning:
+    """The learning of one agent: run it, hold it back, ask how it stands."""
+
+    def __init__(self, roles: LearningRoles) -> None:
+        self.roles = roles
+        self._stage = "idle"
+        self._guard: Guard | None = None
+
+    async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
+        """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
+        if self._stage == "learning":
+            raise UsageError("this agent is learning already")
+        self._stage = "learning"
+        try:
+            loop = await self._begun(between_steps)
+            reason = await loop.run(max_steps)
+            await self._hand_in()
+            self._stage = "finished" if reason == "done" else "stopped"
+        except BaseException:
+            self._stage = "stopped"
+            raise
+        return self.roles.progress.ends(reason)
+
+    @property
+    def stage(self) -> str:
+        """One of idle, learning, paused (no step may begin now), stopped, finished."""
+        return "paused" if self._stage == "learning" and self.roles.readiness.held_back else self._stage
+
+    @property
+    def waiting(self) -> str:
+        """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
+        return self.roles.readiness.told()
+
+    @property
+    def paused(self) -> bool:
+        """A person has paused learning."""
+        return is_paused(self.roles.parts.state)
+
+    def pause(self, paused: bool) -> None:
+        """Begin no further step, or go on; kept over restarts. A step under way is finished."""
+        self.roles.readiness.pause(paused)
+
+    async def more_to_learn(self) -> bool:
+        """Whether learning that was done has something new to learn from."""
+        parts = self.roles.parts
+        return parts.curriculum.next_step() is not None or (parts.own_use is not None and await parts.own_use.fresh() > 0)
+
+    async def heed_verdicts(self) -> None:
+        """Go back where people like what serves less than the version before; for when all is learned and no step looks after that."""
+        if self._guard is not None:
+            await _heed_verdicts(self.roles, self._guard)
+
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
+        return self.roles.parts.curriculum.held_out(limit)
+
+    async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
+        """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
+        return await self.roles.workshop.scores(candidates, on_item)
+
+    async def _begun(self, between_steps: BetweenSteps | None) -> LearningLoop:
+        """Everything open and told, so that the first step can be made."""
+        roles, parts = self.roles, self.roles.parts
+        if not roles.link.begun:
+            await roles.link.begin(roles.closing)
+        roles.link.require_all_tasks()
+        await roles.trainee.prepare()
+        step = await roles.workshop.step()
+        # steps of one's own use come on top of those planned, as their events tell
+        roles.progress.begins(None if parts.own_use else parts.curriculum.steps_planned)
+        self._guard = await roles.workshop.guard()
+        return LearningLoop(roles, step, self._guard, between_steps)
+
+    async def _hand_in(self) -> None:
+        """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
+        roles = self.roles
+        for attempt in range(_HAND_IN_TRIES if roles.link.embedded else 1):
+            if attempt:
+                await roles.stop.cuts(asyncio.sleep(_HAND_IN_PAUSE_S))
+            if not roles.parts.state.outbox():
+                return
+            try:
+                await roles.book.deliver()
+            except CoordinatorUnavailable:
+                continue
+
+
+async def next_step(parts: AgentParts) -> StepPlan | None:
+    """The phases' next step, or one of one's own use whose turn it is."""
+    plan = parts.curriculum.next_step()
+    return plan if parts.own_use is None else await parts.own_use.next_step(plan)
+
+
+class LearningLoop:
+    """The steps of one run."""
+
+    def __init__(
+        self, roles: LearningRoles, step: LearningStep, guard: Guard | None, between_steps: BetweenSteps | None = None
+    ) -> None:
+        self._roles = roles
+        self._step = step
+        self._guard = guard
+        self._between_steps = between_steps
+        self._made = 0
+        self._is_cut = False
+
+    async def run(self, max_steps: int | None) -> StopReason:
+        """Until the phases are done, so many steps are made, or a stop is asked for."""
+        while not self._roles.stop.asked:
+            try:
+                if self._is_cut and not await self._mended():
+                    break
+                if (reason := await self._next(max_steps)) is not None:
+                    return reason
+            except Exception:
+                if not self._roles.room.was_missing():
+                    raise
+                self._is_cut = True
+        return "stopped"
+
+    async def _next(self, max_steps: int | None) -> StopReason | None:
+        """Make the next step, or say why there is none."""
+        plan = await next_step(self._roles.parts)
+        await self._between(plan)
+        if self._roles.stop.asked:
+            return "stopped"
+        if max_steps is not None and self._made >= max_steps:
+            return "max_steps"
+        if plan is None:
+            return "done"
+        waits = self._roles.readiness.waits
+        if await self._may_begin():
+            if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
+                plan = await next_step(self._roles.parts) or plan
+            await self._make(plan)
+        return None
+
+    async def _mended(self) -> bool:
+        """Once there is room: the step that a full disk cut is finished where its checkpoint is whole, else made again from what was
+        committed. False where a stop was asked for meanwhile."""
+        roles = self._roles
+        await roles.stop.cuts(roles.readiness.ready())
+        if roles.stop.asked:
+            return False
+        await roles.finish_cut_step()
+        await roles.trainee.prepare()
+        self._is_cut = False
+        return True
+
+    async def _between(self, plan: StepPlan | None) -> None:
+        if self._between_steps is not None:
+            await self._roles.trainee.follow_line()
+            done = self._roles.parts.state.position().steps_done
+            await self._roles.stop.cuts(self._between_steps(plan, done, self._roles.trainee.version))
+
+    async def _may_begin(self) -> bool:
+        """Wait until nothing holds learning back, and see to what serves. False where a stop was asked for meanwhile."""
+        stop = self._roles.stop
+        await stop.cuts(self._roles.readiness.ready(self._heed_verdicts))
+        if self._guard is not None and not stop.asked:
+            await stop.cuts(self._keep_the_best(self._guard))
+        return not stop.asked
+
+    async def _make(self, plan: StepPlan) -> None:
+        roles = self._roles
+        await roles.trainee.follow_line()
+        roles.progress.comes_to(plan)
+        await roles.link.watch.follow(plan.task)
+        if await self._made_or_left_out(plan):
+            roles.trainee.version = roles.parts.state.position().steps_done
+            self._keep_budget(plan.task)
+            self._made += 1
+
+    async def _made_or_left_out(self, plan: StepPlan) -> bool:
+        """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
+        roles, own_use = self._roles, self._roles.parts.own_use
+        try:
+            await roles.stop.cuts(self._step.run(plan, roles.trainee.version), may_cancel=lambda: self._step.interruptible)
+        except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
+            if own_use is None or not plan.own or is_about_the_device(error):
+                raise
+            own_use.leave_out(plan, error)
+            roles.progress.notice(f"{plan.source}: {len(plan.items)} questions cannot be learned from and are left out ({error})")
+            return False
+        return True
+
+    async def _keep_the_best(self, guard: Guard) -> None:
+        """Go back where the version that serves is worse than one before it."""
+        examined = guard.exam_is_due()
+        found = await guard.withdrawal()
+        if examined:
+            await self._roles.trainee.load_head()
+        if found is not None:
+            await _go_back(self._roles, found)
+
+    async def _heed_verdicts(self) -> None:
+        if self._guard is not None:
+            await _heed_verdicts(self._roles, self._guard)
+
+    def _keep_budget(self, task: str) -> None:
+        with self._roles.parts.state.database:
+            self._roles.quotas.save(task)
+
+
+async def _heed_verdicts(roles: LearningRoles, guard: Guard) -> None:
+    if (found := await guard.disliked()) is not None:
+        await _go_back(roles, found)
+
+
+async def _go_back(roles: LearningRoles, found: Withdrawal) -> None:
+    await roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
+    roles.parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, roles.parts.clock.now()))

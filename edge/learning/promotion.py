@@ -1,0 +1,201 @@
+"""Judging a step's adapter before it may serve. Knows anchors, the order of the exam and what is remembered; knows nothing of the rules'
+numbers (edge.training.gate) or of swapping what serves.
+
+Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
+them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
+examined on an anchor once; its results are remembered until another one serves. All that is remembered is committed with the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
+
+from edge.core.errors import AdapterError
+from edge.core.types import AdapterRef, AnswerKind, TaskItem
+from edge.dagrpo.advantages import mean
+from edge.evaluation.evaluate import Candidate, candidates_of
+from edge.learning.checkpoints import Checkpoint, Checkpoints
+from edge.learning.own_use import is_own
+from edge.state.events import StepFinished
+from edge.state.folder import GATE_MEMORY, StateFolder
+from edge.state.rows import Exam as ExamResult
+from edge.state.rows import Line
+from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of, together
+
+_MOST_SOURCES = 32
+_LOOKED_BACK = 8
+"""Between the steps of one source there may be so many of others."""
+Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, bool]]]
+"""Which candidates an adapter gets right, by their keys. Raises AdapterError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the gate keeps between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
+
+    version: int = 0
+    anchors: Mapping[str, tuple[TaskItem, ...]] = field(default_factory=dict)
+    right: Mapping[str, bool] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def of_serving(self, version: int) -> Memory:
+        """The same, without what belongs to another adapter than the one in use."""
+        return self if self.version == version else Memory(version, self.anchors)
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Memory:
+        """From what `to_json` made; empty without it."""
+        fields: dict[str, Any] = json.loads(text) if text else {}
+        anchors = {source: tuple(map(_item, items)) for source, items in fields.pop("anchors", {}).items()}
+        return cls(**fields, anchors=anchors)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of it. `reason` is "" when the adapter may serve."""
+
+    outcome: Literal["promoted", "refused"]
+    reason: str
+    anchors: tuple[AnchorScore, ...]
+    rate: RateScore
+    memory: str
+    exams: tuple[ExamResult, ...] = ()
+
+    @property
+    def before(self) -> float | None:
+        """Share of all anchors right with the adapter in use."""
+        return together(self.anchors).before if self.anchors else None
+
+    @property
+    def after(self) -> float | None:
+        """Share of all anchors right with the candidate."""
+        return together(self.anchors).after if self.anchors else None
+
+
+class PromotionGate:
+    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same."""
+
+    def __init__(
+        self,
+        rules: GateRules,
+        anchors_of: Callable[[str, int], tuple[TaskItem, ...]],
+        exam: Exam,
+        state: StateFolder,
+        checkpoints: Checkpoints,
+        own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None,
+    ) -> None:
+        """`anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone."""
+        self.rules = rules
+        self._anchors_of = anchors_of
+        self._exam = exam
+        self._state = state
+        self._checkpoints = checkpoints
+        self._own_anchors = own_anchors
+
+    def is_due(self, step: int, ends_phase: bool) -> bool:
+        """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
+        before = step - 1
+        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.gate:
+            before -= 1
+        return ends_phase or step // self.rules.every > before // self.rules.every
+
+    async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
+        """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
+        line = self._state.line()
+        sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
+        memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
+        memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
+        rate = self._rate(event, base, memory)
+        before = memory.right
+        memory, known = await self._examined(memory, line)
+        candidates = candidates_by_source(memory.anchors)
+        exams = results(line.serving, candidates, {key: right for key, right in memory.right.items() if key not in before})
+        try:
+            right = await self._exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
+        except AdapterError as error:
+            return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
+        scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
+        reason = refusal_of(scores, rate, self.rules)
+        exams = (*exams, *results(checkpoint.step, candidates, right))
+        if not reason:
+            memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
+        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json(), exams)
+
+    def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
+        """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
+        anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
+        for source in dict.fromkeys((*anchors, *sources)):
+            if (fresh := self._own_anchors(source, limit)) is not None:
+                anchors[source] = fresh
+            elif source not in anchors and (some := self._anchors_of(source, limit)):
+                anchors[source] = some
+        newest = dict(list(anchors.items())[-_MOST_SOURCES:])
+        wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
+        right = {key: right for key, right in memory.right.items() if key in wanted}
+        return replace(memory, anchors=newest, right=right)
+
+    async def _examined(self, memory: Memory, line: Line) -> tuple[Memory, bool]:
+        """The memory with the adapter in use examined on every anchor; False when that adapter cannot be loaded (it is no measure then)."""
+        missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
+        if not missing:
+            return memory, True
+        in_use = self._checkpoints.at(line.serving)
+        if line.serving and in_use is None:
+            return memory, False
+        try:
+            right = await self._exam(in_use.adapter if in_use else None, missing)
+        except AdapterError:
+            return memory, False
+        return replace(memory, right={**memory.right, **right}), True
+
+    def _rate(self, event: StepFinished, base: int, memory: Memory) -> RateScore:
+        """The mean rate of the last steps of this phase that led to the candidate, and the rate when the adapter in use was promoted.
+
+        Where the task is new to the adapter in use, before is the rate of the phase's first step.
+        """
+        same = (step for step in self._before(base) if (step.phase, step.source) == (event.phase, event.source))
+        rates = [step.assist_rate for step in islice(same, self.rules.rate_window - 1)]
+        before = memory.rates.get(event.task)
+        if before is None:
+            before = self._first_rate(event)
+        return RateScore(event.target_rate, mean([event.assist_rate, *rates]), before)
+
+    def _before(self, base: int) -> Iterator[StepFinished]:
+        """The steps that led to a version, newest first, as far back as the rate may look."""
+        steps = (self._state.step_at(step) for step in islice(self._state.line_of(base), _LOOKED_BACK * self.rules.rate_window))
+        return (step for step in steps if step is not None)
+
+    def _first_rate(self, event: StepFinished) -> float:
+        """The rate of the first step of this phase and source; the event's own where it is the first."""
+        first = self._state.first_step(event.phase, event.source)
+        return event.assist_rate if first is None else first.assist_rate
+
+
+def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
+    """What is examined for each source."""
+    return {source: candidates_of((item, 1.0) for item in items) for source, items in anchors.items()}
+
+
+def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: Mapping[str, bool]) -> tuple[ExamResult, ...]:
+    """What a version made of the candidates that were examined, source by source."""
+    by_source = {source: {one.key: right[one.key] for one in own if one.key in right} for source, own in candidates.items()}
+    return tuple(ExamResult(version, source, candidates[source][0].item.task, told) for source, told in by_source.items() if told)
+
+
+def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
+    then, now = [before[one.key] for one in own], [after[one.key] for one in own]
+    lost = sum(was and not now_right for was, now_right in zip(then, now, strict=True))
+    gained = sum(now_right and not was for was, now_right in zip(then, now, strict=True))
+    return AnchorScore(source, len(own), sum(then), lost, gained)
+
+
+def _item(fields: Mapping[str, Any]) -> TaskItem:
+    return TaskItem(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"])})

@@ -1,0 +1,193 @@
+"""Taking back a version that turns out worse than one before it. Knows the evidence and which versions may take its place; knows nothing
+of engines or of how items are judged.
+
+The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
+little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
+with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
+before. Where one of them is better beyond chance (edge.training.evidence) the best of them serves again, at once.
+
+It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
+to by hand is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edge.core.errors import AdapterError
+from edge.evaluation.evaluate import Candidate
+from edge.learning.checkpoints import Checkpoints
+from edge.learning.promotion import Exam, Memory, candidates_by_source, results
+from edge.state.folder import GATE_MEMORY, StateFolder
+from edge.state.reader import BEST_VERSION
+from edge.training.evidence import liked_less, lost_more
+
+_CHECKED = "guard_checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """That `version` should make room for `better`, and why."""
+
+    version: int
+    better: int
+    cause: Literal["anchors", "feedback", "damage"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """How many questions that one version answered itself were judged by people, and how many of these badly."""
+
+    bad: int
+    total: int
+
+
+class Guard:
+    """Looks after the version that serves. Decides only; who owns the engines goes back."""
+
+    def __init__(
+        self,
+        state: StateFolder,
+        checkpoints: Checkpoints,
+        exam: Exam,
+        now: Callable[[], float],
+        *,
+        every: int | None,
+        sound: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        """`every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used."""
+        self._state = state
+        self._checkpoints = checkpoints
+        self._exam = exam
+        self._now = now
+        self._every = every
+        self._sound = sound
+
+    def exam_is_due(self) -> bool:
+        """Whether enough steps were made since the last exam."""
+        checked = int(self._state.meta(_CHECKED) or 0)
+        return self._every is not None and self._state.position().steps_done - checked >= self._every
+
+    async def withdrawal(self) -> Withdrawal | None:
+        """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
+        found, serving = await self.disliked(), self._state.line().serving
+        return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
+
+    async def disliked(self) -> Withdrawal | None:
+        """The same by people's verdicts alone, which needs no engine and no step."""
+        serving = self._state.line().serving
+        return await self._by_verdicts(serving) if self._may_be_left(serving) else None
+
+    def left(self) -> set[int]:
+        """Versions that were taken back by themselves."""
+        rows = self._state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
+        return {int(row[0]) for row in rows}
+
+    def _may_be_left(self, serving: int) -> bool:
+        return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
+
+    async def _by_verdicts(self, serving: int) -> Withdrawal | None:
+        before = self._served_before(serving)
+        if before is None or before in self.left():
+            return None
+        now, then = self._verdicts(serving), self._verdicts(before)
+        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
+            return None
+        told = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
+        return Withdrawal(serving, before, "feedback", told)
+
+    async def _by_anchors(self, serving: int) -> Withdrawal | None:
+        self._state.set_meta(_CHECKED, str(self._state.position().steps_done))
+        candidates = candidates_by_source(Memory.from_json(self._state.meta(GATE_MEMORY)).anchors)
+        every = [one for own in candidates.values() for one in own]
+        rivals = [version for version in self._rivals(serving) if await self._sound(version)]
+        if not every or not rivals:
+            return None
+        now = await self._examined(serving, candidates, every)
+        if now is None:
+            return Withdrawal(serving, max(rivals), "damage", "its files can no longer be read")
+        right = {version: await self._known(version, candidates, every) for version in rivals}
+        in_order = sorted(rivals, key=lambda version: (sum(right[version].values()), version), reverse=True)
+        worse = [found for version in in_order if (found := _worse(serving, version, candidates, now, right[version]))]
+        best = in_order[0] if worse or sum(right[in_order[0]].values()) > sum(now.values()) else serving
+        self._state.set_meta(BEST_VERSION, str(best))
+        return worse[0] if worse else None
+
+    def _rivals(self, serving: int) -> list[int]:
+        line, left = self._state.line(), self.left()
+        kept = [version for version in (0, self._state.best_version(), *line.kept) if version != serving and version not in left]
+        return [version for version in dict.fromkeys(kept) if version == 0 or self._checkpoints.at(version) is not None]
+
+    async def _known(
+        self, version: int, candidates: Mapping[str, list[Candidate]], every: Sequence[Candidate]
+    ) -> dict[str, bool]:
+        """What a version made of the items, from earlier exams as far as they go."""
+        known = self._verdict_of(version)
+        missing = [one for one in every if one.key not in known]
+        if missing:
+            known |= await self._examined(version, candidates, missing) or {}
+        return {one.key: known[one.key] for one in every if one.key in known}
+
+    async def _examined(
+        self, version: int, candidates: Mapping[str, list[Candidate]], items: Sequence[Candidate]
+    ) -> dict[str, bool] | None:
+        """A new exam, kept; None where the adapter cannot be loaded."""
+        checkpoint = self._checkpoints.at(version) if version else None
+        try:
+            right = dict(await self._exam(checkpoint.adapter if checkpoint else None, items))
+        except AdapterError:
+            return None
+        self._state.put_exams(results(version, candidates, right), self._now())
+        return right
+
+    def _verdict_of(self, version: int) -> dict[str, bool]:
+        known: dict[str, bool] = {}
+        query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
+        for (text,) in self._state.database.execute(query, (version,)):
+            known |= json.loads(text)
+        return known
+
+    def _chosen_by_hand(self, serving: int) -> bool:
+        row = self._state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
+        return row is not None and row[1] == "person" and int(row[0]) == serving
+
+    def _served_before(self, serving: int) -> int | None:
+        """The version that served before the one that serves was promoted."""
+        query = (
+            "SELECT json_extract(event, '$.serving_version') FROM steps WHERE step < ?"
+            " AND json_extract(event, '$.serving_version') NOT IN (-1, ?) ORDER BY step DESC LIMIT 1"
+        )
+        row = self._state.database.execute(query, (serving, serving)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _verdicts(self, version: int) -> Verdicts:
+        """Of this version's own answers: what the cloud said is not its doing. A question that was asked again and again is one piece of
+        evidence, with its last verdict; a question among others is one of its own."""
+        query = (
+            "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"
+            " JOIN requests r ON r.id = f.request_id"
+            " WHERE json_extract(r.record, '$.adapter_version') = ? AND json_extract(r.record, '$.source') != 'cloud'"
+            " GROUP BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')),"
+            " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
+        )
+        total, bad = self._state.database.execute(query, (version,)).fetchone()
+        return Verdicts(int(bad), int(total))
+
+
+def _worse(
+    serving: int, version: int, candidates: Mapping[str, list[Candidate]], now: Mapping[str, bool], then: Mapping[str, bool]
+) -> Withdrawal | None:
+    """Over all anchors together, or over those of one source."""
+    for source in (None, *candidates):
+        keys = [one.key for own, items in candidates.items() if source in (None, own) for one in items if one.key in then]
+        lost = sum(then[key] and not now[key] for key in keys)
+        gained = sum(now[key] and not then[key] for key in keys)
+        if lost_more(lost, gained):
+            where = f" of {source}" if source else ""
+            told = f"of {len(keys)} anchors{where} {lost} are wrong that were right, {gained} are right that were wrong"
+            return Withdrawal(serving, version, "anchors", told)
+    return None

@@ -1,0 +1,333 @@
+"""The folder that a learning run leaves: configuration, events, held-out results, metrics, figures, adapter, summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+from edge.config.loader import dotted, leaves, resolve
+from edge.config.schema import AgentConfig
+from edge.core.errors import ConfigError, StateError, UsageError
+from edge.core.events import Event, JsonLinesSink
+from edge.core.names import shown
+from edge.core.types import AdapterRef
+from edge.dagrpo.advantages import mean
+from edge.learning.figures import what_is_missing, write_figures
+from edge.learning.forgetting import PhaseSpan, forgetting_of, phase_spans
+from edge.state.events import EvalProgress, FamilyScores, HeldOutScored, RunFinished, StepFinished, StepProgress
+
+_MAY_DIFFER = (
+    "budget", "chat", "coordinator.address", "coordinator.allow_insecure", "coordinator.call_deadline_s",
+    "coordinator.control_deadline_s", "coordinator.device_id", "coordinator.embedded.allow_plaintext", "coordinator.embedded.api_key",
+    "coordinator.embedded.api_key_env", "coordinator.embedded.price_in_uusd_per_mtok",
+    "coordinator.embedded.price_out_uusd_per_mtok", "coordinator.embedded.start_timeout_s", "coordinator.embedded.threads",
+    "coordinator.tls", "coordinator.token_file", "device", "device_profile", "engine.gpu_layers", "engine.max_rows", "engine.repack",
+    "engine.threads", "engine.weights", "learning.device", "learning.gradient_checkpointing", "learning.memory_probe",
+    "learning.micro_batch_tokens", "learning.torch_threads", "learning.when", "privacy", "programs.sandbox", "programs.unsafe", "serve",
+    "state_folder",
+)  # fmt: skip
+_MOST_NAMED = 3
+
+
+def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> str:
+    """In one line what differs so that the record would be false, `target_rate 0.3 -> 0.7`; "" where the run can go on.
+
+    It may grow: its last phase may be longer now, and phases may follow it. `under` is the section of a larger configuration that the
+    agent's settings stand in, as `agent.`: keys are told with it and in full.
+    """
+    before, after = _record(then, len(then.phases)), _record(now, len(then.phases))
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    one_phase = len(then.phases) == 1 and not under
+    told = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
+    if not told and _ends_earlier(then, now):
+        place = f"{under}phases.{len(then.phases) - 1}." if under else ""
+        told = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
+    return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
+
+
+def _record(config: AgentConfig, phases: int) -> dict[str, Any]:
+    data = config.model_dump(mode="json")
+    data["phases"] = data["phases"][:phases]
+    if len(data["phases"]) == phases:
+        del data["phases"][-1]["steps"]
+    return dict(_counted(data))
+
+
+def _counted(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, value in leaves(data):
+        name = dotted(path)
+        if not any(name == free or name.startswith(f"{free}.") for free in _MAY_DIFFER):
+            yield name, value
+
+
+def _ends_earlier(then: AgentConfig, now: AgentConfig) -> bool:
+    last, same = then.phases[-1].steps, now.phases[len(then.phases) - 1].steps
+    return same is not None and (last is None or same < last)
+
+
+def _difference(name: str, before: Any, after: Any, *, one_phase: bool) -> str:
+    short = name.removeprefix("phases.0.") if one_phase else name
+    return f"{short} {_shown(before)} -> {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _steps(steps: int | None) -> str:
+    return "without end" if steps is None else str(steps)
+
+
+_FIRST, _LAST = 10, 50
+"""Steps at the beginning (few: learning moves fast) and at the end that a summary averages over, at most a third of them all each."""
+
+
+class RunFolder:
+    """An event sink that writes a run's files. The constructor makes the folder or goes on in one; `finish` writes figures and summary."""
+
+    def __init__(self, folder: Path, config_yaml: str) -> None:
+        """Raises StateError when the folder cannot be written, or when its evals.jsonl is damaged."""
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_whole(folder / "config.yaml", config_yaml)
+            self._held_out = _read_held_out(folder / "evals.jsonl")
+            self._stream = (folder / "events.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise StateError(
+                f"{folder}: cannot write the run folder: {error.strerror}", hint="choose another with --out"
+            ) from error
+        self._events = JsonLinesSink(self._stream)
+
+    def emit(self, event: Event) -> None:
+        """Write the event; progress inside a step or an evaluation is for screens only."""
+        if isinstance(event, (StepProgress, EvalProgress)) or self._stream.closed:
+            return
+        self._events.emit(event)
+        if isinstance(event, HeldOutScored):
+            self._held_out.append(event)
+            with (self.folder / "evals.jsonl").open("a", encoding="utf-8") as stream:
+                JsonLinesSink(stream).emit(event)
+
+    def held_out(self, run_id: str) -> list[HeldOutScored]:
+        """The results on held-out items that this run has left here so far, in the order of steps."""
+        own = [result for result in self._held_out if result.run_id == run_id]
+        return sorted(own, key=lambda result: result.step)
+
+    def finish(self, steps: Sequence[StepFinished], finished: RunFinished, adapter: AdapterRef | None) -> dict[str, Any]:
+        """Write metrics.csv, figures, the final adapter and summary.json; returns the summary."""
+        held_out = self.held_out(finished.run_id)
+        summary = summary_of(steps, finished, held_out)
+        _write_metrics(self.folder / "metrics.csv", steps)
+        if steps and not what_is_missing():
+            summary["figures"] = [path.name for path in write_figures(self.folder, steps, held_out)]
+        if adapter is not None and Path(adapter.folder).is_dir():
+            shutil.copytree(adapter.folder, self.folder / "adapter", dirs_exist_ok=True)
+            summary["adapter"] = "adapter"
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        return summary
+
+    def close(self) -> None:
+        """Close the event file. Safe to call twice."""
+        self._stream.close()
+
+
+def require_same_run(folder: Path, config: AgentConfig) -> None:
+    """Refuse to go on in the folder of a run that was begun under settings that make its record another one. Changes nothing.
+
+    Raises UsageError that names the settings; also where they cannot be read any more.
+    """
+    if not _has_begun(folder):
+        return
+    name = shown(str(folder))
+    try:
+        then = resolve(AgentConfig, files=[folder / "config.yaml"]).config
+    except ConfigError as error:
+        raise UsageError(
+            f"{name} holds a run whose settings cannot be read ({error})", hint="give another folder with --out"
+        ) from error
+    if told := other_settings(then, config) or _another_state(folder, then, config):
+        raise UsageError(f"{name} holds a run with other settings ({told})", hint="give another folder with --out")
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether something was measured there: settings that failed to start, or were stopped before the first step, bind nobody."""
+    events, results = folder / "events.jsonl", folder / "evals.jsonl"
+    if results.is_file() and results.stat().st_size:
+        return True
+    if not events.is_file():
+        return False
+    with events.open(encoding="utf-8", errors="replace") as lines:
+        return any(f'"{StepFinished.kind}"' in line for line in lines)
+
+
+def _another_state(folder: Path, then: AgentConfig, now: AgentConfig) -> str:
+    """A run goes on from its state folder, which may lie in the run folder and be moved with it."""
+    if then.state_folder is None or now.state_folder is None:
+        return ""
+    before, after = Path(then.state_folder).expanduser().resolve(), Path(now.state_folder).expanduser().resolve()
+    moved_along = after == (folder / "state").resolve() and after.exists()
+    return "" if before == after or moved_along else f"state_folder {then.state_folder} -> {now.state_folder}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The new text or the old one, whenever the machine stops."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: Sequence[HeldOutScored] = ()) -> dict[str, Any]:
+    """What a run came to: the first and the last steps side by side, for the run and each phase, totals, and what was forgotten."""
+    return {
+        "run_id": finished.run_id,
+        "reason": finished.reason,
+        "steps": finished.steps_done,
+        **_first_and_last(steps),
+        "dual": steps[-1].dual_after if steps else None,
+        "cloud_calls": finished.total_cloud_calls,
+        "cloud_tokens": finished.total_cloud_tokens,
+        "spend_uusd": finished.total_spend_uusd,
+        "masked": sum(step.masked for step in steps),
+        "refused": sum(step.refused for step in steps),
+        "uncalled": sum(step.uncalled for step in steps),
+        "offline_steps": sum(step.offline for step in steps),
+        "skipped_updates": sum(bool(step.learner_skipped) for step in steps),
+        "seconds": sum(step.seconds for step in steps),
+        "seconds_per_step": sum(step.seconds for step in steps) / len(steps) if steps else None,
+        **_against_floor(steps),
+        "adapter_version": finished.adapter_version,
+        "phases": [_phase_summary(span) for span in phase_spans(steps)],
+        "forgetting": [entry.to_json() for entry in forgetting_of(steps, held_out)],
+    }
+
+
+def _against_floor(steps: Sequence[StepFinished]) -> dict[str, float]:
+    """Seconds a step at the floor and how many times that the steps took, over those whose floor is known; {} where none is."""
+    known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
+    if not known:
+        return {}
+    floor_s = fsum(floor for _, floor in known)
+    return {"floor_s_per_step": floor_s / len(known), "times_floor": fsum(seconds for seconds, _ in known) / floor_s}
+
+
+def _phase_summary(span: PhaseSpan) -> dict[str, Any]:
+    return {
+        "phase": span.phase,
+        "source": span.source,
+        "task": span.task,
+        "first_step": span.first,
+        "last_step": span.last,
+        "dual": span.steps[-1].dual_after,
+        **_first_and_last(span.steps),
+    }
+
+
+def _first_and_last(steps: Sequence[StepFinished]) -> dict[str, Any]:
+    """Means over some steps at either end, and how many."""
+    third = max(1, len(steps) // 3)
+    first, last = min(_FIRST, third, len(steps)), min(_LAST, third, len(steps))
+    return {
+        "first_steps": first,
+        "first": _means(steps[:first]),
+        "last_steps": last,
+        "last": _means(steps[-last:]),
+    }
+
+
+def _means(steps: Sequence[StepFinished]) -> dict[str, Any]:
+    """Means over steps; kept accuracy weighted by the responses that were kept."""
+    if not steps:
+        return {}
+    joint = [step.joint_accuracy for step in steps if step.joint_accuracy is not None]
+    return {
+        "kept_accuracy": _weighted([(step.kept_accuracy, step.coverage * step.responses) for step in steps]),
+        "coverage": mean([step.coverage for step in steps]),
+        "joint_accuracy": mean(joint) if joint else None,
+        "assist_rate": mean([step.assist_rate for step in steps]),
+        "target_rate": mean([step.target_rate for step in steps]),
+        "dual": mean([step.dual_before for step in steps]),
+        "reward": mean([step.reward_mean for step in steps]),
+        "format_ok": mean([step.format_ok for step in steps]),
+        "tokens_per_s": mean([step.tokens_per_s for step in steps]),
+        "families": _family_means([scores for step in steps for scores in step.families]),
+    }
+
+
+def _family_means(scores: Sequence[FamilyScores]) -> dict[str, dict[str, float | None]]:
+    """For each family by name: its prompts, and its shares weighted by them (kept accuracy by what was kept)."""
+    names = sorted({one.family for one in scores})
+    by_name = {name: [one for one in scores if one.family == name] for name in names}
+    return {
+        name: {
+            "prompts": sum(one.prompts for one in own),
+            "kept_accuracy": _weighted([(one.kept_accuracy, (1.0 - one.assist_rate) * one.prompts) for one in own]),
+            "joint_accuracy": _weighted([(one.joint_accuracy, one.prompts) for one in own]),
+            "assist_rate": _weighted([(one.assist_rate, one.prompts) for one in own]),
+        }
+        for name, own in by_name.items()
+    }
+
+
+def _weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    """Mean of (value, weight) pairs whose value is known."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = fsum(weight for _, weight in known)
+    return fsum(value * weight for value, weight in known) / total if total else None
+
+
+def _read_held_out(path: Path) -> list[HeldOutScored]:
+    """What the file holds; a last line that a kill cut off is removed from it. Raises StateError with the line of other damage."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    lines = content[:whole].decode("utf-8", errors="replace").splitlines()
+    return [_held_out_from(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _held_out_from(line: str, where: str) -> HeldOutScored:
+    try:
+        fields = {name: value for name, value in json.loads(line).items() if name != "kind"}
+        low, high = fields.pop("forced_local_interval")
+        return HeldOutScored(**fields, forced_local_interval=(low, high))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StateError(f"{where}: not a result on held-out items", hint="remove the line; it will be measured again") from error
+
+
+def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
+    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a told price's
+    `price_0.5.assist_rate`; empty where it did not occur.
+    """
+    rows = [_flat(step) for step in steps]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if rows:
+            writer = csv.DictWriter(file, fieldnames=names)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+_WHERE_MEASURED = ("floor_s", "times_floor")
+
+
+def _flat(step: StepFinished) -> dict[str, Any]:
+    row = {name: value for name, value in asdict(step).items() if not (name in _WHERE_MEASURED and value is None)}
+    parts, families = row.pop("seconds_by_part"), row.pop("families")
+    of_families = {
+        f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"
+    }
+    of_prices = {
+        f"price_{rate['price']:g}.{name}": value for rate in row.pop("prices") for name, value in rate.items() if name != "price"
+    }
+    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}, **of_families, **of_prices}

@@ -1,0 +1,174 @@
+"""Opening and closing learning steps at the coordinator, or in the outbox while it is away.
+
+A batch runs against the one λ that `open` returned. `StepBook` alone numbers steps: the kept terms have the step that the coordinator
+expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edge import __version__
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
+from edge.core.events import EventSink
+from edge.rpc.client import CoordinatorClient, StepClosed
+from edge.state.events import Notice, OutboxDelivered
+from edge.state.folder import StateFolder
+from edge.state.rows import Report, StepUnits, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step under way: its number at the coordinator, λ and τ for all of it, and whether the coordinator knows of it."""
+
+    task: str
+    task_step: int
+    dual: float
+    target_rate: float
+    planned_prompts: int
+    group_size: int
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """λ after the step, and the report that still has to be delivered, if any."""
+
+    terms: Terms
+    unreported: Report | None
+
+
+class StepBook:
+    """The device's side of steps and λ."""
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        state: StateFolder,
+        sink: EventSink,
+        clock: Clock,
+        dual_init: float,
+        offline_retry_s: float = 0.0,
+    ) -> None:
+        """While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out."""
+        self._client = client
+        self._state = state
+        self._sink = sink
+        self._clock = clock
+        self._dual_init = dual_init
+        self._offline_retry_s = offline_retry_s
+        self._away_since: float | None = None
+
+    async def open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
+        """Deliver what waits, then open the task's next step. Without a coordinator: the last λ, offline.
+
+        Raises CoordinatorError for refusals that are not about reachability or step numbers.
+        """
+        known = self._after_waiting(self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0))
+        plan = OpenStep(task, known.next_step, known.dual, target_rate, planned_prompts, group_size, offline=True)
+        if self._away_since is not None and self._clock.monotonic() - self._away_since < self._offline_retry_s:
+            return plan
+        try:
+            await self.deliver()
+            known = self._state.terms(task) or await self._first_terms(known)
+            opened = await self._open_online(replace(plan, task_step=known.next_step, dual=known.dual))
+        except CoordinatorUnavailable:
+            self._away_since = self._clock.monotonic()
+            return plan
+        self._away_since = None
+        return opened
+
+    async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
+        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: into the outbox, same λ."""
+        report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
+        after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
+        try:
+            closed = None if step.offline else await self._closed(report)
+        except CoordinatorUnavailable:
+            closed = None
+        except (StepMismatch, KeyReused) as error:
+            return ClosedStep(await self._adopted(after, error), None)
+        if closed is None:
+            expected = self._state.terms(step.task) if step.offline else None
+            return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
+        for discrepancy in closed.discrepancies:
+            self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
+        return ClosedStep(replace(after, dual=closed.dual_after), None)
+
+    def _after_waiting(self, known: Terms) -> Terms:
+        """The terms with the number of the task's next step here, which comes after those whose reports wait."""
+        waiting = [report.task_step for _, report in self._state.outbox() if report.task == known.task]
+        return replace(known, next_step=waiting[-1] + 1) if waiting else known
+
+    async def _closed(self, report: Report) -> StepClosed:
+        units = report.units
+        return await self._client.close_step(report.task, report.task_step, units.total, units.help, units.uncalled)
+
+    async def deliver(self) -> None:
+        """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""
+        waiting = self._state.outbox()
+        for outbox_id, report in waiting:
+            terms = await self._deliver_one(report)
+            self._state.delivered(outbox_id, terms)
+        if waiting:
+            task = waiting[-1][1].task
+            known = self._state.terms(task)
+            self._sink.emit(OutboxDelivered(task, len(waiting), known.dual if known else self._dual_init, self._clock.now()))
+
+    async def _open_online(self, plan: OpenStep) -> OpenStep:
+        try:
+            opened = await self._client.open_step(
+                plan.task, plan.task_step, plan.planned_prompts, plan.group_size, plan.target_rate
+            )
+        except StepMismatch as error:
+            if error.expected_step < 0:
+                raise
+            self._notice(
+                f"task {plan.task}: the coordinator expects step {error.expected_step}, not {plan.task_step}; going on there"
+            )
+            opened = await self._client.open_step(
+                plan.task, error.expected_step, plan.planned_prompts, plan.group_size, plan.target_rate
+            )
+        return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
+
+    async def _deliver_one(self, report: Report) -> Terms | None:
+        """The terms after the report, or None when the coordinator has already gone past its step."""
+        try:
+            opened = await self._client.open_step(
+                report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate
+            )
+            target_rate = opened.target_rate
+        except StepMismatch:
+            target_rate = report.target_rate  # closed before with the answer lost, or a gap: closing tells
+        try:
+            closed = await self._closed(report)
+        except StepMismatch as error:
+            return await self._deliver_renumbered(report, error.expected_step)
+        except KeyReused as error:
+            return await self._adopted(Terms(report.task, target_rate, 0.0, report.task_step + 1), error)
+        return Terms(report.task, target_rate, closed.dual_after, report.task_step + 1)
+
+    async def _deliver_renumbered(self, report: Report, expected: int) -> Terms | None:
+        if not 0 <= expected < report.task_step:
+            self._notice(
+                f"task {report.task}: the report of step {report.task_step} is dropped, the coordinator is at {expected}"
+            )
+            return None
+        return await self._deliver_one(replace(report, task_step=expected))
+
+    async def _adopted(self, terms: Terms, error: CoordinatorError) -> Terms:
+        """The coordinator's own view after it refused a report: its next step and its λ."""
+        self._notice(f"task {terms.task}: step {terms.next_step - 1} could not be reported ({error}); taking the coordinator's λ")
+        budget = await self._client.get_budget(terms.task)
+        expected = error.expected_step if isinstance(error, StepMismatch) else -1
+        return replace(terms, dual=budget.dual, next_step=expected if expected >= 0 else terms.next_step)
+
+    async def _first_terms(self, unknown: Terms) -> Terms:
+        """What the coordinator holds a task to that this state folder does not know yet."""
+        registration = await self._client.register(__version__, [unknown.task])
+        told = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
+        return unknown if told is None else replace(unknown, dual=told.dual, next_step=told.next_step)
+
+    def _notice(self, text: str) -> None:
+        self._sink.emit(Notice(text=text, at=self._clock.now()))

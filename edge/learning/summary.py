@@ -1,0 +1,165 @@
+"""What one step is reported to be. Knows counting; knows nothing of how the groups came about. Every accuracy travels with its rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.core.types import FinishReason
+from edge.dagrpo.advantages import mean, standard_deviation
+from edge.dagrpo.metrics import Tally, tally
+from edge.learning.rollout import ScoredGroup, ScoredResponse
+from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
+from edge.training.floor import StepMeasure
+from edge.training.learner import LearnerReport
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """What is known before a step is counted: its place, λ and τ, and the run's cloud totals so far."""
+
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    target_rate: float
+    dual: float
+    calls_before: int
+    tokens_before: int
+    spend_before_uusd: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloudUse:
+    """Billed calls, their tokens, and micro-USD of one step. A cached answer is no call."""
+
+    calls: int
+    tokens: int
+    spend_uusd: int
+
+
+def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
+    """What the groups' calls cost, with those that were charged and brought no answer."""
+    lost = [group.lost_uusd for group in groups if group.lost_uusd is not None]
+    billed = [group.completion for group in groups if group.completion is not None and not group.completion.cached]
+    tokens = sum(completion.usage.input_tokens + completion.usage.output_tokens for completion in billed)
+    return CloudUse(len(billed) + len(lost), tokens, sum(completion.charged_uusd for completion in billed) + sum(lost))
+
+
+def summarise(
+    groups: Sequence[ScoredGroup],
+    report: LearnerReport,
+    setting: StepSetting,
+    seconds: StepSeconds,
+    measure: StepMeasure | None = None,
+) -> StepFinished:
+    """The step's event; λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed."""
+    responses = [scored for group in groups for scored in group.responses]
+    judged = [scored for scored in responses if scored.judged]
+    counts = _tally(responses)
+    rewards = [scored.reward for scored in judged]
+    asked = sum(scored.asked for scored in responses)
+    tokens = sum(len(scored.response.token_ids) for scored in responses)
+    use = cloud_use(groups)
+    return StepFinished(
+        step=setting.step,
+        steps_planned=setting.steps_planned,
+        phase=setting.phase,
+        phase_step=setting.phase_step,
+        source=setting.source,
+        task=setting.task,
+        prompts=len(groups),
+        responses=len(responses),
+        kept_accuracy=counts.kept_accuracy if counts.kept else None,
+        coverage=1.0 - asked / len(responses),
+        joint_accuracy=counts.joint_accuracy if judged else None,
+        assist_rate=asked / len(responses),
+        target_rate=setting.target_rate,
+        dual_before=setting.dual,
+        dual_after=setting.dual,
+        reward_mean=mean(rewards) if rewards else 0.0,
+        reward_std=standard_deviation(rewards),
+        format_ok=sum(scored.format_ok for scored in responses) / len(responses),
+        truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
+        masked=sum(scored.masked for scored in responses),
+        uncalled=sum(scored.uncalled for scored in responses),
+        refused=sum(scored.refused for scored in responses),
+        cloud_calls=use.calls,
+        cloud_tokens=use.tokens,
+        spend_uusd=use.spend_uusd,
+        total_cloud_calls=setting.calls_before + use.calls,
+        total_cloud_tokens=setting.tokens_before + use.tokens,
+        total_spend_uusd=setting.spend_before_uusd + use.spend_uusd,
+        tokens=tokens,
+        tokens_per_s=tokens / seconds.rollout if seconds.rollout > 0 else 0.0,
+        seconds=seconds.rollout + seconds.update,
+        seconds_by_part=seconds,
+        adapter_version=setting.step,
+        offline=False,
+        groups_trained=report.groups,
+        frac_reward_zero_std=report.frac_reward_zero_std,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        entropy=report.entropy,
+        mean_abs_logprob_diff=report.mean_abs_logprob_diff,
+        kl=report.kl,
+        effective_sample_share=report.effective_sample_share,
+        clipped_share=report.clipped_share,
+        learning_rate=report.learning_rate,
+        learner_skipped=report.skipped,
+        at=0.0,
+        families=family_scores(groups),
+        floor_s=None if measure is None else floor_s(groups, report, measure),
+        cloud_samples=sum(bool(group.cloud_sample) for group in groups),
+        cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
+        prices=price_rates(groups),
+    )
+
+
+def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepMeasure) -> float | None:
+    """The least seconds these groups could have taken on the measured device; None when nothing was sampled."""
+    lengths = [len(scored.response.token_ids) for group in groups for scored in group.responses]
+    floor = measure.floor(
+        prompts=len(groups),
+        responses=len(lengths),
+        prompt_tokens=mean([len(group.prompt_ids) for group in groups]) if groups else 0.0,
+        response_tokens=mean(lengths) if lengths else 0.0,
+        dropped_share=report.frac_reward_zero_std,
+    )
+    return None if floor is None or floor.total_s <= 0.0 else floor.total_s
+
+
+def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
+    """The share that asks at each price that a prompt told, the lowest first."""
+    prices = sorted({group.price for group in groups if group.price is not None})
+    return tuple(_price_rate(price, [group for group in groups if group.price == price]) for price in prices)
+
+
+def _price_rate(price: float, groups: Sequence[ScoredGroup]) -> PriceRate:
+    responses = [scored for group in groups for scored in group.responses]
+    return PriceRate(price, len(groups), sum(scored.asked for scored in responses) / len(responses))
+
+
+def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:
+    """The shares of each family among the groups, by name."""
+    families = sorted({group.item.family for group in groups})
+    return tuple(_family_scores(family, [group for group in groups if group.item.family == family]) for family in families)
+
+
+def _family_scores(family: str, groups: Sequence[ScoredGroup]) -> FamilyScores:
+    responses = [scored for group in groups for scored in group.responses]
+    counts = _tally(responses)
+    return FamilyScores(
+        family=family,
+        prompts=len(groups),
+        assist_rate=sum(scored.asked for scored in responses) / len(responses),
+        kept_accuracy=counts.kept_accuracy if counts.kept else None,
+        joint_accuracy=counts.joint_accuracy if counts.responses else None,
+    )
+
+
+def _tally(responses: Sequence[ScoredResponse]) -> Tally:
+    """Counts over the responses whose correctness is known."""
+    return tally((scored.asked, scored.correct) for scored in responses if scored.judged)

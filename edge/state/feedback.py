@@ -1,0 +1,128 @@
+"""What people thought of answers. Knows verdicts, corrections and their table; knows nothing of learning or HTTP.
+
+One verdict an answer, the last one counts: the one written last, whatever the clock said. What `give` returns is on disk. The table lies
+in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from edge.state.folder import StateFolder
+from edge.state.reader import StateReader
+from edge.core.errors import UsageError
+
+Verdict = Literal["good", "bad", "none"]
+MOST_CORRECTION_CHARS = 10_000
+_OF_ONE_QUESTION = 20
+_LOOKED_AT = 3
+"""So many times as many verdicts as are wanted are looked at for them."""
+_RATED = """
+SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM (
+    SELECT v.place, row_number() OVER (
+        PARTITION BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')) ORDER BY v.place DESC
+    ) AS nth
+    FROM (SELECT rowid AS place, request_id FROM feedback ORDER BY rowid DESC LIMIT ?) v JOIN requests r ON r.id = v.request_id
+) n JOIN feedback f ON f.rowid = n.place JOIN requests r ON r.id = f.request_id
+WHERE n.nth <= ? ORDER BY n.place DESC LIMIT ?
+"""
+_STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A verdict on the answer `id`. `correction`: what would have been right, None where nobody said. "none" takes a verdict back."""
+
+    id: str
+    verdict: Verdict
+    correction: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"id": self.id, "verdict": self.verdict, "correction": self.correction}
+
+
+@dataclass(frozen=True, slots=True)
+class RatedAnswer:
+    """The record of an answer as it was kept, and what was said of it ("none": nothing) at `at`."""
+
+    record: dict[str, Any]
+    feedback: Feedback
+    at: float
+
+
+class FeedbackBook:
+    """The verdicts of one state folder."""
+
+    def __init__(self, state: StateFolder) -> None:
+        self._state = state
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        return self._state.database
+
+    def give(self, feedback: Feedback, at: float) -> Feedback:
+        """Keep a verdict in place of an earlier one. Raises NotFound for an unknown answer, UsageError for another verdict."""
+        feedback = checked(feedback)
+        self._state.request(feedback.id)
+        known = self.of(feedback.id)
+        if feedback.verdict == known.verdict == "bad" and feedback.correction is None:
+            return known  # "bad" once more takes no correction back; "none" does
+        if feedback == known:
+            return feedback
+        with self._db:
+            if feedback.verdict == "none":
+                self._db.execute("DELETE FROM feedback WHERE request_id = ?", (feedback.id,))
+            else:
+                values = (feedback.id, at, feedback.verdict, feedback.correction)
+                self._db.execute("REPLACE INTO feedback VALUES (?, ?, ?, ?)", values)
+        return feedback
+
+    def of(self, answer_id: str) -> Feedback:
+        """What was said of an answer; "none" where nothing was."""
+        return said_of(self._state, answer_id)
+
+    def rated(self, most: int) -> Iterator[RatedAnswer]:
+        """The newest answers that have a verdict, oldest verdict first: of one question the last few only, so that one which is asked and
+        judged again and again pushes no other out."""
+        rows = self._db.execute(_RATED, (_LOOKED_AT * most, _OF_ONE_QUESTION, most)).fetchall()
+        return (RatedAnswer(json.loads(record), Feedback(*rest), at) for record, *rest, at in reversed(rows))
+
+    def helped(self, most: int) -> Iterator[RatedAnswer]:
+        """The newest answers of the cloud that have no verdict, oldest first."""
+        rows = self._db.execute(
+            "SELECT r.record, r.id, r.created_at FROM requests r LEFT JOIN feedback f ON r.id = f.request_id"
+            " WHERE f.request_id IS NULL AND json_extract(r.record, '$.source') = 'cloud' ORDER BY r.created_at DESC, r.id LIMIT ?",
+            (most,),
+        ).fetchall()
+        return (RatedAnswer(json.loads(record), Feedback(id, "none"), at) for record, id, at in reversed(rows))
+
+
+def said_of(state: StateReader, answer_id: str) -> Feedback:
+    """What was said of an answer, also of a folder in use; "none" where nothing was."""
+    rows = state.rows("SELECT verdict, correction FROM feedback WHERE request_id = ?", (answer_id,))
+    return Feedback(answer_id, *rows[0]) if rows else Feedback(answer_id, "none")
+
+
+def steers(text: str) -> bool:
+    """Whether a text holds control characters other than line ends and tabs: such a one is no answer that a person wrote."""
+    return _STEERING.search(text) is not None
+
+
+def checked(feedback: Feedback) -> Feedback:
+    """The same, its correction without surrounding blanks. Raises UsageError for a verdict or correction that cannot be one."""
+    if feedback.verdict not in get_args(Verdict):
+        raise UsageError(f"verdict: must be one of {', '.join(get_args(Verdict))}, not {feedback.verdict!r}")
+    correction = (feedback.correction or "").strip() or None
+    if correction is not None and len(correction) > MOST_CORRECTION_CHARS:
+        raise UsageError(f"correction: longer than {MOST_CORRECTION_CHARS} characters")
+    if correction is not None and steers(correction):
+        raise UsageError("correction: holds control characters; only line ends and tabs may stand in it")
+    if correction is not None and feedback.verdict == "none":
+        raise UsageError("correction: belongs to a verdict good or bad")
+    return Feedback(feedback.id, feedback.verdict, correction)

@@ -1,0 +1,146 @@
+"""Looking into a state folder, also while an agent uses it. Knows what can be asked of it; changes nothing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from edge.state.events import StepFinished
+from edge.state.rows import Line
+from edge.state.rows import Position, Report, StepUnits, Terms, step_from_json
+from edge.state.schema import check_readable
+from edge.core.errors import NotFound, StateError
+
+POSITION = "position"
+LINE = "line"
+BEST_VERSION = "guard_best"
+"""Names of small values that more than one module uses."""
+
+
+class StateReader:
+    """What is asked of a state folder without changing it."""
+
+    folder: Path
+    _db: sqlite3.Connection
+
+    def position(self) -> Position:
+        """How far learning has come."""
+        text = self.meta(POSITION)
+        return Position(**json.loads(text)) if text else Position()
+
+    def meta(self, key: str) -> str | None:
+        """A small named value, or None."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def line(self) -> Line:
+        """Which adapter serves and which one training goes on from; the last step's where nobody has said otherwise."""
+        text = self.meta(LINE)
+        if text:
+            return Line.from_json(text)
+        steps_done = self.position().steps_done
+        return Line(steps_done, steps_done)
+
+    def best_version(self) -> int:
+        """The version that did best in the guard's last exam, which is kept to go back to; 0: the bare model, or none was held."""
+        return int(self.meta(BEST_VERSION) or 0)
+
+    def line_of(self, version: int) -> Iterator[int]:
+        """The version and those it was trained from, newest first, without the bare model."""
+        while version > 0:
+            yield version
+            step = self.step_at(version)
+            version = step.base_version if step is not None and step.base_version >= 0 else version - 1
+
+    def step_at(self, step: int) -> StepFinished | None:
+        """One committed step."""
+        row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
+        return None if row is None else step_from_json(json.loads(row[0]))
+
+    def first_step(self, phase: int, source: str) -> StepFinished | None:
+        """The first committed step of a source in a phase, of its last time where the phases began anew."""
+        query = (
+            "SELECT event FROM steps WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
+            " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
+        )
+        row = self._db.execute(query, (phase, source)).fetchone()
+        return None if row is None else step_from_json(json.loads(row[0]))
+
+    def terms(self, task: str) -> Terms | None:
+        """What the task was last held to, or None before its first step."""
+        row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
+        return None if row is None else Terms(*row)
+
+    def steps(self, last: int | None = None) -> list[StepFinished]:
+        """The last committed steps (None: all), oldest first."""
+        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
+        return [step_from_json(json.loads(row[0])) for row in reversed(rows)]
+
+    def outbox(self) -> list[tuple[int, Report]]:
+        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
+        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        return [
+            (place, Report(task, step, planned, size, rate, StepUnits(*units)))
+            for place, task, step, planned, size, rate, *units in rows
+        ]
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The record of an answer. Raises NotFound."""
+        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"no answer with id {request_id} in {self.folder}")
+        record: dict[str, Any] = json.loads(row[0])
+        return record
+
+    def requests(self, last: int) -> list[dict[str, Any]]:
+        """The records of the last answers, newest first."""
+        rows = self._db.execute("SELECT record FROM requests ORDER BY created_at DESC, id LIMIT ?", (last,)).fetchall()
+        return [json.loads(row[0]) for row in rows]
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """What a query finds, for the modules that keep a table of their own; nothing in a folder of a version without that table."""
+        try:
+            return self._db.execute(query, tuple(values)).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
+
+
+def serving_versions(folder: Path) -> tuple[int, ...]:
+    """The version that serves and those it was trained from, newest first, without the bare model; also while an agent uses the folder.
+
+    () where the bare model serves and where nothing was learned. Raises StateError for a folder that cannot be read.
+    """
+    try:
+        with reading(folder) as state:
+            return () if state is None else tuple(state.line_of(state.line().serving))
+    except StateError as error:
+        raise StateError(str(error), hint="name an adapter folder with --adapter") from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[StateReader | None]:
+    """A state folder to look into, also while an agent uses it; None where there is none. Raises StateError for one that cannot be read."""
+    path = folder / "agent.sqlite"
+    if not path.is_file():
+        yield None
+        return
+    reader = StateReader()
+    reader.folder = folder
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
+            check_readable(reader._db, path)
+            yield reader
+    except (sqlite3.Error, ValueError) as error:
+        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+
+
+def kept_meta(folder: Path, key: str) -> str | None:
+    """A small named value of a folder, also while an agent uses it; None where there is none. Raises StateError."""
+    with reading(folder) as state:
+        return None if state is None else state.meta(key)

@@ -1,0 +1,154 @@
+"""The values that a state folder keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
+from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
+
+
+Outcome = Literal["serves", "waits", "promoted", "refused"]
+"""What becomes of a step's adapter: it serves at once (no gate), waits for the gate, or has passed or failed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`head`: training goes on from it. `serving`: it answers people. `refusals` in a row; `kept`: versions to go back to, oldest first."""
+
+    head: int
+    serving: int
+    refusals: int = 0
+    kept: tuple[int, ...] = ()
+
+    def after_step(self, step: int, base: int, outcome: Outcome, *, max_refusals: int = 1, keep: int = 3) -> Line:
+        """After the step that was trained from `base`. One whose base was left meanwhile changes nothing.
+
+        The refusal number `max_refusals` in a row takes training back to the version that serves.
+        """
+        if base != self.head:
+            return self
+        if outcome == "serves":
+            return replace(self, head=step, serving=step, refusals=0)
+        if outcome == "waits":
+            return replace(self, head=step)
+        if outcome == "promoted":
+            return Line(step, step, 0, _newest((*self.kept, self.serving, step), keep))
+        if self.refusals + 1 >= max_refusals:
+            return replace(self, head=self.serving, refusals=0)
+        return replace(self, head=step, refusals=self.refusals + 1)
+
+    def back_to(self, version: int, keep: int = 3) -> Line:
+        """Serve and train on from `version`; what is left stays on disk for a while."""
+        return Line(version, version, 0, _newest((*self.kept, self.serving, self.head, version), keep))
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Line:
+        """From what `to_json` made."""
+        fields: Mapping[str, Any] = json.loads(text)
+        return cls(**{**fields, "kept": tuple(fields["kept"])})
+
+
+def _newest(versions: tuple[int, ...], keep: int) -> tuple[int, ...]:
+    """The last `keep` different versions, each at the place where it stands last; the bare model needs no keeping."""
+    ordered = dict.fromkeys(version for version in reversed(versions) if version)
+    return tuple(reversed(list(ordered)[: max(keep, 1)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far learning has come: steps done in all, the phase, and steps done in it."""
+
+    steps_done: int = 0
+    phase: int = 0
+    phase_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a task was last held to: τ, λ and the step that the coordinator expects next, which reports that wait come to first."""
+
+    task: str
+    target_rate: float
+    dual: float
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnits:
+    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for."""
+
+    total: int
+    help: int
+    uncalled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A step's report to the coordinator."""
+
+    task: str
+    task_step: int
+    planned_prompts: int
+    group_size: int
+    target_rate: float
+    units: StepUnits
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """Which items of one source a version got right, by their keys."""
+
+    adapter_version: int
+    source: str
+    task: str
+    right: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class WentBackRow:
+    """That at some time another version was made to serve: by a person, or by what found the first one worse (anchors, feedback)."""
+
+    at: float
+    from_version: int
+    to_version: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All that one finished step changes."""
+
+    event: StepFinished
+    task_step: int
+    position: Position
+    cursor_source: str
+    cursor_seed: int
+    cursor: int
+    terms: Terms
+    adapter_folder: str
+    unreported: Report | None
+    line: Line
+    gate_memory: str = ""
+    """What the promotion gate remembers, as JSON; "": unchanged."""
+    exams: tuple[Exam, ...] = ()
+    used: tuple[str, ...] = ()
+    """Keys of one's own items that were learned from, each one use more."""
+
+
+def step_from_json(data: dict[str, Any]) -> StepFinished:
+    """A StepFinished event from its JSON object; steps of older folders have no families."""
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    families = tuple(FamilyScores(**family) for family in fields.pop("families", ()))
+    prices = tuple(PriceRate(**rate) for rate in fields.pop("prices", ()))
+    return StepFinished(
+        **{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])}, families=families, prices=prices
+    )

@@ -1,0 +1,1 @@
+"""Scripted doubles of engine, learner and coordinator, for tests and the simulator."""
