@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.state.events import Source
 from edge.config.schema import Mode
 from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
+from edge.state.events import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from edge.core.errors import UsageError
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
-from edge.core.errors import UsageError
 
 Verdict = Literal["good", "bad", "none"]
 MOST_CORRECTION_CHARS = 10_000

@@ -17,11 +17,10 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from edge.state.rows import Line
-from edge.state.reader import LINE, POSITION, StateReader
-from edge.state.rows import Commit, Exam, Position, Report, Terms, WentBackRow
-from edge.state.schema import open_database
 from edge.core.errors import StateError
+from edge.state.reader import LINE, POSITION, StateReader
+from edge.state.rows import Commit, Exam, Line, Position, Report, Terms, WentBackRow
+from edge.state.schema import open_database
 
 GATE_MEMORY = "gate"
 CHECKPOINTS = "checkpoints"

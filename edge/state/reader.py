@@ -9,11 +9,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge.state.events import StepFinished
-from edge.state.rows import Line
-from edge.state.rows import Position, Report, StepUnits, Terms, step_from_json
-from edge.state.schema import check_readable
 from edge.core.errors import NotFound, StateError
+from edge.state.events import StepFinished
+from edge.state.rows import Line, Position, Report, StepUnits, Terms, step_from_json
+from edge.state.schema import check_readable
 
 POSITION = "position"
 LINE = "line"

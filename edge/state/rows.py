@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
-from dataclasses import dataclass
-from typing import Any
-from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
 
+from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
 
 Outcome = Literal["serves", "waits", "promoted", "refused"]
 """What becomes of a step's adapter: it serves at once (no gate), waits for the gate, or has passed or failed it."""
