@@ -9,35 +9,35 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from edge.answering.answerer import Answerer
-from edge.answering.ask_cloud import CloudAsker
+from edge.answering.ask_cloud import CloudQuestions
 from edge.answering.draft import AnswerSettings
 from edge.answering.raw_text import ServedTexts
 from edge.answering.recorder import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
-from edge.budget.daily import LearningPurse, PurseDesk
-from edge.budget.dial import DialBook
+from edge.budget.daily import DailyBudget, LimitedGroupCalls
+from edge.budget.dial import Dials
 from edge.budget.quota import Quota, Quotas
 from edge.budget.whatif import WhatIf, what_if_recorded
 from edge.cloud.connection import CoordinatorLink
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
-from edge.cloud.unconfirmed import CallsInDoubt, end_of_call
+from edge.cloud.unconfirmed import UnconfirmedCalls, end_of_call
 from edge.core.clock import Clock
 from edge.core.concurrency import Stop
 from edge.core.errors import AdapterError, StateError
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.activity import MadeSteps, daybook
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
-from edge.learning.components import AgentParts, AgentSettings, with_prompt_form
-from edge.learning.conditions import DiskRoom, Readiness
-from edge.learning.factory import Workshop
+from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
+from edge.learning.conditions import DiskSpace, Readiness
+from edge.learning.factory import StepFactory
 from edge.learning.loop import BetweenSteps, Learning, LearningProgress, LearningRoles
-from edge.learning.session import Trainee
-from edge.learning.step_book import StepBook
+from edge.learning.session import TrainingSession
+from edge.learning.step_reporter import StepReporter
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
 from edge.state.feedback import Feedback, FeedbackBook
@@ -130,7 +130,7 @@ class AgentStatus:
 class StatusBoard:
     """Puts the status together from those who know."""
 
-    parts: AgentParts
+    components: AgentComponents
     mode: str
     backend: InferenceBackend
     link: CoordinatorLink
@@ -142,7 +142,7 @@ class StatusBoard:
 
     def now(self) -> AgentStatus:
         """The status at this moment; asks nobody."""
-        state, curriculum, client = self.parts.state, self.parts.curriculum, self.link.client
+        state, curriculum, client = self.components.state, self.components.curriculum, self.link.client
         position, task = state.position(), curriculum.present_task
         last, terms = next(iter(state.steps(last=1)), None), state.terms(task)
         return AgentStatus(
@@ -153,7 +153,7 @@ class StatusBoard:
             learning=self.learning.stage,
             online=client.online,
             offline_reason=client.offline_reason,
-            coordinator=self.parts.coordinator_name,
+            coordinator=self.components.coordinator_name,
             task=task,
             target_rate=terms.target_rate if terms else curriculum.phase_rate(position.phase),
             dual=terms.dual if terms else None,
@@ -167,12 +167,12 @@ class StatusBoard:
             total_cloud_calls=last.total_cloud_calls if last else 0,
             total_cloud_tokens=last.total_cloud_tokens if last else 0,
             total_spend_uusd=last.total_spend_uusd if last else 0,
-            uptime_s=self.parts.clock.monotonic() - self.began,
-            trained_version=state.line().head,
+            uptime_s=self.components.clock.monotonic() - self.began,
+            trained_version=state.lineage().latest,
             waiting=self.learning.waiting,
             paused=self.learning.paused,
             quota=self.budgets.quota(),
-            unsettled_calls=len(self.budgets.doubts.waiting()),
+            unsettled_calls=len(self.budgets.unconfirmed.waiting()),
         )
 
 
@@ -192,18 +192,18 @@ class Agent:
     adapter: ServingAdapter
     budgets: TaskBudgets
 
-    def __init__(self, parts: AgentParts, settings: AgentSettings) -> None:
-        if settings.gate is not None and parts.open_rollouts is None:
+    def __init__(self, components: AgentComponents, settings: AgentSettings) -> None:
+        if settings.gate is not None and components.open_rollouts is None:
             raise ValueError("a gate needs a second engine for learning")
-        self.parts = parts
+        self.components = components
         self._settings = settings
-        self._began = parts.clock.monotonic()
+        self._began = components.clock.monotonic()
         self._closing = AsyncExitStack()
         self._stop = Stop()
-        self.records = Records(parts.state, parts.clock)
-        self.gate = ServingGate(parts.clock)
-        self.link = _link_of(parts, settings)
-        self.access = _access_of(parts, settings, self.link)
+        self.records = Records(components.state, components.clock)
+        self.gate = ServingPrecedence(components.clock)
+        self.link = _link_of(components, settings)
+        self.access = _access_of(components, settings, self.link)
 
     async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
@@ -243,10 +243,10 @@ class Agent:
         return self.records.steps(last)
 
     async def _open(self) -> None:
-        parts, closing = self.parts, self._closing
-        closing.callback(parts.state.close)
-        closing.callback(parts.release)
-        backend = await parts.open_backend()
+        components, closing = self.components, self._closing
+        closing.callback(components.state.close)
+        closing.callback(components.release)
+        backend = await components.open_backend()
         closing.push_async_callback(backend.aclose)
         settings = with_prompt_form(self._settings, backend.model)
         closing.push_async_callback(self.link.client.aclose)
@@ -259,50 +259,54 @@ class Agent:
         await self._begin_serving(backend, settings)
 
     async def _begin_serving(self, backend: InferenceBackend, settings: AgentSettings) -> None:
-        parts, task = self.parts, settings.answers.task or self.parts.curriculum.present_task
+        components, task = self.components, settings.answers.task or self.components.curriculum.present_task
         if self.link.begun:
             await self.link.follow_budgets(task)
-        self.budgets = TaskBudgets(self.access, task, parts.curriculum, lambda: backend.adapter_version, parts.sink, parts.clock)
+        self.budgets = TaskBudgets(
+            self.access, task, components.curriculum, lambda: backend.adapter_version, components.sink, components.clock
+        )
         answers = replace(settings.answers, task=task)
         self.answerer = self._answerer(backend, answers)
         self.texts = ServedTexts(backend, self.gate)
         self._board = StatusBoard(
-            parts, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
+            components, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
         )
         self._closing.push_async_callback(_cancelled, self._begin_settling())
 
     def _answerer(self, backend: InferenceBackend, settings: AnswerSettings) -> Answerer:
-        state, access, clock = self.parts.state, self.access, self.parts.clock
-        recorder = AnswerRecorder(backend, state, access, self.parts.sink, clock)
-        asker = CloudAsker(self.link.client, access, recorder.record, clock, state.run_id, settings)
+        state, access, clock = self.components.state, self.access, self.components.clock
+        recorder = AnswerRecorder(backend, state, access, self.components.sink, clock)
+        asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, settings)
         return Answerer(backend, self.gate, access, asker, recorder, clock, settings)
 
     def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
-        parts = self.parts
-        checkpoints = Checkpoints(parts.state.folder / CHECKPOINTS)
-        versions = Versions(parts.state, checkpoints, parts.sound)
-        return ServingAdapter(backend, parts.state, checkpoints, versions, parts.sink, parts.clock)
+        components = self.components
+        checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
+        versions = Versions(components.state, checkpoints, components.sound)
+        return ServingAdapter(backend, components.state, checkpoints, versions, components.sink, components.clock)
 
     def _learning(self, settings: AgentSettings) -> Learning:
-        parts, adapter, client, closing = self.parts, self.adapter, self.link.client, self._closing
-        state, sink, clock, room = parts.state, parts.sink, parts.clock, DiskRoom(parts.state.folder)
-        purse = LearningPurse(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
-        book = StepBook(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
-        desk = PurseDesk(CloudDesk(client, settings.call_deadline_s, lambda: self.access.switch.reason), purse)
-        open_engine = None if settings.gate is None else parts.open_rollouts
-        trainee = Trainee(adapter.backend, parts.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing)
+        components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
+        state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
+        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
+        reporter = StepReporter(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
+        desk = LimitedGroupCalls(GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason), daily_budget)
+        open_engine = None if settings.gate is None else components.open_rollouts
+        session = TrainingSession(
+            adapter.backend, components.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing
+        )
         roles = LearningRoles(
-            parts=parts,
+            components=components,
             link=self.link,
             adapter=adapter,
-            trainee=trainee,
-            workshop=Workshop(parts, settings, adapter, trainee, book, desk),
-            book=book,
-            readiness=Readiness(self.gate, parts.conditions, room, state, sink, clock),
-            room=room,
-            purse=purse,
+            session=session,
+            factory=StepFactory(components, settings, adapter, session, reporter, desk),
+            reporter=reporter,
+            readiness=Readiness(self.gate, components.conditions, disk_space, state, sink, clock),
+            disk_space=disk_space,
+            daily_budget=daily_budget,
             quotas=self.access.quotas,
-            progress=LearningProgress(state.run_id, state, parts.curriculum, adapter.backend, sink, clock),
+            progress=LearningProgress(state.run_id, state, components.curriculum, adapter.backend, sink, clock),
             stop=self._stop,
             closing=closing,
             finish_cut_step=self._finish_cut_step,
@@ -318,14 +322,14 @@ class Agent:
         cut = self._cut_step()
         if cut is None or not await self._finished(cut):
             await self.adapter.serve_newest()
-        if aside := self.parts.state.set_aside:
+        if aside := self.components.state.set_aside:
             self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
-        if self.parts.curriculum.adopt():
+        if self.components.curriculum.adopt():
             self._notice("the phases have changed; learning begins at the first one with the present adapter")
 
     def _cut_step(self) -> Checkpoint | None:
         """The checkpoint of a step that was not committed."""
-        return self.adapter.checkpoints.at(self.parts.state.position().steps_done + 1)
+        return self.adapter.checkpoints.at(self.components.state.position().steps_done + 1)
 
     async def _finish_cut_step(self) -> None:
         if (cut := self._cut_step()) is not None:
@@ -336,35 +340,43 @@ class Agent:
         try:
             cut.manifest()
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await (await self.learning.roles.workshop.closer()).finish(cut)
+            await (await self.learning.roles.factory.closer()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter tells what is wrong with it
         except StateError as error:
             self._notice(f"{error}; step {cut.step} will be made again")
             return False
-        return self.adapter.backend.adapter_version == self.parts.state.line().serving
+        return self.adapter.backend.adapter_version == self.components.state.lineage().serving
 
     def _begin_settling(self) -> asyncio.Task[None]:
         """Calls that an earlier process left, and those that this one will lose."""
-        doubts = self.access.doubts
-        if doubts.waiting():
-            doubts.wake.set()
-        return asyncio.create_task(doubts.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
+        unconfirmed = self.access.unconfirmed
+        if unconfirmed.waiting():
+            unconfirmed.wake.set()
+        return asyncio.create_task(unconfirmed.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
 
     def _notice(self, text: str) -> None:
-        self.parts.sink.emit(Notice(text, self.parts.clock.now()))
+        self.components.sink.emit(Notice(text, self.components.clock.now()))
 
 
-def _link_of(parts: AgentParts, settings: AgentSettings) -> CoordinatorLink:
+def _link_of(components: AgentComponents, settings: AgentSettings) -> CoordinatorLink:
     jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
-    return CoordinatorLink(parts.client, parts.coordinator, parts.curriculum, parts.state, parts.sink, parts.clock, jitter)
+    return CoordinatorLink(
+        components.client,
+        components.coordinator,
+        components.curriculum,
+        components.state,
+        components.sink,
+        components.clock,
+        jitter,
+    )
 
 
-def _access_of(parts: AgentParts, settings: AgentSettings, link: CoordinatorLink) -> CloudAccess:
-    state, clock = parts.state, parts.clock
-    switch, dials = CloudSwitch(state, settings.answers.switched_off), DialBook(state, settings.dial_rate, clock)
+def _access_of(components: AgentComponents, settings: AgentSettings, link: CoordinatorLink) -> CloudAccess:
+    state, clock = components.state, components.clock
+    switch, dials = CloudSwitch(state, settings.answers.switched_off), Dials(state, settings.dial_rate, clock)
     quotas = Quotas(state, link.known_budget, link.why_away, dials, switch)
-    return CloudAccess(switch, dials, quotas, CallsInDoubt(state, link.client, parts.sink, clock))
+    return CloudAccess(switch, dials, quotas, UnconfirmedCalls(state, link.client, components.sink, clock))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

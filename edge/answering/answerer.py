@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
-from edge.answering.ask_cloud import CloudAsker, why_not
+from edge.answering.ask_cloud import CloudQuestions, why_not
 from edge.answering.draft import UNFOLLOWED, AnswerSettings, Draft, Pieces, refusal_of
 from edge.answering.recorder import AnswerRecorder
 from edge.budget.access import CloudAccess
@@ -15,7 +15,7 @@ from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
 from edge.core.errors import CloudOff, CoordinatorError, UsageError
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.core.types import FinishReason, Message, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
@@ -74,9 +74,9 @@ class Answerer:
     def __init__(
         self,
         backend: InferenceBackend,
-        gate: ServingGate,
+        gate: ServingPrecedence,
         access: CloudAccess,
-        asker: CloudAsker,
+        asker: CloudQuestions,
         recorder: AnswerRecorder,
         clock: Clock,
         settings: AnswerSettings,
@@ -101,7 +101,7 @@ class Answerer:
         if not request.messages or request.messages[-1].role != "user" or not request.messages[-1].content.strip():
             raise UsageError("the last message must be the user's and not empty")
         draft = self._draft(request)
-        with self._gate.serving(), self._access.doubts.waited_for(lambda: draft.call_key):
+        with self._gate.serving(), self._access.unconfirmed.waited_for(lambda: draft.call_key):
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
                     if piece.text and draft.first_token_s is None:

@@ -35,7 +35,7 @@ _NOT_CHARGED = (RateLimited, Unpriced, InvalidRequest, PermissionDenied, Unauthe
 """Refusals of the call itself; after any other failure the coordinator is asked what became of it."""
 
 
-class CloudAsker:
+class CloudQuestions:
     """Asks the coordinator on behalf of answers; one call an answer."""
 
     def __init__(
@@ -102,16 +102,16 @@ class CloudAsker:
             access.quotas.answered(draft.task)
         except BudgetExhausted as error:
             draft.call_state = "refused"
-            access.doubts.forget(draft.call_key)
+            access.unconfirmed.forget(draft.call_key)
             access.quotas.refused(draft.task, what_is_used_up(error))
             raise for_who_demanded_the_cloud(error, own_coordinator=self._settings.own_coordinator) from error
         except _NOT_CHARGED:
             draft.call_state = CallProgress.FAILED.value
-            access.doubts.forget(draft.call_key)
+            access.unconfirmed.forget(draft.call_key)
             raise
         except CoordinatorError as error:
             with suppress(Withheld):  # what was noted first stays
-                access.doubts.begin(replace(self._record_of(draft), reason=f"the cloud gave no answer: {error}"))
+                access.unconfirmed.begin(replace(self._record_of(draft), reason=f"the cloud gave no answer: {error}"))
             raise
         finally:
             draft.cloud_s = self._clock.monotonic() - began
@@ -119,7 +119,7 @@ class CloudAsker:
     def _note(self, draft: Draft, reason: str) -> None:
         """On disk, before anything is sent. Raises Withheld; the draft has no call then."""
         try:
-            self._access.doubts.begin(replace(self._record_of(draft), reason=reason))
+            self._access.unconfirmed.begin(replace(self._record_of(draft), reason=reason))
         except Withheld:
             draft.call_key = draft.call_state = ""
             raise

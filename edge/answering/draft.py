@@ -17,7 +17,7 @@ from edge.state.answer_record import AnswerDelta, AnswerRequest
 from edge.state.events import Source
 
 
-class TokenLine:
+class AnswerTokens:
     """Tokens that wait for their text. Offsets count from the beginning of the answer."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Draft:
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
     completion: CloudCompletion | None = None
-    line: TokenLine = field(default_factory=TokenLine)
+    line: AnswerTokens = field(default_factory=AnswerTokens)
     asked: bool = False
     call_key: str = ""
     call_state: str = ""

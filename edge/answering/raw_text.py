@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from edge.core.concurrency import closing
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.core.types import Sampling, ScoredToken, TextDelta
 from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
 
@@ -17,7 +17,7 @@ from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
 class ServedTexts:
     """`RawText` of the agent's model, at the precedence of people."""
 
-    def __init__(self, texts: RawText, gate: ServingGate) -> None:
+    def __init__(self, texts: RawText, gate: ServingPrecedence) -> None:
         self._texts = texts
         self._gate = gate
 

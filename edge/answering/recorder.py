@@ -68,7 +68,7 @@ class AnswerRecorder:
         access.dials.save(access.dials.of(draft.task))
         access.quotas.save(draft.task)
         if draft.call_key and draft.call_state != UNSETTLED:
-            access.doubts.cross_out(draft.call_key)
+            access.unconfirmed.cross_out(draft.call_key)
 
     def record(self, draft: Draft) -> AnswerRecord:
         """What is known of an answer now."""

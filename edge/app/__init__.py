@@ -1,6 +1,6 @@
 """The composition root of the agent: the only place that names concrete classes. Heavy imports happen inside the builders."""
 
-from edge.app.agents import build_agent, build_conditions, build_own_use, build_parts, check_inputs, check_serving
+from edge.app.agents import build_agent, build_components, build_conditions, build_own_use, check_inputs, check_serving
 from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, guarded_client
 from edge.app.device_profile import kept_profile, own_profile
 from edge.app.engines import (
@@ -32,11 +32,11 @@ __all__ = [
     "apple_silicon",
     "build_agent",
     "build_client",
+    "build_components",
     "build_conditions",
     "build_credentials",
     "build_embedded",
     "build_own_use",
-    "build_parts",
     "build_policy",
     "build_registry",
     "build_verifier",

@@ -22,7 +22,7 @@ from edge.core.types import AnswerKind
 if TYPE_CHECKING:
     from edge.agent import Agent
     from edge.core.clock import Clock
-    from edge.learning.components import AgentParts, AgentSettings
+    from edge.learning.components import AgentComponents, AgentSettings
     from edge.learning.conditions import LearningConditions
     from edge.learning.curriculum import Curriculum
     from edge.learning.own_use import OwnUse
@@ -72,19 +72,19 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
     """
     from edge.agent import Agent
 
-    parts, settings = build_parts(config, sink, lives_here=lives_here)
+    components, settings = build_components(config, sink, lives_here=lives_here)
     try:
-        return Agent(parts, settings)
+        return Agent(components, settings)
     except BaseException:
-        parts.state.close()
+        components.state.close()
         raise
 
 
-def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentParts, AgentSettings]:
+def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentComponents, AgentSettings]:
     """What `build_agent` makes an agent of. Raises what it does; the state folder is open and locked."""
     from edge.core.clock import SystemClock
     from edge.core.failpoint import failpoint_from
-    from edge.learning.components import AgentParts
+    from edge.learning.components import AgentComponents
     from edge.learning.curriculum import Curriculum
     from edge.state.folder import StateFolder
     from edge.tasks.registry import open_source
@@ -99,7 +99,7 @@ def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
         worker, weights, gated = SharedWorker(), MlxWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)
-        parts = AgentParts(
+        components = AgentComponents(
             state=state,
             curriculum=curriculum,
             open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
@@ -119,7 +119,7 @@ def build_parts(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
             conditions=build_conditions(config, clock) if lives_here else None,
         )
-        return parts, with_hint_cut(agent_settings(config, state.run_id), registry)
+        return components, with_hint_cut(agent_settings(config, state.run_id), registry)
     except BaseException:
         state.close()
         raise
@@ -146,11 +146,11 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
 
 def watching_the_crowd(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
     """The sink with a word about slow steps where other programs are in the way; MLX computes elsewhere."""
-    from edge.learning.conditions import CrowdWatch, MachineProbe
+    from edge.learning.conditions import MachineLoadNotice, MachineProbe
 
     if engine_backend(config, path) == "mlx":
         return sink
-    return CrowdWatch(sink, MachineProbe(clock), clock, crowd_settings(config))
+    return MachineLoadNotice(sink, MachineProbe(clock), clock, crowd_settings(config))
 
 
 def crowd_settings(config: AgentConfig) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from edge.core.errors import AdapterError, TaskFileError
 from edge.core.events import EventSink
 
 if TYPE_CHECKING:
-    from edge.cloud.group_calls import CloudDesk
+    from edge.cloud.group_calls import GroupCalls
     from edge.core.clock import Clock
     from edge.evaluation.cloud import CloudAnswers
     from edge.evaluation.evaluate import Candidate
@@ -192,9 +192,9 @@ async def _eval_desk(
     plan: EvalPlan,
     candidates: Sequence[Candidate],
     stack: AsyncExitStack,
-) -> tuple[CloudDesk, str]:
+) -> tuple[GroupCalls, str]:
     """The coordinator's desk; tells the budget first when every item is going to be asked."""
-    from edge.cloud.group_calls import CloudDesk
+    from edge.cloud.group_calls import GroupCalls
     from edge.evaluation.budget import announce_cost
     from edge.state.folder import StateFolder
 
@@ -207,7 +207,7 @@ async def _eval_desk(
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)
-    return CloudDesk(client, config.coordinator.call_deadline_s, lambda: switched_off(config)), state.run_id
+    return GroupCalls(client, config.coordinator.call_deadline_s, lambda: switched_off(config)), state.run_id
 
 
 async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hint_chars: int, margin: float) -> HintReport:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.budget.dial import DialBook, DialReading
+from edge.budget.dial import DialReading, Dials
 from edge.budget.quota import Quota, Quotas
 from edge.cloud.connection import LearnedTasks
 from edge.cloud.switch import CloudSwitch
-from edge.cloud.unconfirmed import CallsInDoubt
+from edge.cloud.unconfirmed import UnconfirmedCalls
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.state.events import Notice
@@ -21,9 +21,9 @@ class CloudAccess:
     """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, calls whose end is not known."""
 
     switch: CloudSwitch
-    dials: DialBook
+    dials: Dials
     quotas: Quotas
-    doubts: CallsInDoubt
+    unconfirmed: UnconfirmedCalls
 
 
 class TaskBudgets:
@@ -41,7 +41,7 @@ class TaskBudgets:
         """`adapter_version`: of the adapter that serves now, to which a dial's readings belong."""
         self.serving_task = serving_task
         self.switch = access.switch
-        self.doubts = access.doubts
+        self.unconfirmed = access.unconfirmed
         self._dials = access.dials
         self._quotas = access.quotas
         self._learned = learned

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from edge.cloud.group_calls import CloudDesk, CloudOutcome
+from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.unconfirmed import NEVER_ARRIVED, Arrivals
 from edge.core.clock import Clock
 from edge.core.days import day_began, local_day
@@ -53,7 +53,7 @@ class DaysUse:
     open_calls: int
 
 
-class LearningPurse:
+class DailyBudget:
     """The day's budget of learning, in the state folder's database."""
 
     def __init__(
@@ -191,23 +191,23 @@ class LearningPurse:
         return int(self._state.database.execute(query, (since,)).fetchone()[0])
 
 
-class PurseDesk(CloudDesk):
+class LimitedGroupCalls(GroupCalls):
     """A desk whose calls are learning's: each is counted in the purse before it leaves, and refused when the day's budget is gone.
 
     To learning such a refusal is a failure: the responses that asked are left out. The day's budget binds learning alone, so what it
     refuses must not teach the model to ask less of what serving may still ask.
     """
 
-    def __init__(self, desk: CloudDesk, purse: LearningPurse) -> None:
+    def __init__(self, desk: GroupCalls, purse: DailyBudget) -> None:
         self._desk = desk
         self._purse = purse
         self.switched_off = desk.switched_off
 
     @asynccontextmanager
-    async def together(self, calls: int) -> AsyncIterator[CloudDesk]:
+    async def together(self, calls: int) -> AsyncIterator[GroupCalls]:
         """The desk that is shared, behind the same purse."""
         async with self._desk.together(calls) as desk:
-            yield PurseDesk(desk, self._purse)
+            yield LimitedGroupCalls(desk, self._purse)
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """Ask once where the day's budget allows it. Never raises CoordinatorError."""

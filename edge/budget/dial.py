@@ -232,7 +232,7 @@ class _Default:
     set_at: float | None
 
 
-class DialBook:
+class Dials:
     """Dials by task, made when they are first needed. `configured`: the rate where nobody has set one (None: no dial)."""
 
     def __init__(self, state: StateFolder, configured: float | None, clock: Clock) -> None:

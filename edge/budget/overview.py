@@ -107,7 +107,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         paused=budgets.switch.paused,
         switched_off=budgets.switch.reason,
         outbox=len(state.outbox()),
-        unsettled_calls=len(budgets.doubts.waiting()),
+        unsettled_calls=len(budgets.unconfirmed.waiting()),
         tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
     )
 

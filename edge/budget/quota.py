@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edge.budget.dial import DialBook, DialReading
+from edge.budget.dial import DialReading, Dials
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
 from edge.core.money import dollars
@@ -101,7 +101,7 @@ class Quotas:
         state: StateFolder,
         link: Callable[[str], KnownBudget | None],
         away: Callable[[], str],
-        dials: DialBook,
+        dials: Dials,
         switch: CloudSwitch,
     ) -> None:
         self._state = state

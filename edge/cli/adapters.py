@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,7 +175,7 @@ async def _went_back(state: Path, version: int) -> Mapping[str, Any]:
 
 def _go_back(versions: Versions, version: int) -> dict[str, Any]:
     versions.checkpoint(version)
-    return asdict(versions.go_back(version, SystemClock().now()))
+    return versions.go_back(version, SystemClock().now()).to_dict()
 
 
 def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:

@@ -131,7 +131,7 @@ async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) ->
 
 def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
     from edge.app import state_folder
-    from edge.budget.dial import DialBook
+    from edge.budget.dial import Dials
     from edge.cli.looking import present_folder
     from edge.cloud.switch import set_paused
     from edge.core.clock import SystemClock
@@ -142,9 +142,9 @@ def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
         if "paused" in change:
             set_paused(state, change["paused"], clock.now())
         elif "target_rate" in change:
-            DialBook(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
+            Dials(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
         else:
-            DialBook(state, config.budget.dial, clock).forget(change["task"])
+            Dials(state, config.budget.dial, clock).forget(change["task"])
 
 
 def _settings(config: AgentConfig) -> StoredSettings:

@@ -76,7 +76,7 @@ class CloudOutcome:
     lost_uusd: int | None = None
 
 
-class CloudDesk:
+class GroupCalls:
     """Asks the cloud, or says why not."""
 
     def __init__(
@@ -93,14 +93,14 @@ class CloudDesk:
         self.switched_off = switched_off
 
     @asynccontextmanager
-    async def together(self, calls: int) -> AsyncIterator[CloudDesk]:
+    async def together(self, calls: int) -> AsyncIterator[GroupCalls]:
         """A desk whose calls share one batch, where more than one may come."""
         if calls < 2 or self.switched_off():
             yield self
             return
         batch = SharedBatch(self._client, self._deadline_s, self.switched_off)
         try:
-            yield CloudDesk(self._client, self._deadline_s, self.switched_off, batch.complete)
+            yield GroupCalls(self._client, self._deadline_s, self.switched_off, batch.complete)
         finally:
             await batch.aclose()
 

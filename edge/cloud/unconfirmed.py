@@ -47,7 +47,7 @@ NEVER_ARRIVED = "never_arrived"
 _AWAY = LOST_REASONS | {"DEADLINE_EXCEEDED"}
 
 
-class CallsInDoubt:
+class UnconfirmedCalls:
     """The notes, and what settles them."""
 
     def __init__(self, state: StateFolder, client: CoordinatorClient, sink: EventSink, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from edge.core.clock import Clock
 
 
-class ServingGate:
+class ServingPrecedence:
     """Counts answers under way and lets learning wait until there is none."""
 
     def __init__(self, clock: Clock) -> None:

@@ -21,8 +21,8 @@ from edge.core.rng import stream
 from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, Sway, TokenChance
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
+from edge.inference.detokenizer import Detokenizer, Listener
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
-from edge.inference.spoken import Listener, SpokenText
 
 
 class Engine(Protocol):
@@ -144,7 +144,7 @@ class _Sequence:
         self.uniform = stream(request.seeds[index], "sample").random
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
-        self.spoken = SpokenText(request.sampling, request.prefix, request.on_text) if watched else None
+        self.spoken = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
         self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
         self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
         self.logits_V: Floats | None = None
@@ -287,7 +287,7 @@ class Batcher:
         request.started = 1
         self._prompt_in_row[row] = None
         ids, top = request.prompt_ids, request.sampling.top_logprobs or 0
-        spoken = SpokenText(request.sampling, "", None)
+        spoken = Detokenizer(request.sampling, "", None)
         spoken.add(self.piece(ids[0]), ScoredToken(ids[0], self.piece(ids[0]), None), len(ids) == 1)
         logprobs: list[float] = []
         for logits_TV in self._engine.read(row, ids) if len(ids) > 1 else ():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
-from edge.state.rows import Line
+from edge.state.rows import Lineage
 from edge.state.schema import check_readable
 from edge.state.usage import Used, used_since
 
@@ -129,7 +129,7 @@ def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], u
     if until is None:
         text = _meta(database, "line")
         if text:
-            return Line.from_json(text).serving
+            return Lineage.from_json(text).serving
     changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
     changes += database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
     before = [change for change in changes if until is None or change[0] < until]

@@ -17,7 +17,7 @@ from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.step import version_name
 from edge.state.events import AdapterSwapped, Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Line, WentBackRow
+from edge.state.rows import Lineage, WentBackRow
 
 HINT = "see edge-agent adapters list"
 
@@ -74,8 +74,8 @@ class Versions:
 
     def all(self) -> list[Version]:
         """What is on disk, oldest first."""
-        line = self._state.line()
-        on_line = {checkpoint.step for checkpoint in self._checkpoints.among(self._state.line_of(line.head))}
+        line = self._state.lineage()
+        on_line = {checkpoint.step for checkpoint in self._checkpoints.among(self._state.ancestors(line.latest))}
         return [self._version(checkpoint, line, checkpoint.step in on_line) for checkpoint in self._checkpoints.all()]
 
     def one(self, version: int) -> Version:
@@ -96,13 +96,13 @@ class Versions:
             raise StateError(damage, hint=HINT)
         return checkpoint
 
-    def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Line:
+    def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Lineage:
         """Serve and learn on from a version that `checkpoint` has found sound; one transaction. `by`: a person, or what found it worse."""
-        line = self._state.line()
-        self._state.set_line(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
+        line = self._state.lineage()
+        self._state.set_lineage(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
         return line.back_to(version)
 
-    def _version(self, checkpoint: Checkpoint, line: Line, on_line: bool) -> Version:
+    def _version(self, checkpoint: Checkpoint, line: Lineage, on_line: bool) -> Version:
         step = self._state.step_at(checkpoint.step)
         base = None if step is None else step.base_version if step.base_version >= 0 else step.step - 1
         return Version(
@@ -122,7 +122,7 @@ class Versions:
             joint_accuracy=step.joint_accuracy if step else None,
             assist_rate=step.assist_rate if step else None,
             serving=checkpoint.step == line.serving,
-            head=checkpoint.step == line.head,
+            head=checkpoint.step == line.latest,
             on_line=on_line,
             damage=self._damage(checkpoint),
         )
@@ -176,7 +176,7 @@ class ServingAdapter:
             return False
         return True
 
-    async def rollback(self, version: int, by: str = "person", reason: str = "") -> Line:
+    async def rollback(self, version: int, by: str = "person", reason: str = "") -> Lineage:
         """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
 
         `by`: a person, or what found the version in use worse, with its `reason` in one line.
@@ -194,7 +194,7 @@ class ServingAdapter:
 
     async def serve_newest(self) -> None:
         """Serve the version that shall serve or else the newest undamaged one it was trained from, or the bare model; say so then."""
-        serving = self._state.line().serving
+        serving = self._state.lineage().serving
         chosen, problem = await self._first_usable(serving)
         if (chosen.step if chosen else 0) != serving:
             used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
@@ -203,7 +203,7 @@ class ServingAdapter:
     async def _first_usable(self, serving: int) -> tuple[Checkpoint | None, str]:
         """The checkpoint that is loaded now, and what was wrong with the one that should serve."""
         problem = f"the checkpoint of step {serving} is missing"
-        for checkpoint in self.checkpoints.among(self._state.line_of(serving)):
+        for checkpoint in self.checkpoints.among(self._state.ancestors(serving)):
             try:
                 checkpoint.manifest()
                 await self.backend.swap_adapter(checkpoint.adapter)

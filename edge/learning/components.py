@@ -27,7 +27,7 @@ from edge.verifiers.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class AgentParts:
+class AgentComponents:
     """What an agent is made of. Heavy parts are opened by async factories when they are needed, the learner when learning begins.
 
     `coordinator_name` is shown to people: the address, or "embedded".

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.state.events import LearningResumed, LearningWaits, Notice, RunStarted, StepFinished, StepProgress
 from edge.state.folder import StateFolder
 
@@ -208,7 +208,7 @@ LEAST_BYTES = 16 * 2**20
 _PROBE = ".room"
 
 
-class DiskRoom:
+class DiskSpace:
     """Whether a folder has room for what a step writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -216,7 +216,7 @@ class DiskRoom:
         self._has_failed = False
 
     def shortage(self) -> str:
-        """Why no step may begin, or "" where there is room."""
+        """Why no step may begin, or "" where there is space."""
         needed, free = self._needed(), self._free()
         if free < needed:
             return f"no space on {self._folder}: {_mib(free)} MiB free, a step needs {_mib(needed)} MiB"
@@ -226,7 +226,7 @@ class DiskRoom:
         return ""
 
     def was_missing(self) -> bool:
-        """Whether a step that has just failed may have done so for want of room; remembered until there is room again."""
+        """Whether a step that has just failed may have done so for want of room; remembered until there is space again."""
         self._has_failed = bool(self.shortage()) or not self._can_write(self._needed())
         return self._has_failed
 
@@ -306,9 +306,9 @@ class Readiness:
 
     def __init__(
         self,
-        gate: ServingGate,
+        gate: ServingPrecedence,
         conditions: LearningConditions | None,
-        room: DiskRoom,
+        disk_space: DiskSpace,
         state: StateFolder,
         sink: EventSink,
         clock: Clock,
@@ -316,7 +316,7 @@ class Readiness:
         """`conditions`: None where learning may always use the machine."""
         self._gate = gate
         self._conditions = conditions
-        self._room = room
+        self._disk_space = disk_space
         self._state = state
         self._sink = sink
         self._clock = clock
@@ -361,7 +361,7 @@ class Readiness:
     def _reason(self) -> str:
         if is_paused(self._state):
             return BY_YOU
-        told = self._room.shortage()
+        told = self._disk_space.shortage()
         if not told and self._conditions is not None:
             told = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
         return f"waiting: {told}" if told else ""
@@ -422,7 +422,7 @@ def crowded_line(other_load: float, settings: Sequence[str]) -> str:
     return f"other programs use {100 * other_load:.0f} % of the processors, {why}: try {sets}"
 
 
-class CrowdWatch:
+class MachineLoadNotice:
     """Hands events on, and says once in a run that a step is slow because of other programs."""
 
     def __init__(self, inner: EventSink, probe: Probe, clock: Clock, settings: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from edge.budget.daily import LearningPurse
+from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
 from edge.cloud.connection import CoordinatorLink
 from edge.core.clock import Clock
@@ -18,15 +18,15 @@ from edge.evaluation.evaluate import Candidate
 from edge.evaluation.scores import Scores
 from edge.inference.backend import InferenceBackend
 from edge.learning.adapters import ServingAdapter
-from edge.learning.components import AgentParts
-from edge.learning.conditions import DiskRoom, Readiness, is_paused
+from edge.learning.components import AgentComponents
+from edge.learning.conditions import DiskSpace, Readiness, is_paused
 from edge.learning.curriculum import Curriculum, HeldOut, StepPlan
-from edge.learning.factory import Workshop
+from edge.learning.factory import StepFactory
 from edge.learning.own_use import is_about_the_device
-from edge.learning.rollback import Guard, Withdrawal
-from edge.learning.session import Trainee
+from edge.learning.rollback import Guard, Rollback
+from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
-from edge.learning.step_book import StepBook
+from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
 from edge.state.reader import StateReader
 
@@ -93,15 +93,15 @@ _HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
 class LearningRoles:
     """What learning works with. `closing` closes with the agent what is opened for learning."""
 
-    parts: AgentParts
+    components: AgentComponents
     link: CoordinatorLink
     adapter: ServingAdapter
-    trainee: Trainee
-    workshop: Workshop
-    book: StepBook
+    session: TrainingSession
+    factory: StepFactory
+    reporter: StepReporter
     readiness: Readiness
-    room: DiskRoom
-    purse: LearningPurse
+    disk_space: DiskSpace
+    daily_budget: DailyBudget
     quotas: Quotas
     progress: LearningProgress
     stop: Stop
@@ -146,7 +146,7 @@ class Learning:
     @property
     def paused(self) -> bool:
         """A person has paused learning."""
-        return is_paused(self.roles.parts.state)
+        return is_paused(self.roles.components.state)
 
     def pause(self, paused: bool) -> None:
         """Begin no further step, or go on; kept over restarts. A step under way is finished."""
@@ -154,8 +154,10 @@ class Learning:
 
     async def more_to_learn(self) -> bool:
         """Whether learning that was done has something new to learn from."""
-        parts = self.roles.parts
-        return parts.curriculum.next_step() is not None or (parts.own_use is not None and await parts.own_use.fresh() > 0)
+        components = self.roles.components
+        return components.curriculum.next_step() is not None or (
+            components.own_use is not None and await components.own_use.fresh() > 0
+        )
 
     async def heed_verdicts(self) -> None:
         """Go back where people like what serves less than the version before; for when all is learned and no step looks after that."""
@@ -164,23 +166,23 @@ class Learning:
 
     def held_out(self, limit: int) -> list[HeldOut]:
         """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
-        return self.roles.parts.curriculum.held_out(limit)
+        return self.roles.components.curriculum.held_out(limit)
 
     async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
         """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
-        return await self.roles.workshop.scores(candidates, on_item)
+        return await self.roles.factory.scores(candidates, on_item)
 
     async def _begun(self, between_steps: BetweenSteps | None) -> LearningLoop:
         """Everything open and told, so that the first step can be made."""
-        roles, parts = self.roles, self.roles.parts
+        roles, components = self.roles, self.roles.components
         if not roles.link.begun:
             await roles.link.begin(roles.closing)
         roles.link.require_all_tasks()
-        await roles.trainee.prepare()
-        step = await roles.workshop.step()
+        await roles.session.prepare()
+        step = await roles.factory.step()
         # steps of one's own use come on top of those planned, as their events tell
-        roles.progress.begins(None if parts.own_use else parts.curriculum.steps_planned)
-        self._guard = await roles.workshop.guard()
+        roles.progress.begins(None if components.own_use else components.curriculum.steps_planned)
+        self._guard = await roles.factory.guard()
         return LearningLoop(roles, step, self._guard, between_steps)
 
     async def _hand_in(self) -> None:
@@ -189,18 +191,18 @@ class Learning:
         for attempt in range(_HAND_IN_TRIES if roles.link.embedded else 1):
             if attempt:
                 await roles.stop.cuts(asyncio.sleep(_HAND_IN_PAUSE_S))
-            if not roles.parts.state.outbox():
+            if not roles.components.state.outbox():
                 return
             try:
-                await roles.book.deliver()
+                await roles.reporter.deliver()
             except CoordinatorUnavailable:
                 continue
 
 
-async def next_step(parts: AgentParts) -> StepPlan | None:
+async def next_step(components: AgentComponents) -> StepPlan | None:
     """The phases' next step, or one of one's own use whose turn it is."""
-    plan = parts.curriculum.next_step()
-    return plan if parts.own_use is None else await parts.own_use.next_step(plan)
+    plan = components.curriculum.next_step()
+    return plan if components.own_use is None else await components.own_use.next_step(plan)
 
 
 class LearningLoop:
@@ -225,14 +227,14 @@ class LearningLoop:
                 if (reason := await self._next(max_steps)) is not None:
                     return reason
             except Exception:
-                if not self._roles.room.was_missing():
+                if not self._roles.disk_space.was_missing():
                     raise
                 self._is_cut = True
         return "stopped"
 
     async def _next(self, max_steps: int | None) -> StopReason | None:
         """Make the next step, or say why there is none."""
-        plan = await next_step(self._roles.parts)
+        plan = await next_step(self._roles.components)
         await self._between(plan)
         if self._roles.stop.asked:
             return "stopped"
@@ -243,7 +245,7 @@ class LearningLoop:
         waits = self._roles.readiness.waits
         if await self._may_begin():
             if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
-                plan = await next_step(self._roles.parts) or plan
+                plan = await next_step(self._roles.components) or plan
             await self._make(plan)
         return None
 
@@ -255,15 +257,15 @@ class LearningLoop:
         if roles.stop.asked:
             return False
         await roles.finish_cut_step()
-        await roles.trainee.prepare()
+        await roles.session.prepare()
         self._is_cut = False
         return True
 
     async def _between(self, plan: StepPlan | None) -> None:
         if self._between_steps is not None:
-            await self._roles.trainee.follow_line()
-            done = self._roles.parts.state.position().steps_done
-            await self._roles.stop.cuts(self._between_steps(plan, done, self._roles.trainee.version))
+            await self._roles.session.follow_line()
+            done = self._roles.components.state.position().steps_done
+            await self._roles.stop.cuts(self._between_steps(plan, done, self._roles.session.version))
 
     async def _may_begin(self) -> bool:
         """Wait until nothing holds learning back, and see to what serves. False where a stop was asked for meanwhile."""
@@ -275,19 +277,19 @@ class LearningLoop:
 
     async def _make(self, plan: StepPlan) -> None:
         roles = self._roles
-        await roles.trainee.follow_line()
+        await roles.session.follow_line()
         roles.progress.comes_to(plan)
         await roles.link.watch.follow(plan.task)
         if await self._made_or_left_out(plan):
-            roles.trainee.version = roles.parts.state.position().steps_done
+            roles.session.version = roles.components.state.position().steps_done
             self._keep_budget(plan.task)
             self._made += 1
 
     async def _made_or_left_out(self, plan: StepPlan) -> bool:
         """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
-        roles, own_use = self._roles, self._roles.parts.own_use
+        roles, own_use = self._roles, self._roles.components.own_use
         try:
-            await roles.stop.cuts(self._step.run(plan, roles.trainee.version), may_cancel=lambda: self._step.interruptible)
+            await roles.stop.cuts(self._step.run(plan, roles.session.version), may_cancel=lambda: self._step.interruptible)
         except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
             if own_use is None or not plan.own or is_about_the_device(error):
                 raise
@@ -301,7 +303,7 @@ class LearningLoop:
         examined = guard.exam_is_due()
         found = await guard.withdrawal()
         if examined:
-            await self._roles.trainee.load_head()
+            await self._roles.session.load_head()
         if found is not None:
             await _go_back(self._roles, found)
 
@@ -310,7 +312,7 @@ class LearningLoop:
             await _heed_verdicts(self._roles, self._guard)
 
     def _keep_budget(self, task: str) -> None:
-        with self._roles.parts.state.database:
+        with self._roles.components.state.database:
             self._roles.quotas.save(task)
 
 
@@ -319,6 +321,6 @@ async def _heed_verdicts(roles: LearningRoles, guard: Guard) -> None:
         await _go_back(roles, found)
 
 
-async def _go_back(roles: LearningRoles, found: Withdrawal) -> None:
+async def _go_back(roles: LearningRoles, found: Rollback) -> None:
     await roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
-    roles.parts.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, roles.parts.clock.now()))
+    roles.components.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, roles.components.clock.now()))

@@ -69,10 +69,10 @@ def is_own(source: str) -> bool:
     return source.startswith((f"{SOURCE}:", f"{WATCHED}:"))
 
 
-def own_items(book: FeedbackBook, *, feedback: bool, agreement: bool) -> list[OwnItem]:
+def own_items(reporter: FeedbackBook, *, feedback: bool, agreement: bool) -> list[OwnItem]:
     """The items that can be learned from, in a fixed order: a pure function of what the state folder holds."""
-    answers = list(book.rated(MOST_ANSWERS)) if feedback or agreement else []
-    helped = list(book.helped(MOST_ANSWERS)) if agreement else []
+    answers = list(reporter.rated(MOST_ANSWERS)) if feedback or agreement else []
+    helped = list(reporter.helped(MOST_ANSWERS)) if agreement else []
     known = _gathered(answers, use_verdicts=feedback, agreement=agreement)
     for question, more in _gathered(helped, use_verdicts=False, agreement=agreement).items():
         mine = known.setdefault(question, more)
@@ -338,7 +338,7 @@ class OwnUse:
         self._seed = seed
         self._prompts = prompts_per_step
         self._rate_of = rate_of
-        self._book = FeedbackBook(state)
+        self._reporter = FeedbackBook(state)
         self._sorted_out: tuple[tuple[OwnItem, ...], set[str], list[OwnSource]] = ((), set(), [])
         self.left_out: set[str] = set()
         """Labels that the coordinator does not let this device work on."""
@@ -413,7 +413,7 @@ class OwnUse:
         return self._folder.problems if self._folder else {}
 
     def _sources(self) -> list[OwnSource]:
-        mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
+        mine = own_items(self._reporter, feedback=self.rules.feedback, agreement=self.rules.agreement)
         return [*self._by_label(SOURCE, mine), *self._watched_sources()]
 
     def _watched_sources(self) -> list[OwnSource]:

@@ -23,7 +23,7 @@ from edge.learning.own_use import is_own
 from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
-from edge.state.rows import Line
+from edge.state.rows import Lineage
 from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
@@ -109,7 +109,7 @@ class PromotionGate:
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
-        line = self._state.line()
+        line = self._state.lineage()
         sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
         memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
         memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
@@ -142,7 +142,7 @@ class PromotionGate:
         right = {key: right for key, right in memory.right.items() if key in wanted}
         return replace(memory, anchors=newest, right=right)
 
-    async def _examined(self, memory: Memory, line: Line) -> tuple[Memory, bool]:
+    async def _examined(self, memory: Memory, line: Lineage) -> tuple[Memory, bool]:
         """The memory with the adapter in use examined on every anchor; False when that adapter cannot be loaded (it is no measure then)."""
         missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
@@ -170,7 +170,7 @@ class PromotionGate:
 
     def _before(self, base: int) -> Iterator[StepFinished]:
         """The steps that led to a version, newest first, as far back as the rate may look."""
-        steps = (self._state.step_at(step) for step in islice(self._state.line_of(base), _LOOKED_BACK * self.rules.rate_window))
+        steps = (self._state.step_at(step) for step in islice(self._state.ancestors(base), _LOOKED_BACK * self.rules.rate_window))
         return (step for step in steps if step is not None)
 
     def _first_rate(self, event: StepFinished) -> float:

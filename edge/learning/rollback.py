@@ -29,7 +29,7 @@ _CHECKED = "guard_checked"
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Rollback:
     """That `version` should make room for `better`, and why."""
 
     version: int
@@ -72,14 +72,14 @@ class Guard:
         checked = int(self._state.meta(_CHECKED) or 0)
         return self._every is not None and self._state.position().steps_done - checked >= self._every
 
-    async def withdrawal(self) -> Withdrawal | None:
+    async def withdrawal(self) -> Rollback | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
-        found, serving = await self.disliked(), self._state.line().serving
+        found, serving = await self.disliked(), self._state.lineage().serving
         return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
 
-    async def disliked(self) -> Withdrawal | None:
+    async def disliked(self) -> Rollback | None:
         """The same by people's verdicts alone, which needs no engine and no step."""
-        serving = self._state.line().serving
+        serving = self._state.lineage().serving
         return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
     def left(self) -> set[int]:
@@ -90,7 +90,7 @@ class Guard:
     def _may_be_left(self, serving: int) -> bool:
         return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
 
-    async def _by_verdicts(self, serving: int) -> Withdrawal | None:
+    async def _by_verdicts(self, serving: int) -> Rollback | None:
         before = self._served_before(serving)
         if before is None or before in self.left():
             return None
@@ -98,9 +98,9 @@ class Guard:
         if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
             return None
         told = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
-        return Withdrawal(serving, before, "feedback", told)
+        return Rollback(serving, before, "feedback", told)
 
-    async def _by_anchors(self, serving: int) -> Withdrawal | None:
+    async def _by_anchors(self, serving: int) -> Rollback | None:
         self._state.set_meta(_CHECKED, str(self._state.position().steps_done))
         candidates = candidates_by_source(Memory.from_json(self._state.meta(GATE_MEMORY)).anchors)
         every = [one for own in candidates.values() for one in own]
@@ -109,7 +109,7 @@ class Guard:
             return None
         now = await self._examined(serving, candidates, every)
         if now is None:
-            return Withdrawal(serving, max(rivals), "damage", "its files can no longer be read")
+            return Rollback(serving, max(rivals), "damage", "its files can no longer be read")
         right = {version: await self._known(version, candidates, every) for version in rivals}
         in_order = sorted(rivals, key=lambda version: (sum(right[version].values()), version), reverse=True)
         worse = [found for version in in_order if (found := _worse(serving, version, candidates, now, right[version]))]
@@ -118,7 +118,7 @@ class Guard:
         return worse[0] if worse else None
 
     def _rivals(self, serving: int) -> list[int]:
-        line, left = self._state.line(), self.left()
+        line, left = self._state.lineage(), self.left()
         kept = [version for version in (0, self._state.best_version(), *line.kept) if version != serving and version not in left]
         return [version for version in dict.fromkeys(kept) if version == 0 or self._checkpoints.at(version) is not None]
 
@@ -180,7 +180,7 @@ class Guard:
 
 def _worse(
     serving: int, version: int, candidates: Mapping[str, list[Candidate]], now: Mapping[str, bool], then: Mapping[str, bool]
-) -> Withdrawal | None:
+) -> Rollback | None:
     """Over all anchors together, or over those of one source."""
     for source in (None, *candidates):
         keys = [one.key for own, items in candidates.items() if source in (None, own) for one in items if one.key in then]
@@ -189,5 +189,5 @@ def _worse(
         if lost_more(lost, gained):
             where = f" of {source}" if source else ""
             told = f"of {len(keys)} anchors{where} {lost} are wrong that were right, {gained} are right that were wrong"
-            return Withdrawal(serving, version, "anchors", told)
+            return Rollback(serving, version, "anchors", told)
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge.cloud.group_calls import CloudDesk, CloudOutcome
+from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.hints import with_hint
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
@@ -120,7 +120,7 @@ class Rollout:
     def __init__(
         self,
         backend: InferenceBackend,
-        cloud: CloudDesk,
+        cloud: GroupCalls,
         verifier: Verifier,
         policy: OffloadPolicy,
         clock: Clock,
@@ -144,7 +144,7 @@ class Rollout:
         self.cloud_span, self.left_out = CloudSpan(), []
         done = 0
 
-        async def one(index: int, cloud: CloudDesk) -> ScoredGroup | EdgeError:
+        async def one(index: int, cloud: GroupCalls) -> ScoredGroup | EdgeError:
             nonlocal done
             try:
                 return await self._collect_one(batch, index, cloud)
@@ -163,7 +163,7 @@ class Rollout:
         self.left_out = [str(failure) for failure in failures]
         return groups
 
-    async def _collect_one(self, batch: Batch, index: int, cloud: CloudDesk) -> ScoredGroup:
+    async def _collect_one(self, batch: Batch, index: int, cloud: GroupCalls) -> ScoredGroup:
         item = batch.items[index]
         price = drawn_price(self._settings, batch.step, index)
         group = await self._sample(batch.step, index, item, price)
@@ -191,7 +191,7 @@ class Rollout:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
         return self._settings.may_ask and response.finish not in UNFINISHED and self._policy.wants_cloud(item, response)
 
-    async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: CloudDesk) -> CloudOutcome:
+    async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: GroupCalls) -> CloudOutcome:
         if batch.offline:
             return CloudOutcome(None, reason="the coordinator is away")
         if batch.items[index].id in batch.stay_here:

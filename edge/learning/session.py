@@ -17,7 +17,7 @@ from edge.state.folder import StateFolder
 from edge.training.learner import Learner
 
 
-class Trainee:
+class TrainingSession:
     """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet)."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Trainee:
 
     async def prepare(self) -> None:
         """Bring learner and engine to the head of the line. Raises StateError when no checkpoint of the line is intact."""
-        engine, head = await self.engine(), self._state.line().head
+        engine, head = await self.engine(), self._state.lineage().latest
         if self._learner is None or head == 0:
             self._learner = None  # a fresh one is the bare model; the old one's memory is free before
             self._learner = await self._open_learner()
@@ -74,16 +74,16 @@ class Trainee:
             await engine.swap_adapter(None)
         else:
             await self._load_newest(self._learner, engine)
-        self.version = self._state.line().head
+        self.version = self._state.lineage().latest
 
     async def follow_line(self) -> None:
         """Where training went back to another version, load that one."""
-        if self.version != self._state.line().head:
+        if self.version != self._state.lineage().latest:
             await self.prepare()
 
     async def load_head(self) -> None:
         """What an exam has left in the engine makes room for the adapter that is trained."""
-        head = self._checkpoints.at(self._state.line().head)
+        head = self._checkpoints.at(self._state.lineage().latest)
         await (await self.engine()).swap_adapter(head.adapter if head else None)
 
     async def _load_newest(self, learner: Learner, engine: InferenceBackend) -> None:
@@ -108,16 +108,16 @@ class Trainee:
 
     def _candidates(self) -> list[Checkpoint]:
         """Checkpoints to go on from, newest first; where one version is served and trained, that which the engine could load."""
-        line = self._state.line()
-        start = self._serving.adapter_version if line.head == line.serving else line.head
-        return self._checkpoints.among(self._state.line_of(start))
+        line = self._state.lineage()
+        start = self._serving.adapter_version if line.latest == line.serving else line.latest
+        return self._checkpoints.among(self._state.ancestors(start))
 
     def _move_line(self, checkpoint: Checkpoint) -> None:
         """The line goes on from what was loaded."""
-        line = self._state.line()
-        if checkpoint.step != line.head:
-            serving = checkpoint.step if line.serving == line.head else line.serving
-            self._state.set_line(replace(line, head=checkpoint.step, serving=serving))
+        line = self._state.lineage()
+        if checkpoint.step != line.latest:
+            serving = checkpoint.step if line.serving == line.latest else line.serving
+            self._state.set_lineage(replace(line, latest=checkpoint.step, serving=serving))
 
     def _nothing_intact(self) -> StateError:
         return StateError(

@@ -22,11 +22,11 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, Method, StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.learning.step_book import ClosedStep, OpenStep, StepBook
+from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.learning.summary import StepSetting, summarise
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Line, Outcome, Position, StepUnits, step_from_json
+from edge.state.rows import Commit, Lineage, Outcome, Position, StepUnits, step_from_json
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 
@@ -41,7 +41,7 @@ class StepRoles:
 
     backend: InferenceBackend
     rollouts: InferenceBackend
-    book: StepBook
+    reporter: StepReporter
     checkpoints: Checkpoints
     state: StateFolder
     sink: EventSink
@@ -63,7 +63,7 @@ class StepCloser:
         watch = watch or StopWatch(roles.clock)
         opened, draft = OpenStep(**manifest["opened"]), step_from_json(manifest["draft"])
         roles.sink.emit(StepProgress(checkpoint.step, "close", 0, 1))
-        closed = await roles.book.close(opened, _units(manifest))
+        closed = await roles.reporter.close(opened, _units(manifest))
         watch.lap("close")
         roles.failpoint("closed")
         event = replace(draft, dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now())
@@ -72,14 +72,14 @@ class StepCloser:
         watch.lap("gate")
         roles.failpoint("judged")
         async with roles.switching:
-            left = roles.state.line().head != base
+            left = roles.state.lineage().latest != base
             line = self._line_after(checkpoint.step, base, judgement)
             event = _with_verdict(event, base, line, judgement, left=left)
             roles.state.commit_step(_commit(watch.timed(event), opened, closed, checkpoint, manifest, line, judgement))
             roles.failpoint("committed")
             await self._swap(checkpoint, line)
         watch.lap("swap")
-        roles.checkpoints.prune({line.head, line.serving, base, roles.state.best_version(), *line.kept})
+        roles.checkpoints.prune({line.latest, line.serving, base, roles.state.best_version(), *line.kept})
         event = watch.timed(event)
         roles.sink.emit(event)
         if judgement is not None:
@@ -87,30 +87,30 @@ class StepCloser:
         return event
 
     async def _judgement(self, checkpoint: Checkpoint, event: StepFinished, base: int, *, due: bool) -> Judgement | None:
-        gate, line = self._roles.gate, self._roles.state.line()
-        if gate is None or not due or base != line.head:
+        gate, line = self._roles.gate, self._roles.state.lineage()
+        if gate is None or not due or base != line.latest:
             return None
         return await gate.judge(checkpoint, event, base)
 
-    def _line_after(self, step: int, base: int, judgement: Judgement | None) -> Line:
+    def _line_after(self, step: int, base: int, judgement: Judgement | None) -> Lineage:
         """What serves and what is trained on from here; somebody may have gone back to another version while the step was made."""
-        line, gate = self._roles.state.line(), self._roles.gate
+        line, gate = self._roles.state.lineage(), self._roles.gate
         if gate is None:
             return line.after_step(step, base, "serves")
         outcome: Outcome = judgement.outcome if judgement else "waits"
         return line.after_step(step, base, outcome, max_refusals=gate.rules.max_refusals, keep=gate.rules.keep)
 
-    async def _swap(self, checkpoint: Checkpoint, line: Line) -> None:
+    async def _swap(self, checkpoint: Checkpoint, line: Lineage) -> None:
         """The engines use what the line says. Training that went back is loaded where the next step begins."""
         roles, step = self._roles, checkpoint.step
-        if line.head == step and roles.rollouts.adapter_version != step:
+        if line.latest == step and roles.rollouts.adapter_version != step:
             await roles.rollouts.swap_adapter(checkpoint.adapter)
         if line.serving == step:
             if roles.backend.adapter_version != step:
                 await roles.backend.swap_adapter(checkpoint.adapter)
             roles.sink.emit(AdapterSwapped(step, checkpoint.adapter.folder))
 
-    def _tell(self, event: StepFinished, line: Line, judgement: Judgement) -> None:
+    def _tell(self, event: StepFinished, line: Lineage, judgement: Judgement) -> None:
         anchors = tuple(AnchorsJudged(score.source, score.items, score.before, score.after) for score in judgement.anchors)
         rate, now = judgement.rate, self._roles.clock.now()
         self._roles.sink.emit(
@@ -140,12 +140,12 @@ def version_name(version: int) -> str:
     return f"adapter {version}" if version else "the bare model"
 
 
-def _with_verdict(event: StepFinished, base: int, line: Line, judgement: Judgement | None, *, left: bool) -> StepFinished:
+def _with_verdict(event: StepFinished, base: int, line: Lineage, judgement: Judgement | None, *, left: bool) -> StepFinished:
     """The step's event with what became of its adapter; `left`: somebody went back to another version while it was made."""
     event = replace(event, base_version=base, serving_version=line.serving)
     if judgement is None:
         return event
-    went_back = judgement.outcome == "refused" and line.head != event.step
+    went_back = judgement.outcome == "refused" and line.latest != event.step
     verdict = "rolled back" if went_back else judgement.outcome
     return replace(
         event,
@@ -186,7 +186,7 @@ class LearningStep:
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
         watch = StopWatch(self._roles.clock)
-        opened = await self._roles.book.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
+        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         groups = await self._rollout.collect(_batch(plan, opened), self._on_group(plan))
         watch.lap("rollout")
         self._tell_left_out()
@@ -293,7 +293,7 @@ def _commit(
     closed: ClosedStep,
     checkpoint: Checkpoint,
     manifest: dict[str, Any],
-    line: Line,
+    line: Lineage,
     judgement: Judgement | None,
 ) -> Commit:
     return Commit(
@@ -328,14 +328,14 @@ class StopWatch:
         self._last = now
 
     def seconds(self, cloud: float) -> StepSeconds:
-        """All laps so far; parts not reached are 0."""
-        parts = {name: self._laps.get(name, 0.0) for name in ("rollout", "update", "save", "close", "swap", "gate")}
-        return StepSeconds(cloud=cloud, **parts)
+        """All laps so far; components not reached are 0."""
+        components = {name: self._laps.get(name, 0.0) for name in ("rollout", "update", "save", "close", "swap", "gate")}
+        return StepSeconds(cloud=cloud, **components)
 
     def timed(self, event: StepFinished) -> StepFinished:
         """The event with the laps of now; laps it already had and this watch does not know are kept."""
         known = {**asdict(event.seconds_by_part), **self._laps}
-        parts = StepSeconds(**known)
-        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
+        components = StepSeconds(**known)
+        total = components.rollout + components.update + components.save + components.close + components.swap + components.gate
         times_floor = total / event.floor_s if event.floor_s else None
-        return replace(event, seconds_by_part=parts, seconds=total, times_floor=times_floor)
+        return replace(event, seconds_by_part=components, seconds=total, times_floor=times_floor)

@@ -97,7 +97,7 @@ class RunningAgent:
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return (await overview(self._agent.budgets, self._agent.link, self._agent.parts.state)).to_json()
+        return (await overview(self._agent.budgets, self._agent.link, self._agent.components.state)).to_json()
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""

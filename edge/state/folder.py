@@ -19,7 +19,7 @@ from typing import Any
 
 from edge.core.errors import StateError
 from edge.state.reader import LINE, POSITION, StateReader
-from edge.state.rows import Commit, Exam, Line, Position, Report, Terms, WentBackRow
+from edge.state.rows import Commit, Exam, Lineage, Position, Report, Terms, WentBackRow
 from edge.state.schema import open_database
 
 GATE_MEMORY = "gate"
@@ -111,7 +111,7 @@ class StateFolder(StateReader):
             for exam in exams:
                 self._put_exam(exam, at)
 
-    def set_line(self, line: Line, went_back: WentBackRow | None = None) -> None:
+    def set_lineage(self, line: Lineage, went_back: WentBackRow | None = None) -> None:
         """Serve and train on from other versions, and why, where somebody went back."""
         with self._db:
             self._put_meta(LINE, line.to_json())

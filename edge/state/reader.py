@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.core.errors import NotFound, StateError
 from edge.state.events import StepFinished
-from edge.state.rows import Line, Position, Report, StepUnits, Terms, step_from_json
+from edge.state.rows import Lineage, Position, Report, StepUnits, Terms, step_from_json
 from edge.state.schema import check_readable
 
 POSITION = "position"
@@ -36,19 +36,19 @@ class StateReader:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def line(self) -> Line:
+    def lineage(self) -> Lineage:
         """Which adapter serves and which one training goes on from; the last step's where nobody has said otherwise."""
         text = self.meta(LINE)
         if text:
-            return Line.from_json(text)
+            return Lineage.from_json(text)
         steps_done = self.position().steps_done
-        return Line(steps_done, steps_done)
+        return Lineage(steps_done, steps_done)
 
     def best_version(self) -> int:
         """The version that did best in the guard's last exam, which is kept to go back to; 0: the bare model, or none was held."""
         return int(self.meta(BEST_VERSION) or 0)
 
-    def line_of(self, version: int) -> Iterator[int]:
+    def ancestors(self, version: int) -> Iterator[int]:
         """The version and those it was trained from, newest first, without the bare model."""
         while version > 0:
             yield version
@@ -117,7 +117,7 @@ def serving_versions(folder: Path) -> tuple[int, ...]:
     """
     try:
         with reading(folder) as state:
-            return () if state is None else tuple(state.line_of(state.line().serving))
+            return () if state is None else tuple(state.ancestors(state.lineage().serving))
     except StateError as error:
         raise StateError(str(error), hint="name an adapter folder with --adapter") from error
 

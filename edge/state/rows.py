@@ -14,44 +14,49 @@ Outcome = Literal["serves", "waits", "promoted", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """`head`: training goes on from it. `serving`: it answers people. `refusals` in a row; `kept`: versions to go back to, oldest first."""
+class Lineage:
+    """`latest`: training goes on from it. `serving`: it answers people. `refusals` in a row; `kept`: to go back to, oldest first."""
 
-    head: int
+    latest: int
     serving: int
     refusals: int = 0
     kept: tuple[int, ...] = ()
 
-    def after_step(self, step: int, base: int, outcome: Outcome, *, max_refusals: int = 1, keep: int = 3) -> Line:
+    def after_step(self, step: int, base: int, outcome: Outcome, *, max_refusals: int = 1, keep: int = 3) -> Lineage:
         """After the step that was trained from `base`. One whose base was left meanwhile changes nothing.
 
         The refusal number `max_refusals` in a row takes training back to the version that serves.
         """
-        if base != self.head:
+        if base != self.latest:
             return self
         if outcome == "serves":
-            return replace(self, head=step, serving=step, refusals=0)
+            return replace(self, latest=step, serving=step, refusals=0)
         if outcome == "waits":
-            return replace(self, head=step)
+            return replace(self, latest=step)
         if outcome == "promoted":
-            return Line(step, step, 0, _newest((*self.kept, self.serving, step), keep))
+            return Lineage(step, step, 0, _newest((*self.kept, self.serving, step), keep))
         if self.refusals + 1 >= max_refusals:
-            return replace(self, head=self.serving, refusals=0)
-        return replace(self, head=step, refusals=self.refusals + 1)
+            return replace(self, latest=self.serving, refusals=0)
+        return replace(self, latest=step, refusals=self.refusals + 1)
 
-    def back_to(self, version: int, keep: int = 3) -> Line:
+    def back_to(self, version: int, keep: int = 3) -> Lineage:
         """Serve and train on from `version`; what is left stays on disk for a while."""
-        return Line(version, version, 0, _newest((*self.kept, self.serving, self.head, version), keep))
+        return Lineage(version, version, 0, _newest((*self.kept, self.serving, self.latest, version), keep))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; on disk and in answers of the API the latest version is called `head`."""
+        fields = asdict(self)
+        return {"head": fields.pop("latest"), **fields}
 
     def to_json(self) -> str:
         """As JSON text."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Line:
+    def from_json(cls, text: str) -> Lineage:
         """From what `to_json` made."""
         fields: Mapping[str, Any] = json.loads(text)
-        return cls(**{**fields, "kept": tuple(fields["kept"])})
+        return cls(fields["head"], fields["serving"], fields["refusals"], tuple(fields["kept"]))
 
 
 def _newest(versions: tuple[int, ...], keep: int) -> tuple[int, ...]:
@@ -134,7 +139,7 @@ class Commit:
     terms: Terms
     adapter_folder: str
     unreported: Report | None
-    line: Line
+    line: Lineage
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()

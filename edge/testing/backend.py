@@ -30,8 +30,8 @@ from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.backend import ModelInfo
 from edge.inference.decisions import first_decision, opens_step
+from edge.inference.detokenizer import Detokenizer
 from edge.inference.raw_text import RawPrompt, TokenizerInfo
-from edge.inference.spoken import SpokenText
 
 Script = Callable[[Sequence[Message], Sampling, int], str]
 """(messages, sampling, seed) -> the text of the response."""
@@ -179,9 +179,9 @@ class ScriptedBackend:
         return LocalResponse(spoken.text, ids, logprobs, finish, self._adapter_version, log_odds, spoken.tokens)
 
 
-def _spoken(text: str, words: Sequence[str], ids: Sequence[int], sampling: Sampling, seed: int, prefix: str = "") -> SpokenText:
+def _spoken(text: str, words: Sequence[str], ids: Sequence[int], sampling: Sampling, seed: int, prefix: str = "") -> Detokenizer:
     """The words up to the first stop string, with made-up chances where they are asked for."""
-    spoken, top = SpokenText(sampling, prefix, None), sampling.top_logprobs
+    spoken, top = Detokenizer(sampling, prefix, None), sampling.top_logprobs
     for number, (word, token, logprob) in enumerate(zip(words, ids, made_up_logprobs(text, seed, len(ids)), strict=True), 1):
         piece = word.encode()
         chances = tuple(TokenChance(token + other, piece, logprob - other) for other in range(top or 0))

@@ -136,7 +136,7 @@ async def test_phases_that_come_back_keep_their_price_or_share_one_in_the_embedd
 async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stopped_at_the_end(tmp_path: Path) -> None:
     agent = build_agent(tiny_config(tmp_path / "state"), MemorySink())
     async with agent:
-        child = agent.parts.coordinator
+        child = agent.components.coordinator
         assert child is not None
         first = child.pid  # type: ignore[attr-defined]
         os.kill(first, 9)

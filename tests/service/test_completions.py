@@ -13,7 +13,7 @@ import pytest
 
 from edge.answering.raw_text import ServedTexts
 from edge.core.clock import ManualClock
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.choices import MOST_AT_ONCE
 from edge.serve.control import ScriptedControl
@@ -63,8 +63,8 @@ def answers() -> ScriptedAnswers:
 
 
 @pytest.fixture
-def gate() -> ServingGate:
-    return ServingGate(ManualClock())
+def gate() -> ServingPrecedence:
+    return ServingPrecedence(ManualClock())
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def backend() -> CountingBackend:
 
 
 @pytest.fixture
-async def url(answers: ScriptedAnswers, gate: ServingGate, backend: CountingBackend) -> AsyncIterator[str]:
+async def url(answers: ScriptedAnswers, gate: ServingPrecedence, backend: CountingBackend) -> AsyncIterator[str]:
     texts = ServedTexts(backend, gate)
     app = build_app(answers, ScriptedControl(answers), ManualClock(1000.0), loaded_model="nano-edge", texts=texts)
     async with serving(app, "127.0.0.1", 0) as base:
@@ -86,7 +86,7 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, gate: ServingGate) -> None:
+async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, gate: ServingPrecedence) -> None:
     raw = await client.completions.with_raw_response.create(model="edge", prompt="Count:", seed=0)
     done = raw.parse()
     assert (done.object, done.model, done.created, done.id[:5]) == ("text_completion", "edge", 1000, "cmpl-")
@@ -217,7 +217,7 @@ async def test_unknown_ids_are_refused_before_anything_is_streamed(client: opena
             await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
-async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, gate: ServingGate) -> None:
+async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, gate: ServingPrecedence) -> None:
     stream = await client.completions.create(model="edge", prompt="x", stream=True)
     async for _ in stream:
         break

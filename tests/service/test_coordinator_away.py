@@ -74,11 +74,11 @@ async def ask(agent: Agent, number: int) -> AnswerRecord:
 
 async def all_is_known(agent: Agent) -> None:
     """Wait until no call's end is unknown and no step report waits; on the agent's clock time passes quickly."""
-    clock = agent.parts.clock
+    clock = agent.components.clock
     assert isinstance(clock, ManualClock)
     async with asyncio.timeout(60):
         while agent.status().unsettled_calls:
-            await agent.access.doubts.settle()
+            await agent.access.unconfirmed.settle()
             clock.advance(10.0)
             await asyncio.sleep(0.05)
 
@@ -143,7 +143,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             await agent.learn()
             await all_is_known(agent)
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
-            await agent.learning.roles.book.deliver()
+            await agent.learning.roles.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
             assert agent.steps()[-1].dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from edge.cloud.egress import GuardedClient
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import with_hint
 from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
 from edge.core.clock import ManualClock
@@ -122,7 +122,7 @@ async def _learned(wire: Wire, secrets) -> None:
     calls = [
         call(f"l{n}", one.text, step=0, prompt_id=f"{n}:{one.secret}", max_output_tokens=900) for n, one in enumerate(secrets)
     ]
-    async with CloudDesk(wire.client, 30.0).together(len(calls)) as desk:
+    async with GroupCalls(wire.client, 30.0).together(len(calls)) as desk:
         outcomes = await asyncio.gather(*(desk.ask(each) for each in calls))
     assert {outcome.reason for outcome in outcomes} == {""}
     await wire.client.close_step("math", 0, 4 * len(secrets), len(secrets))

@@ -18,7 +18,7 @@ from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
@@ -169,7 +169,7 @@ class World:
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
         curriculum = Curriculum(self.phases, open_sums, state, seed=7, prompts_per_step=self.prompts_per_step)
-        parts = AgentParts(
+        parts = AgentComponents(
             state=state,
             curriculum=curriculum,
             open_backend=self._open_backend,

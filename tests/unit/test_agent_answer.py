@@ -281,10 +281,10 @@ async def test_a_call_that_the_cloud_would_not_take_is_kept_with_that_reason(wor
     world.client.fail_next("stream_complete", error)
     world.client.fail_next("get_call", error)
     async with world.agent() as agent:
-        agent.access.doubts.wake = asyncio.Event()
+        agent.access.unconfirmed.wake = asyncio.Event()
         with pytest.raises(CoordinatorUnavailable):
             await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
-        [(begun,)] = agent.parts.state.rows("SELECT record FROM calls_in_doubt")
+        [(begun,)] = agent.components.state.rows("SELECT record FROM calls_in_doubt")
     assert "the cloud gave no answer: the cloud LLM did not take the call (too_long)" in begun
 
 

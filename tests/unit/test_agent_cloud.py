@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edge.cloud.client import WatchedClient
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited
 from edge.core.events import MemorySink
@@ -41,7 +41,7 @@ def numbered(count: int):
 
 
 async def asked_together(client, calls):
-    async with CloudDesk(client, 5.0).together(len(calls)) as desk:
+    async with GroupCalls(client, 5.0).together(len(calls)) as desk:
         return await asyncio.gather(*(desk.ask(each) for each in calls))
 
 
@@ -55,14 +55,14 @@ async def test_the_calls_of_a_step_share_one_batch() -> None:
 async def test_a_single_call_and_a_step_without_calls_need_no_batch() -> None:
     client = CountingClient()
     assert (await asked_together(client, numbered(1)))[0].completion.text == "QUESTION 0"
-    async with CloudDesk(client, 5.0).together(8):
+    async with GroupCalls(client, 5.0).together(8):
         pass
     assert client.batches == 0
 
 
 async def test_nothing_is_asked_where_the_cloud_is_switched_off() -> None:
     client = CountingClient()
-    async with CloudDesk(client, 5.0, lambda: "off").together(8) as desk:
+    async with GroupCalls(client, 5.0, lambda: "off").together(8) as desk:
         assert (await desk.ask(call())).reason == "off"
     assert client.batches == 0 and not client.calls
 
@@ -132,7 +132,7 @@ async def test_what_a_batch_meets_is_noticed_and_the_newest_budget_kept() -> Non
 async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:
     client, off = CountingClient(), []
     client.fail_next("complete", RateLimited("soon", retry_after_s=0.01))
-    desk = CloudDesk(client, 5.0, lambda: off.pop() if off else "")
+    desk = GroupCalls(client, 5.0, lambda: off.pop() if off else "")
     asking = asyncio.create_task(desk.ask(numbered(1)[0]))
     while client._failures["complete"]:
         await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud
 
 async def test_a_call_of_a_batch_does_not_leave_after_the_cloud_was_switched_off() -> None:
     client, off = CountingClient(), ""
-    async with CloudDesk(client, 5.0, lambda: off).together(2) as desk:
+    async with GroupCalls(client, 5.0, lambda: off).together(2) as desk:
         first, second = numbered(2)
         assert (await desk.ask(first)).completion is not None
         asking = asyncio.create_task(desk.ask(second))

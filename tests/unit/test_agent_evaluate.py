@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.core.types import Message, Sampling, TaskItem
 from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
@@ -53,7 +53,7 @@ class Examination:
         known: Any = None,
         max_steps: int | None = None,
     ) -> list[JudgedItem]:
-        desk = CloudDesk(self.client, 1.0) if with_cloud else None
+        desk = GroupCalls(self.client, 1.0) if with_cloud else None
         roles = EvalRoles(self.backend, ExactMathAnswer(), SelfOffload(), desk, math)
         evaluation = Evaluation(roles, self.settings, cloud_all=cloud_all)
         return await evaluation.judge_all(candidates_of(((one, 1.0) for one in items), max_steps), "tag", known)

@@ -20,7 +20,7 @@ from edge.learning.run_folder import RunFolder
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Line
+from edge.state.rows import Lineage
 from edge.training.gate import GateRules
 from edge.training.learner import LearnerReport
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
@@ -43,10 +43,10 @@ def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequenc
     return world
 
 
-async def learned(world: World) -> tuple[list[Any], Line]:
+async def learned(world: World) -> tuple[list[Any], Lineage]:
     async with world.agent() as agent:
         await agent.learn()
-        with_line = agent.parts.state.line()
+        with_line = agent.components.state.lineage()
         return agent.steps(), with_line
 
 
@@ -82,7 +82,7 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
     ]  # fmt: skip
     assert (steps[3].gate_before, steps[3].gate_after) == (1.0, 0.0)
     assert steps[3].gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
-    assert (line.head, line.serving, line.refusals) == (6, 6, 0)
+    assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
     assert notice.text.startswith("the adapter of step 4 does not serve (sums: 0 %")
     assert notice.text.endswith("adapter 2 stays, training goes on")
@@ -99,7 +99,7 @@ async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serve
     steps, line = await learned(world)
     assert [(step.step, step.base_version) for step in steps] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 2), (8, 7)]
     assert [step.gate for step in steps if step.gate] == ["promoted", "refused", "rolled back", "promoted"]
-    assert (line.head, line.serving) == (8, 8)
+    assert (line.latest, line.serving) == (8, 8)
     assert world.learners[-1].step == 4  # the updates of steps 1, 2, 7 and 8
     assert world.events(Notice)[-1].text.endswith("too many refusals in a row, training goes back to adapter 2")
 
@@ -173,9 +173,9 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
         async with world.agent(crash_at(place, times)) as agent:
             await agent.learn()
     async with world.agent() as agent:
-        assert agent.status().adapter_version == agent.parts.state.line().serving
+        assert agent.status().adapter_version == agent.components.state.lineage().serving
         await agent.learn()
-        steps, line = agent.steps(), agent.parts.state.line()
+        steps, line = agent.steps(), agent.components.state.lineage()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert line == expected_line
     assert world.learners[-1].step == calm.learners[-1].step
@@ -198,7 +198,7 @@ async def test_what_served_stays_on_disk_and_no_more(tmp_path: Path) -> None:
     kept = sorted(int(path.name.removeprefix("step-")) for path in (world.folder / "checkpoints").iterdir())
     assert kept == [6, 11, 12]
     with StateFolder(world.folder) as state:
-        assert state.line().kept == (6, 12)
+        assert state.lineage().kept == (6, 12)
 
 
 async def test_a_gate_without_an_engine_of_its_own_for_learning_is_refused(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path
     world = gated(tmp_path / "state")
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
-        before = agent.parts.state.line()
+        before = agent.components.state.lineage()
         shutil.rmtree(world.folder / "checkpoints" / "step-000002" / "adapter")
         with pytest.raises(StateError, match="the adapter is missing"):
             await agent.adapter.rollback(2)
         with pytest.raises(NotFound, match="no adapter version 9"):
             await agent.adapter.rollback(9)
-        assert agent.parts.state.line() == before
+        assert agent.components.state.lineage() == before
         assert agent.status().adapter_version == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.providers.provider import bound_by_bytes
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
@@ -44,7 +44,7 @@ async def collected(world: World, client: ScriptedCoordinatorClient, texts: list
     await client.open_step("math", 0, items, len(texts), 0.3)
     settings = world.rollout_settings("run")
     settings = replace(settings, group_size=len(texts), prompt_form="compact")
-    rollout = Rollout(backend, CloudDesk(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    rollout = Rollout(backend, GroupCalls(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     return await rollout.collect(Batch(1, "math", 0, tuple(item(number) for number in range(items))))
 
 
@@ -182,7 +182,7 @@ async def test_a_rate_limit_is_waited_out(world: World) -> None:
 
 async def test_a_call_that_runs_elsewhere_is_recovered_and_not_paid_again(world: World) -> None:
     world.client.lose_next_reply()
-    desk = CloudDesk(world.client, 1.0)
+    desk = GroupCalls(world.client, 1.0)
     call = CloudCall("key", "math", -1, "p", 1, (Message("user", "What is 1 + 1?"),), 64)
     assert (await desk.ask(call)).completion is None
     world.client.fail_next("complete", CallInProgress("running", retry_after_s=0.01))
@@ -220,7 +220,7 @@ async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: Wo
     client = Watching(lambda call: local_answer(1))
     await client.open_step("math", 0, 2, 2, 0.3)
     settings = type(world.rollout_settings("r"))("r", 7, 2, 1.0, 64, "compact", "compact", 64)
-    rollout = Rollout(Slow([HELP]), CloudDesk(client, 5.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    rollout = Rollout(Slow([HELP]), GroupCalls(client, 5.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     async with asyncio.timeout(10):
         groups = await rollout.collect(Batch(1, "math", 0, (item(0), item(1))))
     assert all(group.completion for group in groups)

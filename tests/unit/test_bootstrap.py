@@ -29,7 +29,7 @@ def test_measuring_uses_the_configured_sandbox() -> None:
 def test_learning_uses_the_configured_sandbox(tmp_path: Path) -> None:
     agent = build_agent(AgentConfig(state_folder=str(tmp_path), mode="local-only", programs=ABSENT), FanOutSink([]))
     with pytest.raises(UsageError, match="sandbox"):
-        agent.parts.verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
+        agent.components.verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
 
 
 @pytest.mark.parametrize(("match", "right"), [("exact", False), ("equivalent", True)])

@@ -44,7 +44,7 @@ class Setting:
 
     def kept(self) -> list[str]:
         """Ids of the answers in the state folder."""
-        rows = self.agent.parts.state.database.execute("SELECT id FROM requests").fetchall()
+        rows = self.agent.components.state.database.execute("SELECT id FROM requests").fetchall()
         return [row[0] for row in rows]
 
 

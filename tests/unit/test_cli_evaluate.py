@@ -28,7 +28,7 @@ from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import BudgetSnapshot
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Line
+from edge.state.rows import Lineage
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.tasks.strata import strata_of
@@ -96,12 +96,12 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
         for step in (3, 12):
             (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
-        state.set_line(Line(12, 12))
+        state.set_lineage(Lineage(12, 12))
         assert (told("serving"), told("latest")) == ("adapter 12, which serves now", "adapter 12, the newest")
-        state.set_line(Line(3, 3))
+        state.set_lineage(Lineage(3, 3))
         assert told("serving") == "adapter 3, which serves now"
         assert told("latest") == "adapter 12, the newest; adapter 3 serves"
-        state.set_line(Line(0, 0))
+        state.set_lineage(Lineage(0, 0))
         assert told("serving") == "the bare model, which serves now"
         assert told("latest") == "adapter 12, the newest; the bare model serves"
         assert told("none") == "the bare model"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edge.app.settings import agent_settings
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import LearningConfig
 from edge.core.clock import ManualClock
@@ -53,7 +53,7 @@ async def collected(
     backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
     settings = World(tmp_path).rollout_settings("run")
     settings = replace(settings, group_size=len(texts), prompt_form="compact", **{"cloud_samples": True, **values})
-    rollout = Rollout(backend, CloudDesk(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
+    rollout = Rollout(backend, GroupCalls(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     [group] = await rollout.collect(Batch(1, "math", 0, (item(0),)))
     return group, backend
 

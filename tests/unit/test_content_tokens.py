@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.answering.draft import TokenLine
+from edge.answering.draft import AnswerTokens
 from edge.core.types import ScoredToken
 from edge.serve.reasoning import AnswerReader
 
@@ -55,7 +55,7 @@ def test_a_token_of_half_a_character_goes_with_the_character() -> None:
 
 
 def test_tokens_of_text_that_was_taken_back_are_forgotten() -> None:
-    line = TokenLine()
+    line = AnswerTokens()
     line.begin()
     line.add(tokens_of(["ab", "I need"]))
     assert [token.piece for token in line.until(2)] == [b"ab"]

@@ -10,7 +10,7 @@ from edge.cli.doctor import check_crowd
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
-from edge.learning.conditions import CrowdWatch, MachineProbe, Readings, ScriptedProbe, thread_settings
+from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, ScriptedProbe, thread_settings
 from edge.state.events import LearningResumed, Notice, RunStarted, StepProgress
 
 BOTH = ("engine.threads=1", "learning.torch_threads=1")
@@ -21,9 +21,9 @@ def inside(step: int) -> StepProgress:
     return StepProgress(step, "rollout", 1, 4)
 
 
-def watched(*loads: float | None, settings: tuple[str, ...] = BOTH) -> tuple[CrowdWatch, MemorySink, ManualClock]:
+def watched(*loads: float | None, settings: tuple[str, ...] = BOTH) -> tuple[MachineLoadNotice, MemorySink, ManualClock]:
     sink, clock = MemorySink(), ManualClock()
-    return CrowdWatch(sink, ScriptedProbe(*[Readings(other_load=load) for load in loads]), clock, settings), sink, clock
+    return MachineLoadNotice(sink, ScriptedProbe(*[Readings(other_load=load) for load in loads]), clock, settings), sink, clock
 
 
 def notices(sink: MemorySink) -> list[str]:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from edge.answering.answerer import Answerer
-from edge.answering.ask_cloud import CloudAsker
+from edge.answering.ask_cloud import CloudQuestions
 from edge.answering.recorder import AnswerRecorder
 from edge.cloud.client import WatchedClient
 from edge.cloud.egress import GuardedClient
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import Choice, Departure, Keep, SentLog, SentReader, entry_json, reading_sent
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
@@ -221,13 +221,13 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(4) if sampling.suppress_help else HELP)
     async with world.agent() as agent:
         sink = MemorySink()
-        state = agent.parts.state
+        state = agent.components.state
         guarded = GuardedClient(world.client, REGISTRY, SentLog(state.database, world.clock, Keep()))
         watched = WatchedClient(guarded, sink, world.clock)
         watched.lost("away")
         access, settings = agent.access, world.answer_settings()
         recorder = AnswerRecorder(world.serving, state, access, sink, world.clock)
-        asker = CloudAsker(watched, access, recorder.record, world.clock, state.run_id, settings)
+        asker = CloudQuestions(watched, access, recorder.record, world.clock, state.run_id, settings)
         answerer = Answerer(world.serving, agent.gate, access, asker, recorder, world.clock, settings)
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
@@ -241,7 +241,7 @@ async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(seam: Se
         lambda messages, sampling, seed: HELP if seed % 2 else local_answer(number_in(messages[-1].content) + 1)
     )
     settings = RolloutSettings("run", 7, 16, 1.0, 64, "compact", "compact", 64)
-    rollout = Rollout(backend, CloudDesk(guarded, 5.0), ExactMathAnswer(), SelfOffload(), seam.clock, settings)
+    rollout = Rollout(backend, GroupCalls(guarded, 5.0), ExactMathAnswer(), SelfOffload(), seam.clock, settings)
     withheld, sent = await rollout.collect(Batch(1, "math", 0, (item(2), item(3))))
     assert withheld.completion is None and sent.completion is not None and len(seam.inner.calls) == 1
     asked = [scored for scored in withheld.responses if scored.asked]

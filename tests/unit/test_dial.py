@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, DialBook, HelpDial, dial_step, stored_dials, threshold, wanted_rate
+from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold, wanted_rate
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
@@ -264,7 +264,7 @@ async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tm
     with StateFolder(tmp_path / "state") as state:
         with state.database as database:
             database.execute("DELETE FROM dials")
-        book = DialBook(state, 0.3, ManualClock())
+        book = Dials(state, 0.3, ManualClock())
         assert (book.of("code").reading().known_log_odds, book.of("math").reading().known_log_odds) == (5, 0)
 
 
@@ -312,6 +312,6 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
 def test_the_rate_of_an_older_state_folder_still_holds(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
         state.set_meta("dial_rate", "0.25")
-        assert DialBook(state, None, ManualClock()).of("math").target_rate == 0.25
+        assert Dials(state, None, ManualClock()).of("math").target_rate == 0.25
         state.set_meta("dial_rate", "")
-        assert DialBook(state, 0.9, ManualClock()).of("math").target_rate is None
+        assert Dials(state, 0.9, ManualClock()).of("math").target_rate is None

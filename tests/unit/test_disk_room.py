@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskRoom, MachineConditions, ScriptedProbe
+from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions, ScriptedProbe
 from edge.state.events import LearningResumed, LearningWaits, StepFinished
 from tests.unit.agent_world import World
 
@@ -33,7 +33,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def test_room_is_twice_the_newest_checkpoint_and_at_least_some(tmp_path: Path, disk: Disk) -> None:
-    disk.free, room = LEAST_BYTES, DiskRoom(tmp_path)
+    disk.free, room = LEAST_BYTES, DiskSpace(tmp_path)
     assert room.shortage() == ""
     (tmp_path / "checkpoints/step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints/step-000001/weights").write_bytes(bytes(12 * MIB))
@@ -43,7 +43,7 @@ def test_room_is_twice_the_newest_checkpoint_and_at_least_some(tmp_path: Path, d
 
 
 def test_after_a_failure_there_is_room_when_a_step_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = DiskRoom(tmp_path)
+    room = DiskSpace(tmp_path)
     assert not room.was_missing(), "the disk is fine: the step failed of something else"
 
     def full(descriptor: int, start: int, count: int) -> None:

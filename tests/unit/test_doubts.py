@@ -49,7 +49,7 @@ async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(w
             "scripted",
             record.text,
         )
-        assert await agent.access.doubts.settle() == 0
+        assert await agent.access.unconfirmed.settle() == 0
     assert len(world.client.calls) == 1
 
 
@@ -57,9 +57,9 @@ async def test_a_call_that_never_arrived_costs_nothing(world: World) -> None:
     async with world.agent() as agent:
         world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
-        assert await agent.access.doubts.settle() == 0
+        assert await agent.access.unconfirmed.settle() == 0
         world.clock.advance(ARRIVES_WITHIN_S)
-        await agent.access.doubts.settle()
+        await agent.access.unconfirmed.settle()
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
 
 
@@ -77,9 +77,9 @@ async def test_a_request_that_was_overtaken_by_the_question_for_its_end_is_recor
     monkeypatch.setattr(world.client, "stream_complete", slow)
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
-        assert await agent.access.doubts.settle() == 0
+        assert await agent.access.unconfirmed.settle() == 0
         await world.client.complete(on_its_way[0], 5.0)
-        await agent.access.doubts.settle()
+        await agent.access.unconfirmed.settle()
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("completed", 100)
 
 
@@ -123,9 +123,9 @@ async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_f
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION, id="one"))
         draft = agent.records.why("one")
-        with agent.parts.state.database as database:  # as kill -9 between the reply and the record would leave it
+        with agent.components.state.database as database:  # as kill -9 between the reply and the record would leave it
             database.execute("DELETE FROM requests")
-        agent.access.doubts.begin(draft)
+        agent.access.unconfirmed.begin(draft)
     async with world.agent() as agent:
         await settled(agent)
         assert agent.records.why("one").charged_uusd == record.charged_uusd == 100
@@ -134,7 +134,7 @@ async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_f
 
 async def test_an_answer_that_outlives_the_state_folder_ends_without_a_word(world: World) -> None:
     async with world.agent() as agent:
-        outliving = agent.access.doubts.waited_for(lambda: "k")
+        outliving = agent.access.unconfirmed.waited_for(lambda: "k")
         outliving.__enter__()
     outliving.__exit__(None, None, None)
-    assert not agent.access.doubts.wake.is_set()
+    assert not agent.access.unconfirmed.wake.is_set()

@@ -79,14 +79,14 @@ async def test_report_usage_whatif_and_the_ledger_tell_the_same(tmp_path: Path) 
         for number in range(1, 4):
             await answerer.answer(asked(number))
         agent.budgets.pause_cloud(False)
-        while agent.access.doubts.waiting():
-            await agent.access.doubts.settle()
-        heard = past_answers(agent.parts.state)
+        while agent.access.unconfirmed.waiting():
+            await agent.access.unconfirmed.settle()
+        heard = past_answers(agent.components.state)
         replay = what_if(heard, [0.1])
         await answerer.answer(
             replace(asked(7), beyond=BeyondText('{"tools": [{"type": "function", "function": {"name": "f"}}]}', ("tools",)))
         )
-        database = agent.parts.state.database
+        database = agent.components.state.database
         used, report = used_today(database, world.clock.now()).today, daybook(database, 0.0, world.clock.now())
     assert (used.calls, used.spend_uusd) == client.ledger == (7, 670)
     assert report["cloud"]["serving"] == {"calls": 7, "tokens": used.tokens, "spend_uusd": 670}

@@ -24,7 +24,7 @@ def asks_unless_suppressed(messages, sampling, seed):  # type: ignore[no-untyped
 
 def fill(agent: Agent, full: bool = True) -> None:
     """Nothing can be written from now on, or again."""
-    agent.parts.state.database.execute(f"PRAGMA query_only = {int(full)}")
+    agent.components.state.database.execute(f"PRAGMA query_only = {int(full)}")
 
 
 def question(**options: object) -> AnswerRequest:
@@ -59,9 +59,9 @@ async def test_a_disk_that_fills_while_the_cloud_answers_leaves_its_call_to_be_s
     async with world.agent() as agent:
         world.client._answer = lambda call: fill(agent) or "\\boxed{5}"  # type: ignore[func-returns-value]
         record = await agent.answerer.answer(question())
-        assert await agent.access.doubts.settle() == 0
+        assert await agent.access.unconfirmed.settle() == 0
         fill(agent, False)
-        assert await agent.access.doubts.settle() == 1
+        assert await agent.access.unconfirmed.settle() == 1
         kept = agent.records.why(record.id)
     assert (record.source, record.final) == ("cloud", "5") and "not recorded" in record.reason
     assert (kept.charged_uusd, kept.call_state) == (100, "completed")
@@ -97,9 +97,9 @@ async def test_a_pause_holds_while_the_agent_lives_and_a_resumption_needs_the_di
 async def test_learning_makes_no_call_that_its_purse_cannot_count(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
-        workshop = agent.learning.roles.workshop
+        workshop = agent.learning.roles.factory
         outcome: CloudOutcome = await workshop._desk.ask(CloudCall("k" * 32, "math", 0, "0:x", 1, (Message("user", "?"),), 8))
-        assert agent.learning.roles.purse.today().calls == 0
+        assert agent.learning.roles.daily_budget.today().calls == 0
     assert outcome.unsent and "cannot be written down" in outcome.reason
     assert world.client.calls == []
 
@@ -107,13 +107,13 @@ async def test_learning_makes_no_call_that_its_purse_cannot_count(world: World) 
 async def test_a_call_that_never_arrived_is_not_taken_for_settled_before_that_is_written(world: World) -> None:
     async with world.agent() as agent:
         record = await agent.answerer.answer(question(mode="local-only"))
-        agent.access.doubts.begin(replace(record, id="other", call_key="k"))
-        with agent.access.doubts.waited_for(lambda: "k"):
+        agent.access.unconfirmed.begin(replace(record, id="other", call_key="k"))
+        with agent.access.unconfirmed.waited_for(lambda: "k"):
             fill(agent)
-        await agent.access.doubts.settle()
+        await agent.access.unconfirmed.settle()
         world.clock.advance(ARRIVES_WITHIN_S)
-        assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (0, ["k"])
+        assert (await agent.access.unconfirmed.settle(), agent.access.unconfirmed.waiting()) == (0, ["k"])
         fill(agent, False)
-        await agent.access.doubts.settle()
+        await agent.access.unconfirmed.settle()
         world.clock.advance(ARRIVES_WITHIN_S)
-        assert (await agent.access.doubts.settle(), agent.access.doubts.waiting()) == (1, [])
+        assert (await agent.access.unconfirmed.settle(), agent.access.unconfirmed.waiting()) == (1, [])

@@ -51,7 +51,7 @@ def guarded(folder: Path, recheck_every: int | None = 4, **options: Any) -> tupl
 
 
 def went_back(agent: Agent) -> list[tuple[int, int, str]]:
-    rows = agent.parts.state.database.execute("SELECT from_version, to_version, by FROM went_back ORDER BY id")
+    rows = agent.components.state.database.execute("SELECT from_version, to_version, by FROM went_back ORDER BY id")
     return [(int(one), int(other), str(by)) for one, other, by in rows]
 
 
@@ -64,7 +64,7 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "anchors")]
         assert (agent.status().adapter_version, agent.steps()[-1].base_version) == (2, 2)
-        line = agent.parts.state.line()
+        line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
     assert event.reason == "of 8 anchors 8 are wrong that were right, 0 are right that were wrong"
@@ -90,7 +90,7 @@ async def test_small_losses_that_the_gate_lets_pass_are_found_when_they_add_up(t
     async with world.agent() as agent:
         await agent.learn(max_steps=12)
         assert [step.gate for step in agent.steps() if step.gate] == ["promoted"] * 6
-        assert (went_back(agent), agent.parts.state.line().kept) == ([], (8, 10, 12))
+        assert (went_back(agent), agent.components.state.lineage().kept) == ([], (8, 10, 12))
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(12, 2, "anchors")]
 
@@ -104,7 +104,7 @@ async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Pa
         left = [one for one, _, _ in went_back(agent)]
         assert left and len(left) == len(set(left)), "each version is left once"
         assert not {other for _, other, _ in went_back(agent)} & set(left), "and none that was left serves again"
-        assert agent.parts.state.line().serving not in left
+        assert agent.components.state.lineage().serving not in left
 
 
 async def test_nothing_is_done_where_all_versions_are_alike_or_no_exam_is_wanted(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
 
 
 async def made_guard(agent: Agent) -> Guard:
-    guard = await agent.learning.roles.workshop.guard()
+    guard = await agent.learning.roles.factory.guard()
     assert guard is not None
     return guard
 
@@ -167,7 +167,7 @@ def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local
     for number in range(good + bad):
         asked = prompt.format(number)
         record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt=asked)  # type: ignore[arg-type]
-        agent.parts.state.put_request(record.id, 1.0, record.to_json())
+        agent.components.state.put_request(record.id, 1.0, record.to_json())
         agent.records.rate(Feedback(record.id, "good" if number < good else "bad"))
 
 

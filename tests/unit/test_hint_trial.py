@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable
@@ -43,7 +43,7 @@ def asking_in_part(messages, sampling, seed) -> str:
 
 
 def trial(client: ScriptedCoordinatorClient, record=None, tag: str = "t") -> HintTrial:
-    desk = CloudDesk(client, 5.0)
+    desk = GroupCalls(client, 5.0)
     cloud = desk if record is None else RecordingAnswers(record, desk, "compact")
     roles = EvalRoles(ScriptedBackend(asking_in_part), ExactMathAnswer(), SelfOffload(), cloud)
     return HintTrial(roles, SETTINGS, 200, tag)

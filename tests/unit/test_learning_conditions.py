@@ -12,11 +12,11 @@ import pytest
 
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.events import MemorySink
-from edge.core.precedence import ServingGate
+from edge.core.precedence import ServingPrecedence
 from edge.core.types import Message
 from edge.learning.conditions import (
     ConditionRules,
-    DiskRoom,
+    DiskSpace,
     MachineConditions,
     MachineProbe,
     Readiness,
@@ -55,9 +55,9 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.clock, self.sink = LoopClock(), MemorySink()
-        self.gate = ServingGate(self.clock)
+        self.gate = ServingPrecedence(self.clock)
         conditions = MachineConditions(self.rules, ScriptedProbe(*self.readings)) if self.readings else None
-        self.readiness = Readiness(self.gate, conditions, DiskRoom(self.state.folder), self.state, self.sink, self.clock)
+        self.readiness = Readiness(self.gate, conditions, DiskSpace(self.state.folder), self.state, self.sink, self.clock)
 
     def waits(self) -> list[tuple[float, str]]:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")

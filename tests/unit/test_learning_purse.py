@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.budget.daily import PRICE_DAYS, DailyLimits, LearningPurse, PurseDesk
-from edge.cloud.group_calls import CloudDesk, CloudOutcome
+from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits, LimitedGroupCalls
+from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.clock import ManualClock
 from edge.core.days import local_day
@@ -32,7 +32,7 @@ def call(number: int) -> CloudCall:
     return CloudCall(f"{number:032x}", "math", 0, f"{number}:x", 1, (Message("user", "?"),), 8)
 
 
-class PaidDesk(CloudDesk):
+class PaidDesk(GroupCalls):
     """Answers every call at the next prepared price; None: it fails."""
 
     def __init__(self, *prices: int | None) -> None:
@@ -59,7 +59,7 @@ def state(tmp_path: Path):  # type: ignore[no-untyped-def]
         yield folder
 
 
-async def asked(desk: PurseDesk, calls: Sequence[CloudCall]) -> list[bool]:
+async def asked(desk: LimitedGroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
     """Which of the calls were answered, when all are made at once."""
     outcomes = await asyncio.gather(*(desk.ask(one) for one in calls))
     return [outcome.completion is not None for outcome in outcomes]
@@ -67,7 +67,7 @@ async def asked(desk: PurseDesk, calls: Sequence[CloudCall]) -> list[bool]:
 
 async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state: StateFolder) -> None:
     clock, paid = ManualClock(), PaidDesk(5)
-    desk = PurseDesk(paid, LearningPurse(state, clock, DailyLimits(calls=2)))
+    desk = LimitedGroupCalls(paid, DailyBudget(state, clock, DailyLimits(calls=2)))
     assert await asked(desk, [call(1), call(2), call(3)]) == [True, True, False]
     outcome = await desk.ask(call(4))
     assert outcome.unsent and not outcome.refused
@@ -78,15 +78,15 @@ async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state
 
 
 async def test_a_call_that_is_made_again_is_counted_once_even_when_the_day_is_used_up(state: StateFolder) -> None:
-    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
-    desk = PurseDesk(PaidDesk(5), purse)
+    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
+    desk = LimitedGroupCalls(PaidDesk(5), purse)
     assert await asked(desk, [call(1)]) == [True]
     assert await asked(desk, [call(1), call(2)]) == [True, False]
     assert (purse.today().calls, purse.today().spend_uusd, purse.today().tokens) == (1, 5, 7)
 
 
 async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
-    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
 
     class Looks(PaidDesk):
         async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
@@ -94,15 +94,15 @@ async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
             raise Crash
 
     with pytest.raises(Crash):
-        await PurseDesk(Looks(1), purse).ask(call(1))
-    again = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
+        await LimitedGroupCalls(Looks(1), purse).ask(call(1))
+    again = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     with pytest.raises(BudgetExhausted):
         await again.admit(call(2))
     await again.admit(call(1))
 
 
 async def test_a_call_that_failed_stays_counted(state: StateFolder) -> None:
-    desk = PurseDesk(PaidDesk(None), LearningPurse(state, ManualClock(), DailyLimits(calls=1)))
+    desk = LimitedGroupCalls(PaidDesk(None), DailyBudget(state, ManualClock(), DailyLimits(calls=1)))
     assert await asked(desk, [call(1), call(2)]) == [False, False]
     assert (await desk.ask(call(2))).unsent
 
@@ -112,21 +112,21 @@ async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder)
         async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
             return CloudOutcome(None, refused=True, reason="the step's calls are used up")
 
-    purse = LearningPurse(state, ManualClock(), DailyLimits(calls=1))
-    assert (await PurseDesk(Refuses(1), purse).ask(call(1))).refused
+    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
+    assert (await LimitedGroupCalls(Refuses(1), purse).ask(call(1))).refused
     assert purse.today().calls == 0
 
 
 async def test_nothing_may_be_spent_where_the_limit_is_zero(state: StateFolder) -> None:
     for limits in (DailyLimits(calls=0), DailyLimits(spend_uusd=0)):
         paid = PaidDesk(5)
-        assert await asked(PurseDesk(paid, LearningPurse(state, ManualClock(), limits)), [call(1)]) == [False]
+        assert await asked(LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), limits)), [call(1)]) == [False]
         assert paid.asked == []
 
 
 async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder) -> None:
     paid = PaidDesk(10)
-    desk = PurseDesk(paid, LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=35)))
+    desk = LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=35)))
     assert (await asked(desk, [call(number) for number in range(8)])).count(True) == 3
     assert len(paid.asked) == 3
 
@@ -137,8 +137,8 @@ async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_
     tmp_path_factory: pytest.TempPathFactory, prices: list[int], limit: int, at_once: int
 ) -> None:
     with StateFolder(tmp_path_factory.mktemp("purse")) as state:
-        purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=limit))
-        desk, calls = PurseDesk(PaidDesk(*prices), purse), [call(number) for number in range(len(prices))]
+        purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=limit))
+        desk, calls = LimitedGroupCalls(PaidDesk(*prices), purse), [call(number) for number in range(len(prices))]
         for first in range(0, len(calls), at_once):
             await asked(desk, calls[first : first + at_once])
             dearer = at_once * (max(prices) - min(prices))
@@ -187,7 +187,7 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((agent.learning.roles.purse.today(), agent.steps()[-1].total_cloud_calls))
+            counts.append((agent.learning.roles.daily_budget.today(), agent.steps()[-1].total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0
@@ -199,7 +199,7 @@ async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_
         world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent.learning.roles.purse.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+        assert agent.learning.roles.daily_budget.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
 
 
 class Ledger:
@@ -219,16 +219,16 @@ class Ledger:
 async def test_calls_that_were_charged_without_an_answer_use_the_days_money_up(state: StateFolder) -> None:
     paid, ledger = PaidDesk(None), Ledger()
     ledger.ends = {call(number).call_key: {"call_state": "in_doubt", "charged_uusd": 200} for number in range(9)}
-    purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
-    assert not any(await asked(PurseDesk(paid, purse), [call(number) for number in range(9)]))
+    purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    assert not any(await asked(LimitedGroupCalls(paid, purse), [call(number) for number in range(9)]))
     assert len(paid.asked) == 2
     assert (purse.today().spend_uusd, purse.today().open_calls) == (400, 0)
 
 
 async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_other_out(state: StateFolder) -> None:
     paid, ledger = PaidDesk(None), Ledger()
-    purse = LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
-    desk = PurseDesk(paid, purse)
+    purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    desk = LimitedGroupCalls(paid, purse)
     await asked(desk, [call(1), call(2)])
     assert paid.asked == [call(1).call_key]
     assert (await desk.ask(call(3))).reason.startswith("learning, what 1 of today's calls cost is not known yet")
@@ -261,17 +261,17 @@ async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_i
             await asyncio.sleep(0)
             return await super().ask(call)
 
-    desk = PurseDesk(Desk(7), LearningPurse(state, clock, DailyLimits(calls=9), end_of=end_of))
+    desk = LimitedGroupCalls(Desk(7), DailyBudget(state, clock, DailyLimits(calls=9), end_of=end_of))
     first = asyncio.create_task(desk.ask(call(1)))
     await asked_for.wait()
     await asyncio.gather(first, desk.ask(call(2)))
-    today = LearningPurse(state, clock, DailyLimits()).today()
+    today = DailyBudget(state, clock, DailyLimits()).today()
     assert (today.calls, today.spend_uusd, today.open_calls) == (2, 14, 0)
 
 
 async def test_one_call_dearer_than_a_days_limit_does_not_end_learnings_help_for_good(state: StateFolder) -> None:
     clock, paid = ManualClock(), PaidDesk(5000, 10)
-    desk = PurseDesk(paid, LearningPurse(state, clock, DailyLimits(spend_uusd=4000)))
+    desk = LimitedGroupCalls(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
     assert await asked(desk, [call(0)]) == [True]
     clock.advance(DAY_S)
     told = "learning, today's spend 0 of 4000 micro-USD, and a call may cost 5000; learning goes on without the cloud"
@@ -282,7 +282,7 @@ async def test_one_call_dearer_than_a_days_limit_does_not_end_learnings_help_for
 
 async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -> None:
     paid, ledger = PaidDesk(100, None), Ledger()
-    desk = PurseDesk(paid, LearningPurse(state, ManualClock(), DailyLimits(spend_uusd=350), end_of=ledger.end_of))
+    desk = LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=350), end_of=ledger.end_of))
     for number in range(5):
         await desk.ask(call(number))
     assert len(paid.asked) == 3
@@ -290,8 +290,8 @@ async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -
 
 async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when_it_is_made_again(state: StateFolder) -> None:
     paid, ledger, clock = PaidDesk(None), Ledger(), ManualClock()
-    purse = LearningPurse(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
-    desk = PurseDesk(paid, purse)
+    purse = DailyBudget(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
+    desk = LimitedGroupCalls(paid, purse)
     ledger.ends[call(1).call_key] = {"call_state": "never_arrived", "charged_uusd": 0}
     await desk.ask(call(1))
     assert (purse.today().calls, purse.today().open_calls) == (1, 1)  # its request may still be on its way
@@ -307,7 +307,7 @@ async def test_learning_asks_the_ledger_what_a_lost_reply_has_cost(tmp_path: Pat
         world.client.lose_next_reply()
     async with world.agent() as agent:
         await agent.learn()
-        used = agent.learning.roles.purse.today()
-        spent = used_today(agent.parts.state.database, world.clock.now()).today.learning_spend_uusd
+        used = agent.learning.roles.daily_budget.today()
+        spent = used_today(agent.components.state.database, world.clock.now()).today.learning_spend_uusd
     assert used.spend_uusd == 100 * len(world.client.calls) == spent == 200
     assert used.open_calls == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
@@ -64,7 +64,7 @@ async def scored(item: TaskItem, texts: list[str], cloud: str = "", *, stay_here
     await client.open_step("math", 0, 1, len(texts), 0.3)
     settings = replace(World(Path()).rollout_settings("run"), group_size=len(texts), prompt_form="compact")
     backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
-    rollout = Rollout(backend, CloudDesk(client, 1.0), VerifierByKind(), SelfOffload(), ManualClock(), settings)
+    rollout = Rollout(backend, GroupCalls(client, 1.0), VerifierByKind(), SelfOffload(), ManualClock(), settings)
     stays = frozenset({item.id}) if stay_here else frozenset()
     [group] = await rollout.collect(Batch(1, "math", 0, (item,), stay_here=stays))
     assert len(client.calls) == (0 if stay_here else int(HELP in texts))

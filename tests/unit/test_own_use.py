@@ -93,7 +93,7 @@ async def test_verdicts_that_come_while_it_learns_are_taken_up_at_the_next_turn(
     world = world_in(tmp_path / "state", steps=None)
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
-        give(agent.parts.state, 5)
+        give(agent.components.state, 5)
         await agent.learn(max_steps=2)
         assert [step.source for step in agent.steps()] == ["sums", "sums", "sums", "mine:math", "sums"]
 
@@ -103,7 +103,7 @@ async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
         assert not await agent.learning.more_to_learn()
-        give(agent.parts.state, 5)
+        give(agent.components.state, 5)
         assert await agent.learning.more_to_learn()
         await agent.learn()
         assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
@@ -118,7 +118,7 @@ async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None
         await agent.learn()
         own = [(step.source, step.task, step.target_rate) for step in agent.steps() if step.source != "sums"]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
-        assert agent.parts.state.terms("code") is not None
+        assert agent.components.state.terms("code") is not None
 
 
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
@@ -134,7 +134,7 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            uses = dict(agent.parts.state.database.execute("SELECT item, uses FROM item_uses"))
+            uses = dict(agent.components.state.database.execute("SELECT item, uses FROM item_uses"))
             runs.append(([numbers(step) for step in agent.steps()], uses))
     assert runs[0] == runs[1]
     assert set(runs[0][1].values()) == {2}
@@ -180,7 +180,7 @@ async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> N
         file_of(folder, "bad.jsonl", 8)
         await agent.learn(max_steps=2)
         assert len(world.events(Notice)) == 2
-        assert agent.parts.own_use is not None and agent.parts.own_use.problems() == {}
+        assert agent.components.own_use is not None and agent.components.own_use.problems() == {}
 
 
 async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
-        assert agent.parts.own_use is not None
-        assert await agent.parts.own_use.fresh() == 0
+        assert agent.components.own_use is not None
+        assert await agent.components.own_use.fresh() == 0
         assert world.events(Notice) == []
         file_of(folder, "a.jsonl", 1, 2)
-        assert await agent.parts.own_use.fresh() == 2
+        assert await agent.components.own_use.fresh() == 2
         (folder / "a.jsonl").write_text('{"question": "Wh')
-        await agent.parts.own_use.fresh()
-        await agent.parts.own_use.fresh()
+        await agent.components.own_use.fresh()
+        await agent.components.own_use.fresh()
         assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
 
 
@@ -215,10 +215,10 @@ async def test_a_file_is_read_and_its_items_are_keyed_once_and_not_on_the_loop_s
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        assert agent.parts.own_use is not None
-        first = await agent.parts.own_use.sources()
+        assert agent.components.own_use is not None
+        first = await agent.components.own_use.sources()
         (folder / "a.jsonl").touch()
-        again = await agent.parts.own_use.sources()
+        again = await agent.components.own_use.sources()
     assert len(threads) == 1 and threads[0] != threading.get_ident()
     assert first[0] is again[0], "nothing is sorted out anew where nothing changed"
 
@@ -232,8 +232,8 @@ async def test_of_a_file_with_too_many_items_the_first_are_used_and_it_is_told_o
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        assert agent.parts.own_use is not None
-        assert await agent.parts.own_use.fresh() == 5
+        assert agent.components.own_use is not None
+        assert await agent.components.own_use.fresh() == 5
     [told] = world.events(Notice)
     assert told.text == "a.jsonl: has 8 items; the first 5 are used"
 
@@ -279,16 +279,16 @@ async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goe
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
-        before = anchors_of(agent.parts.state, "watched:math")
+        before = anchors_of(agent.components.state, "watched:math")
         assert len(before) == 6
         file_of(folder, "a.jsonl", *range(100, 160))
         await agent.learn(max_steps=2)
-        after = anchors_of(agent.parts.state, "watched:math")
+        after = anchors_of(agent.components.state, "watched:math")
         assert len(after) == 6 and after != before and before & after, "a sample of what there is now, and most of it as before"
         (folder / "a.jsonl").unlink()
         await agent.learn(max_steps=2)
-        assert anchors_of(agent.parts.state, "watched:math") == after
-        exams = agent.parts.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
+        assert anchors_of(agent.components.state, "watched:math") == after
+        exams = agent.components.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
     assert {source for source, _ in exams} == {"sums", "watched:math"}
     assert all(len(json.loads(verdicts)) <= 6 for _, verdicts in exams)
     last = world.events(GateJudged)[-1]
@@ -329,10 +329,10 @@ async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_
         corrected(folder, *range(count))
         world = world_in(folder)
         agent = world.agent()
-        own = agent.parts.own_use
+        own = agent.components.own_use
         assert own is not None
         [source] = await own.sources()
-        agent.parts.state.close()
+        agent.components.state.close()
         assert len(source.train) + len(source.held_out) == count
         assert not source.held_out if count < 10 else 4 <= len(source.held_out) <= 22
         assert all(one.item.split == "test" for one in source.held_out)
@@ -360,7 +360,7 @@ async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it
     world = world_in(tmp_path / "state", steps=1, gate=gate)
     async with world.agent() as agent:
         await agent.learn()
-        give(agent.parts.state, 1, 2, 3, 4)
+        give(agent.components.state, 1, 2, 3, 4)
         await agent.learn()
         assert [step.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
         assert agent.status().adapter_version == 4

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edge.app.settings import agent_settings
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.clock import ManualClock
@@ -96,7 +96,7 @@ async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[Sco
     await world.client.open_step("math", 0, 6, 4, 0.3)
     chosen = replace(settings(price_levels=levels), group_size=4)
     rollout = Rollout(
-        ScriptedBackend(script), CloudDesk(world.client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), chosen
+        ScriptedBackend(script), GroupCalls(world.client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), chosen
     )
     groups = await rollout.collect(Batch(3, "math", 0, tuple(item(number) for number in range(6))))
     return groups, seen, world
@@ -190,7 +190,7 @@ async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_a
         return local_answer(2) if sampling.suppress_help else HELP
 
     world = World(tmp_path)
-    roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), CloudDesk(world.client, 1.0))
+    roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), GroupCalls(world.client, 1.0))
     evaluation = Evaluation(roles, settings(price=0.75, price_levels=LEVELS))
     await evaluation.judge_all(candidates_of([(item(1), 1.0)]), "tag")
     assert seen == [("75\nWhat is 1 + 1?", False), ("75\nWhat is 1 + 1?", True)]

@@ -133,7 +133,7 @@ async def test_mode_kill_switch_pause_and_trouble_decide_together_where_an_answe
         if source in ("refusal", "failure"):
             with pytest.raises(UsageError if source == "refusal" else CoordinatorError, match=words.partition("(")[0] or "."):
                 await answer(agent, mode)
-            assert (world.client.calls, agent.parts.state.requests(9)) == ([], [])
+            assert (world.client.calls, agent.components.state.requests(9)) == ([], [])
             return
         record = await answer(agent, mode)
         assert (record.source, words in record.reason) == (source, True), record.reason

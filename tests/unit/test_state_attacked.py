@@ -35,13 +35,13 @@ async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_o
         file.unlink()
     async with world.agent() as agent:
         await agent.learn(max_steps=1)
-        aside = agent.parts.state.set_aside
+        aside = agent.components.state.set_aside
     assert aside is not None and sorted(path.name for path in aside.iterdir()) == ["step-000001", "step-000002"]
     assert any(str(aside) in notice.text for notice in world.events(Notice))
     world.sink.events.clear()
     async with world.agent() as agent:
-        assert agent.parts.state.position().steps_done == 1
-        assert agent.parts.state.set_aside is None
+        assert agent.components.state.position().steps_done == 1
+        assert agent.components.state.set_aside is None
     assert not any("had been cut" in notice.text for notice in world.events(Notice))
 
 
@@ -107,7 +107,7 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
     world._open_learner = open_learner  # type: ignore[method-assign]
     async with world.agent() as agent:
         learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
-        while agent.parts.state.position().steps_done < 4:
+        while agent.components.state.position().steps_done < 4:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
         stop.set()
@@ -134,7 +134,7 @@ async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answer
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
         monkeypatch.undo()
-        while agent.parts.state.position().steps_done < 4:
+        while agent.components.state.position().steps_done < 4:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
         stop.set()

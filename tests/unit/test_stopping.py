@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.types import Sampling, ScoredToken
-from edge.inference.spoken import SpokenText
+from edge.inference.detokenizer import Detokenizer
 from edge.inference.stopping import answer_start
 
 TEXTS = st.text("ab<c", max_size=30)
 
 
-def said(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, SpokenText]:
+def said(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, Detokenizer]:
     """What a listener heard of a text in pieces, and the text in the end."""
     heard: list[str] = []
-    spoken = SpokenText(sampling, before, lambda text, tokens: heard.append(text))
+    spoken = Detokenizer(sampling, before, lambda text, tokens: heard.append(text))
     for number, piece in enumerate(pieces, 1):
         if spoken.add(piece.encode(), None, number == len(pieces)):
             break
@@ -94,7 +94,7 @@ def test_plain_talk_is_all_answer() -> None:
 
 def test_tokens_go_out_with_the_text_they_end_in_and_the_cut_ones_do_not() -> None:
     heard: list[tuple[str, list[int]]] = []
-    spoken = SpokenText(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))
+    spoken = Detokenizer(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))
     for number, piece in enumerate((b"a", b"\xc3", b"\xa9c", b"x", b"c", b"de")):
         spoken.add(piece, ScoredToken(number, piece, -1.0), False)
     assert heard == [("a", [0]), ("", [1]), ("é", []), ("cx", [2, 3])]

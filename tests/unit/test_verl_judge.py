@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.judging import RolloutSettings
@@ -24,7 +24,7 @@ def right(call: CloudCall) -> str:
 
 
 def worker(client: ScriptedCoordinatorClient) -> ResponseJudge:
-    return ResponseJudge(CloudDesk(client, 5.0), VerifierByKind(), ManualClock(), SETTINGS)
+    return ResponseJudge(GroupCalls(client, 5.0), VerifierByKind(), ManualClock(), SETTINGS)
 
 
 async def opened(terms: ScriptedTerms | None = None, delay_s: float = 0.0) -> ScriptedCoordinatorClient:

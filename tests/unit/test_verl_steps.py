@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
@@ -77,7 +77,7 @@ def alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 async def asked(client: ScriptedCoordinatorClient, step: int) -> None:
     settings = RolloutSettings("run", 0, 1, 1.0, 64, "full", "compact", 64)
-    judge = ResponseJudge(CloudDesk(client, 5.0), VerifierByKind(), ManualClock(), settings)
+    judge = ResponseJudge(GroupCalls(client, 5.0), VerifierByKind(), ManualClock(), settings)
     await judge.score(item(7), HELP, cut=False, task="math", task_step=step)
 
 

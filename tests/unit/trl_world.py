@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.curriculum import StepPlan
-from edge.learning.step_book import StepBook
+from edge.learning.step_reporter import StepReporter
 from edge.routing.self_offload import SelfOffload
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
@@ -99,8 +99,8 @@ class TrlWorld:
         settings = RolloutSettings(
             state.run_id, 7, self.group_size, 1.0, 64, "compact", "compact", 64, skip_unanimous_calls=self.skip_unanimous_calls
         )
-        book = StepBook(self.client, state, self.sink, self.clock, self.terms.dual_init)
-        cloud = CloudDesk(self.client, 5.0)
+        book = StepReporter(self.client, state, self.sink, self.clock, self.terms.dual_init)
+        cloud = GroupCalls(self.client, 5.0)
         roles = DeskRoles(state, book, cloud, ExactMathAnswer(), SelfOffload(), self.sink, self.clock)
         return Desk(roles, self.steps, settings)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from edge.agent import Agent
 from edge.app import agent_settings, build_verifier
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
@@ -90,7 +90,7 @@ class Examiner:
         router: Router | None,
         told: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
-        parts, backend = self.agent.parts, self.agent.adapter.backend
+        parts, backend = self.agent.components, self.agent.adapter.backend
         settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
         settings = replace(settings, temperature=0.0, price=settings.price if price is None else price)
         policy = parts.policy if router is None else Onlooker(parts.policy, router)
@@ -112,7 +112,7 @@ class Examiner:
 
     async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:
         """The recorded answers, first those asked that are not there; with hints every question is one of its own."""
-        desk = CloudDesk(self.agent.link.client, self.config.coordinator.call_deadline_s)
+        desk = GroupCalls(self.agent.link.client, self.config.coordinator.call_deadline_s)
         if settings.hint_chars:
             return desk
         calls = [_call(settings, item) for item in items]

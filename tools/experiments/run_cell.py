@@ -91,7 +91,7 @@ async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, tell: Tel
     """The result, None where it was stopped."""
     clock, folder, stop = SystemClock(), run_folder.folder, Stop()
     async with build_agent(config, run_folder) as agent:
-        meter = Meter(folder / "usage", clock, lambda: getattr(agent.parts.coordinator, "pid", None))
+        meter = Meter(folder / "usage", clock, lambda: getattr(agent.components.coordinator, "pid", None))
         examiner = Examiner(agent, config, folder.parent / recording_of(config), clock)
         looker = Looker(cell, config, agent, examiner, meter, folder, tell)
 

@@ -172,7 +172,7 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
     from edge import app
     from edge.agent import Agent
 
-    parts, settings = app.build_parts(config, sink)
+    parts, settings = app.build_components(config, sink)
 
     async def open_learner() -> Learner:
         counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
@@ -24,7 +24,7 @@ from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
-from edge.learning.step_book import ClosedStep, OpenStep, StepBook
+from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.learning.summary import StepSetting, summarise
 from edge.routing.policy import OffloadPolicy
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
@@ -87,8 +87,8 @@ class DeskRoles:
     """What the desk works with. All of it belongs to the loop that the desk's methods are awaited on."""
 
     state: StateFolder
-    book: StepBook
-    cloud: CloudDesk
+    reporter: StepReporter
+    cloud: GroupCalls
     verifier: Verifier
     policy: OffloadPolicy
     sink: EventSink
@@ -165,7 +165,7 @@ class Desk:
         if now.again:
             self._tell_otherwise(now)
         else:
-            now.closed = await roles.book.close(now.opened, step_units(now.groups))
+            now.closed = await roles.reporter.close(now.opened, step_units(now.groups))
         now.close_s = roles.clock.monotonic() - ended
 
     async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
@@ -183,7 +183,7 @@ class Desk:
     async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
         """Hand in reports that still wait, and tell what the run came to; `adapter_version` 0 where no adapter was written."""
         try:
-            await self._roles.book.deliver()
+            await self._roles.reporter.deliver()
         except CoordinatorUnavailable:
             self._notice("the coordinator is away; reports that wait are delivered when the run goes on")
         state, clock = self._roles.state, self._roles.clock
@@ -200,7 +200,7 @@ class Desk:
         known = json.loads(state.meta(OPENED) or "null")
         if known is not None and known["step"] == plan.step:
             return OpenStep(**known["opened"])
-        opened = await self._roles.book.open(plan.task, len(plan.items), self._settings.group_size, plan.target_rate)
+        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._settings.group_size, plan.target_rate)
         state.set_meta(OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
         return opened
 
@@ -321,7 +321,7 @@ def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: Stat
         terms=closed.terms,
         adapter_folder="",
         unreported=closed.unreported,
-        line=state.line().after_step(plan.step, plan.step - 1, "serves"),
+        line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
     )
 
 

@@ -248,8 +248,8 @@ async def _open_desk(
         switched_off,
     )
     from edge.cloud.client import WatchedClient
-    from edge.cloud.group_calls import CloudDesk
-    from edge.learning.step_book import StepBook
+    from edge.cloud.group_calls import GroupCalls
+    from edge.learning.step_reporter import StepReporter
 
     agent = config.agent
     registry = build_registry(agent)
@@ -263,8 +263,8 @@ async def _open_desk(
     off = switched_off(agent)
     roles = DeskRoles(
         state=state,
-        book=StepBook(client, state, sink, clock, agent.learning.dual_init),
-        cloud=CloudDesk(client, agent.coordinator.call_deadline_s, lambda: off),
+        reporter=StepReporter(client, state, sink, clock, agent.learning.dual_init),
+        cloud=GroupCalls(client, agent.coordinator.call_deadline_s, lambda: off),
         verifier=build_verifier(agent),
         policy=build_policy(agent),
         sink=sink,

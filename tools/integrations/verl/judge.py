@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import Clock
 from edge.core.types import FinishReason, LocalResponse, Message, PromptGroup, Sampling, TaskItem
 from edge.evaluation.judging import RolloutSettings
@@ -30,7 +30,7 @@ OUTSIDE_TRAINING = -1
 class ResponseJudge:
     """Scores responses one at a time; many may be under way."""
 
-    def __init__(self, desk: CloudDesk, verifier: Verifier, clock: Clock, settings: RolloutSettings) -> None:
+    def __init__(self, desk: GroupCalls, verifier: Verifier, clock: Clock, settings: RolloutSettings) -> None:
         """`settings` must be of a group of one, without hints: see `tools.integrations.verl.settings`."""
         self._desk = desk
         self._verifier = verifier

@@ -15,7 +15,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from edge.app.coordinator import build_client
 from edge.app.judging import build_verifier
 from edge.app.settings import switched_off
-from edge.cloud.group_calls import CloudDesk
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import SystemClock
 from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
@@ -64,7 +64,7 @@ class DagrpoRewardManager(RewardManagerBase):  # type: ignore[misc]
             agent, settings = self._agent, self._settings
             client = self._client or build_client(agent, str(agent.coordinator.address), settings.run_id)
             off = switched_off(agent)
-            desk = CloudDesk(client, agent.coordinator.call_deadline_s, lambda: off)
+            desk = GroupCalls(client, agent.coordinator.call_deadline_s, lambda: off)
             self._judge = ResponseJudge(desk, build_verifier(agent), SystemClock(), settings.rollout_settings(agent))
         return self._judge
 

@@ -1,7 +1,7 @@
 """What the driver must not lose between two steps: λ, the next step's number, and reports on their way. Knows one JSON file beside
 verl's checkpoints.
 
-It is what `edge.learning.step_book.StepBook` asks of a state folder. A report is written before it is sent and leaves the file with the
+It is what `StepReporter` asks of a state folder. A report is written before it is sent and leaves the file with the
 answer, so a driver that dies in between sends it again, and the coordinator answers a repeated report with its first answer.
 """
 

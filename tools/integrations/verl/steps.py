@@ -1,7 +1,7 @@
 """The driver's side of learning steps: open before the rollouts, report what was asked, close after the update. Knows the order and
 what must be on disk when; knows nothing of verl or tensors.
 
-The step protocol is StepBook's. verl may make a step again after a restart, from an older checkpoint or because it died in it: a step
+The step protocol is StepReporter's. verl may make a step again after a restart, from an older checkpoint or because it died in it: a step
 that was open is opened again with the same number, λ and call keys, so nothing is paid twice; one whose report was written counts, and
 what verl makes again is a step of its own. λ never goes back: it is the price of what was really asked.
 """
@@ -18,7 +18,7 @@ from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.events import Event
-from edge.learning.step_book import OpenStep, StepBook
+from edge.learning.step_reporter import OpenStep, StepReporter
 from edge.rpc.client import CoordinatorClient
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
@@ -75,7 +75,7 @@ class TrainingSteps:
         self._thread = LoopThread()
         self._client = self._thread.run(_made(open_client))
         state = cast(StateFolder, self._state)
-        self._book = StepBook(self._client, state, LogSink(), clock, dual_init)
+        self._book = StepReporter(self._client, state, LogSink(), clock, dual_init)
         self._open: OpenStep | None = None
         self._reported: tuple[int, StepUnits] | None = None
 

@@ -50,7 +50,7 @@ class Kept:
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
     outbox: Sequence[Report]
-    doubts: Sequence[str]
+    unconfirmed: Sequence[str]
     purse: Mapping[str, Purse]
     dial: HelpDial | None
     terms: Mapping[str, Terms | None]
@@ -69,7 +69,7 @@ class Kept:
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
             outbox=[report for _, report in state.outbox()],
-            doubts=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
+            unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             purse={str(key): Purse(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
             terms={task: state.terms(task) for task in names},
@@ -179,7 +179,7 @@ class AgentChecker:
     def _left_over(self, kept: Kept) -> None:
         waiting = [f"{report.task}#{report.task_step}" for report in kept.outbox]
         self._is("A5", not waiting, f"reports wait at the end: {', '.join(waiting[:3])}")
-        self._is("A5", not kept.doubts, f"calls in doubt at the end: {', '.join(kept.doubts[:3])}")
+        self._is("A5", not kept.unconfirmed, f"calls in doubt at the end: {', '.join(kept.unconfirmed[:3])}")
 
     def _purse(self, kept: Kept) -> None:
         for key, call in self._training.items():

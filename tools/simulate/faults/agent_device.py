@@ -24,7 +24,7 @@ from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
 from edge.routing.self_offload import SelfOffload
@@ -333,7 +333,7 @@ class AgentLife:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Callable[[str], None]) -> AgentParts:
+    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Callable[[str], None]) -> AgentComponents:
         scenario, machine = self._scenario, Machine(self._loop, SPEED)
         phases = [
             PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
@@ -346,7 +346,7 @@ class AgentLife:
         async def open_learner() -> SimulatedLearner:
             return SimulatedLearner(machine, MIND, Nature(), Rates())
 
-        return AgentParts(
+        return AgentComponents(
             state=self.state,
             curriculum=Curriculum(phases, self._practice, self.state, seed=scenario.seed, prompts_per_step=scenario.prompts),
             open_backend=open_backend,

@@ -371,7 +371,7 @@ class AgentWorld:
                 self._kept[agent.name] = Kept.read(state, self.scenario.tasks)
 
     def _is_settled(self, agent: _Agent) -> bool:
-        return agent.life is not None and agent.life.learned_all and not agent.life.agent.access.doubts.waiting()
+        return agent.life is not None and agent.life.learned_all and not agent.life.agent.access.unconfirmed.waiting()
 
     async def _end(self) -> None:
         patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")

@@ -20,12 +20,12 @@ from coordinator.accounts import FLEET_CACHE, Amount, CallState, Reserved, Resol
 from coordinator.broker import Broker
 from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
-from edge.budget.daily import LearningPurse
-from edge.budget.dial import DialBook
-from edge.cloud.unconfirmed import Arrivals, CallsInDoubt
+from edge.budget.daily import DailyBudget
+from edge.budget.dial import Dials
+from edge.cloud.unconfirmed import Arrivals, UnconfirmedCalls
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
-from edge.learning.step_book import ClosedStep, StepBook
+from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Report
 from tools.simulate.faults import checker
@@ -539,38 +539,38 @@ def _no_windows(patch: Patch) -> None:
 
 @mutation("learning's purse forgets what it paid", "A6", kind="agents")
 def _purse_forgets(patch: Patch) -> None:
-    patch.replace(LearningPurse, "_settle", lambda self, key, tokens, spend_uusd: self._forget(key))
+    patch.replace(DailyBudget, "_settle", lambda self, key, tokens, spend_uusd: self._forget(key))
 
 
 @mutation("learning's purse does not look at the day's limit", "A6", kind="agents")
 def _purse_without_limit(patch: Patch) -> None:
-    patch.replace(LearningPurse, "_used_up", lambda self: "")
+    patch.replace(DailyBudget, "_used_up", lambda self: "")
 
 
 @mutation("a report out of the outbox is delivered twice", "A4", kind="agents")
 def _delivered_twice(patch: Patch) -> None:
-    real = StepBook._deliver_one
+    real = StepReporter._deliver_one
 
-    async def twice(self: StepBook, report: Report) -> Any:
+    async def twice(self: StepReporter, report: Report) -> Any:
         terms = await real(self, report)
         return terms if terms is None else await real(self, dataclasses.replace(report, task_step=terms.next_step))
 
-    patch.replace(StepBook, "_deliver_one", twice)
+    patch.replace(StepReporter, "_deliver_one", twice)
 
 
 @mutation("a report that could not be delivered is not kept", "A4", kind="agents")
 def _report_lost(patch: Patch) -> None:
-    real = StepBook.close
+    real = StepReporter.close
 
-    async def close(self: StepBook, step: Any, units: Any) -> ClosedStep:
+    async def close(self: StepReporter, step: Any, units: Any) -> ClosedStep:
         return dataclasses.replace(await real(self, step, units), unreported=None)
 
-    patch.replace(StepBook, "close", close)
+    patch.replace(StepReporter, "close", close)
 
 
 @mutation("a step made offline takes the number of a report that waits", "A4", seed=900139, kind="agents")
 def _number_taken_twice(patch: Patch) -> None:
-    patch.replace(StepBook, "_after_waiting", lambda self, known: known)
+    patch.replace(StepReporter, "_after_waiting", lambda self, known: known)
 
 
 @mutation("people go on pausing when their time is over", "A8", seed=900173, kind="agents")
@@ -590,7 +590,7 @@ def _weighed_by_others(patch: Patch) -> None:
 
 @mutation("a call for a person is not noted before it is sent", "A2", kind="agents")
 def _not_noted(patch: Patch) -> None:
-    patch.replace(CallsInDoubt, "begin", lambda self, record: None)
+    patch.replace(UnconfirmedCalls, "begin", lambda self, record: None)
 
 
 @mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=53)
@@ -600,17 +600,17 @@ def _never_arrived_at_once(patch: Patch) -> None:
 
 @mutation("what a lost reply has cost is not written down", "A3", kind="agents")
 def _cost_not_written(patch: Patch) -> None:
-    real = CallsInDoubt._write
+    real = UnconfirmedCalls._write
 
-    def write(self: CallsInDoubt, key: str, end: dict[str, Any]) -> bool:
+    def write(self: UnconfirmedCalls, key: str, end: dict[str, Any]) -> bool:
         return real(self, key, {**end, "charged_uusd": 0})
 
-    patch.replace(CallsInDoubt, "_write", write)
+    patch.replace(UnconfirmedCalls, "_write", write)
 
 
 @mutation("the dial forgets what it counted when the agent starts again", "A7", kind="agents")
 def _dial_forgets(patch: Patch) -> None:
-    patch.replace(DialBook, "save", lambda self, dial: self._state.database.execute(_KEEP_NO_DIAL, (dial.task, dial.to_json())))
+    patch.replace(Dials, "save", lambda self, dial: self._state.database.execute(_KEEP_NO_DIAL, (dial.task, dial.to_json())))
 
 
 _KEEP_NO_DIAL = "INSERT OR IGNORE INTO dials VALUES (?, ?)"

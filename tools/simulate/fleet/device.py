@@ -19,7 +19,7 @@ from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentParts, AgentSettings
+from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
 from edge.routing.self_offload import SelfOffload
@@ -133,7 +133,7 @@ class FleetDevice:
 
     def unsettled(self) -> list[str]:
         """Keys of calls whose end the agent does not know yet."""
-        return self.agent.access.doubts.waiting()
+        return self.agent.access.unconfirmed.waiting()
 
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
@@ -175,12 +175,12 @@ class FleetDevice:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> AgentParts:
+    def _parts(self) -> AgentComponents:
         group, around = self.group, self._around
         phases = (PhaseConfig(source="practice", target_rate=around.target_rate, task=group.task),)
         prompts = group.learning.prompts_per_step if group.learning else 1
         self.backend = self._make_backend()
-        return AgentParts(
+        return AgentComponents(
             state=self.state,
             curriculum=Curriculum(phases, lambda _: self._practice(), self.state, seed=self._seed, prompts_per_step=prompts),
             open_backend=self._open_backend,

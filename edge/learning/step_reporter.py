@@ -1,6 +1,6 @@
 """Opening and closing learning steps at the coordinator, or in the outbox while it is away.
 
-A batch runs against the one λ that `open` returned. `StepBook` alone numbers steps: the kept terms have the step that the coordinator
+A batch runs against the one λ that `open` returned. `StepReporter` alone numbers steps: the kept terms have the step that the coordinator
 expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
 """
 
@@ -39,7 +39,7 @@ class ClosedStep:
     unreported: Report | None
 
 
-class StepBook:
+class StepReporter:
     """The device's side of steps and λ."""
 
     def __init__(

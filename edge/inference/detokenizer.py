@@ -16,7 +16,7 @@ Listener = Callable[[str, tuple[ScoredToken, ...]], None]
 """Called with each piece of text and the tokens that end in it."""
 
 
-class SpokenText:
+class Detokenizer:
     """Text and tokens of one response; the listener is told what is certain as soon as it is. `count`: tokens that were added.
 
     `tokens` are kept only where they are handed in.
