@@ -340,7 +340,7 @@ class Agent:
         try:
             cut.manifest()
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await (await self.learning.roles.factory.closer()).finish(cut)
+            await (await self.learning.roles.factory.step()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter tells what is wrong with it
         except StateError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints of learning on disk. Knows atomic folders and their manifests; knows nothing of what a learner keeps inside.
+"""Checkpoints of learning on disk: atomic folders, each with the manifest of its step.
 
 `checkpoints/step-000012/` holds `learner/`, `adapter/` and `manifest.json`. A folder with that name is complete: it is written under
 another name, synced, and renamed. After a crash, left-over temporary folders are removed.
@@ -9,16 +9,71 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError, StateError
 from edge.core.types import AdapterRef
+from edge.learning.step_reporter import OpenStep
+from edge.state.events import StepFinished
+from edge.state.rows import Position, StepUnits, step_from_json
 from edge.training.learner import Learner
 
 _PREFIX = "step-"
+
+
+@dataclass(frozen=True, slots=True)
+class StepManifest:
+    """All that reporting and committing a step needs, so that a restart can do it.
+
+    `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it.
+    """
+
+    opened: OpenStep
+    units: StepUnits
+    position: Position
+    source: str
+    cursor_seed: int
+    cursor_after: int
+    used: tuple[str, ...]
+    draft: StepFinished
+    base: int
+    gate_due: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in manifest.json."""
+        return {
+            "opened": asdict(self.opened),
+            "total_units": self.units.total,
+            "help_units": self.units.help,
+            "uncalled_units": self.units.uncalled,
+            "position": asdict(self.position),
+            "source": self.source,
+            "cursor_seed": self.cursor_seed,
+            "cursor_after": self.cursor_after,
+            "used": list(self.used),
+            "draft": self.draft.to_json(),
+            "base": self.base,
+            "gate_due": self.gate_due,
+        }
+
+    @classmethod
+    def from_json(cls, step: int, data: dict[str, Any]) -> StepManifest:
+        """Of what `to_json` made, in this version or an older one."""
+        return cls(
+            opened=OpenStep(**data["opened"]),
+            units=StepUnits(data["total_units"], data["help_units"], data.get("uncalled_units", 0)),
+            position=Position(**data["position"]),
+            source=data["source"],
+            cursor_seed=data["cursor_seed"],
+            cursor_after=data["cursor_after"],
+            used=tuple(data.get("used", ())),
+            draft=step_from_json(data["draft"]),
+            base=int(data.get("base", step - 1)),
+            gate_due=bool(data.get("gate_due")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +93,15 @@ class Checkpoint:
         """What `Learner.load` reads."""
         return self.folder / "learner"
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> StepManifest:
         """The manifest. Raises StateError when it is damaged."""
         try:
-            data: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-            _ = data["opened"], data["draft"], data["position"]
+            data = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+            return StepManifest.from_json(self.step, data)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
                 f"{self.folder}: damaged checkpoint: {error}", hint="remove the folder to use the one before"
             ) from error
-        return data
 
 
 class Checkpoints:
@@ -87,7 +141,7 @@ class Checkpoints:
                 break
         return found
 
-    async def write(self, step: int, learner: Learner, manifest: Mapping[str, Any]) -> Checkpoint:
+    async def write(self, step: int, learner: Learner, manifest: StepManifest) -> Checkpoint:
         """Write the checkpoint of a step, atomically; one of the same number is replaced. Raises StateError where that cannot be done."""
         final = self._folder / f"{_PREFIX}{step:06d}"
         temporary = self._folder / f".{final.name}.tmp"
@@ -101,11 +155,11 @@ class Checkpoints:
             raise StateError(f"{final}: the checkpoint cannot be written ({error})", hint="make room on the disk") from error
         return Checkpoint(step, final)
 
-    async def _write(self, temporary: Path, final: Path, step: int, learner: Learner, manifest: Mapping[str, Any]) -> None:
+    async def _write(self, temporary: Path, final: Path, step: int, learner: Learner, manifest: StepManifest) -> None:
         (temporary / "learner").mkdir(parents=True)
         await learner.save(temporary / "learner")
         await learner.export(temporary / "adapter", step)
-        (temporary / "manifest.json").write_text(json.dumps(dict(manifest), allow_nan=False), encoding="utf-8")
+        (temporary / "manifest.json").write_text(json.dumps(manifest.to_json(), allow_nan=False), encoding="utf-8")
         _put_in_place(temporary, final)
 
     def prune(self, needed: Collection[int] = ()) -> None:

@@ -1,9 +1,10 @@
-"""Puts together what makes, judges and guards a learning step. Knows which role takes which; makes no step and decides nothing."""
+"""Puts together what makes and judges a learning step, and what takes a worse version back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from edge.cloud.group_calls import GroupCalls
 from edge.core.types import AdapterRef
@@ -16,7 +17,7 @@ from edge.learning.promotion import Exam, PromotionGate
 from edge.learning.rollback import Guard
 from edge.learning.rollout import Rollout
 from edge.learning.session import TrainingSession
-from edge.learning.step import LearningStep, StepCloser, StepRoles
+from edge.learning.step import LearningStep, StepRoles
 from edge.learning.step_reporter import StepReporter
 
 
@@ -41,15 +42,27 @@ class StepFactory:
         self._desk = desk
 
     async def step(self) -> LearningStep:
-        """What makes steps."""
+        """What makes steps, and finishes one that was cut."""
         components, settings, engine = self._components, self._settings, await self._session.engine()
-        rollout = Rollout(engine, self._desk, components.verifier, components.policy, components.clock, settings.rollout)
-        group_size, method = settings.rollout.group_size, settings.method
-        return LearningStep(self._roles(engine), rollout, self._session.learner, group_size, method, components.step_measure())
-
-    async def closer(self) -> StepCloser:
-        """What finishes a step that was cut."""
-        return StepCloser(self._roles(await self._session.engine()))
+        return LearningStep(
+            StepRoles(
+                backend=self._adapter.backend,
+                rollout_backend=engine,
+                rollout=Rollout(engine, self._desk, components.verifier, components.policy, components.clock, settings.rollout),
+                method=settings.method,
+                learner=self._session.learner,
+                group_size=settings.rollout.group_size,
+                reporter=self._reporter,
+                checkpoints=self._adapter.checkpoints,
+                state=components.state,
+                sink=components.sink,
+                clock=components.clock,
+                switching=self._adapter.switching,
+                gate=self._promotion(engine),
+                measure=cache(components.step_measure),
+                failpoint=components.failpoint,
+            )
+        )
 
     async def guard(self) -> Guard | None:
         """What looks after the version that serves; without a gate every step's adapter does."""
@@ -63,21 +76,6 @@ class StepFactory:
         """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
         evaluation = self._evaluation(self._session.present_engine)
         return score(await evaluation.judge_all(candidates, "held-out", on_judged=lambda candidate, judged: on_item()))
-
-    def _roles(self, engine: InferenceBackend) -> StepRoles:
-        components, adapter = self._components, self._adapter
-        return StepRoles(
-            adapter.backend,
-            engine,
-            self._reporter,
-            adapter.checkpoints,
-            components.state,
-            components.sink,
-            components.clock,
-            adapter.switching,
-            self._promotion(engine),
-            components.failpoint,
-        )
 
     def _promotion(self, engine: InferenceBackend) -> PromotionGate | None:
         components, rules = self._components, self._settings.gate

@@ -1,8 +1,5 @@
 """How a scored batch becomes something to learn from: DA-GRPO and the methods it is compared with, as strategies of one loop.
 
-Knows rewards, advantages and which prompts count; knows nothing of tokens' gradients, engines or λ's motion. What a method asks of the
-learner's objective (edge.training.settings) and of sampling is chosen with it in edge.app.
-
 The estimator of every method has the form Σ_prompts w Σ_i A_i ∇ log π(y_i) / P, so a method is: which prompts, which A_i, which w.
 """
 
@@ -10,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from edge.core.rng import stream
@@ -29,12 +26,35 @@ from edge.learning.rollout import ScoredGroup, ScoredResponse
 
 
 @dataclass(frozen=True, slots=True)
+class GroupAdvantages:
+    """One group to learn from. `advantages_G` are those of its unmasked responses, `weight` is w of its sum.
+
+    `cloud_advantage`: of the cloud's answer as one more sample (None: it is not learned from).
+    """
+
+    group: ScoredGroup
+    advantages_G: Sequence[float]
+    weight: float
+    cloud_advantage: float | None = None
+
+    def training_group(self) -> TrainingGroup:
+        """What the learner gets: the tokens of the samples with their advantages."""
+        samples = [
+            TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage)
+            for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)
+        ]
+        if self.cloud_advantage is not None:
+            ids = self.group.cloud_sample
+            samples.append(TrainingSample(ids, (0.0,) * len(ids), self.cloud_advantage, off_policy=True))
+        return TrainingGroup(self.group.prompt_ids, tuple(samples), self.weight)
+
+
+@dataclass(frozen=True, slots=True)
 class StepTerms:
-    """What a method may know of a step beside its groups: its number, its task label, λ and τ."""
+    """What a method may know of a step beside its groups and λ: its number, its task label and τ."""
 
     step: int
     task: str
-    dual: float
     target_rate: float
 
 
@@ -51,30 +71,32 @@ class Method(Protocol):
         """False: a request for help is worth what a bad format is."""
         ...
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
-        """What the learner gets. Masked responses are left out; a group with fewer than two left has no baseline and goes."""
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
+        """The groups to learn from, at the step's λ. A group with fewer than two unmasked responses has no baseline and goes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DaGrpo:
-    """Â = A^r - λ A^c, weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5).
+    """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5).
 
-    λ is the price that a group's prompt told, where it told one. A cloud answer that joined its group is one more sample, with the group
-    as its baseline (edge.dagrpo.advantages.outside_advantage).
+    Where a prompt states a λ of its own, that one holds for its group. A cloud answer that joined its group is one more sample, with the
+    group as its baseline (edge.dagrpo.advantages.outside_advantage).
     """
 
     scale: AdvantageScale = AdvantageScale.NONE
     name: ClassVar[str] = "da-grpo"
     may_ask: ClassVar[bool] = True
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
-        """Groups with dual advantages at the step's λ, or at their own prices."""
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
+        """Dual advantages of every usable group."""
         usable = usable_groups(groups)
-        advantages_B_G = [dual_advantages(*_rewards_and_costs(group), _price(group, terms)) for group in usable]
-        scaled_B_G = scale_advantages(advantages_B_G, self.scale)
-        trained = [_unscaled(group, advantages_G) for group, advantages_G in zip(usable, scaled_B_G, strict=True)]
-        return [_with_cloud_sample(one, group, _price(group, terms)) for one, group in zip(trained, usable, strict=True)]
+        duals = [dual if group.prompt_dual is None else group.prompt_dual for group in usable]
+        unscaled = [dual_advantages(*_rewards_and_costs(group), own) for group, own in zip(usable, duals, strict=True)]
+        return [
+            GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), _cloud_advantage(group, own))
+            for group, advantages_G, own in zip(usable, scale_advantages(unscaled, self.scale), duals, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +106,9 @@ class EdgeOnly:
     name: ClassVar[str] = "edge-only"
     may_ask: ClassVar[bool] = False
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
-        """Groups with centred task rewards."""
-        return [_unscaled(group, centred([one.reward for one in group.unmasked])) for group in usable_groups(groups)]
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
+        """Centred task rewards; λ plays no part."""
+        return [_unbiased(group, centred([one.reward for one in group.unmasked])) for group in usable_groups(groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +135,15 @@ class Grpo:
     name: ClassVar[str] = "grpo"
     may_ask: ClassVar[bool] = True
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """The mean over a response's tokens lies in its advantage, the mean over the group in the group's weight."""
         return [self._group(group, terms.task) for group in usable_groups(groups)]
 
-    def _group(self, group: ScoredGroup, task: str) -> TrainingGroup:
+    def _group(self, group: ScoredGroup, task: str) -> GroupAdvantages:
         advantages_G = grpo_advantages(self.assist.rewards(group, task))
         lengths_G = [max(1, len(one.response.token_ids)) for one in group.unmasked]
         per_token_G = [advantage / length for advantage, length in zip(advantages_G, lengths_G, strict=True)]
-        return _group(group, per_token_G, 1.0 / len(per_token_G))
+        return GroupAdvantages(group, per_token_G, 1.0 / len(per_token_G))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +155,12 @@ class Gvpo:
     name: ClassVar[str] = "gvpo"
     may_ask: ClassVar[bool] = True
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """Groups with centred fixed rewards, their weight β/(G-1)."""
         return [
-            _group(group, centred(self.assist.rewards(group, terms.task)), self.beta * estimator_weight(len(group.unmasked)))
+            GroupAdvantages(
+                group, centred(self.assist.rewards(group, terms.task)), self.beta * estimator_weight(len(group.unmasked))
+            )
             for group in usable_groups(groups)
         ]
 
@@ -153,11 +177,11 @@ class Gapg:
     name: ClassVar[str] = "gapg"
     may_ask: ClassVar[bool] = True
 
-    def training_groups(self, groups: Sequence[ScoredGroup], terms: StepTerms) -> list[TrainingGroup]:
+    def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """The kept groups; the batch's mean is over these."""
         usable = usable_groups(groups)
         kept = gapg_kept_prompts([prompt_outcome(group) for group in usable], _quota(terms.target_rate), self._rng(terms))
-        return [_unscaled(usable[index], gapg_advantages(self.assist.rewards(usable[index], terms.task))) for index in kept]
+        return [_unbiased(usable[index], gapg_advantages(self.assist.rewards(usable[index], terms.task))) for index in kept]
 
     def _rng(self, terms: StepTerms) -> random.Random:
         return stream(self.seed, "gapg", terms.task, terms.step)
@@ -180,17 +204,11 @@ def _rewards_and_costs(group: ScoredGroup) -> tuple[list[float], list[int]]:
     return [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
 
 
-def _price(group: ScoredGroup, terms: StepTerms) -> float:
-    return terms.dual if group.price is None else group.price
-
-
-def _with_cloud_sample(trained: TrainingGroup, group: ScoredGroup, price: float) -> TrainingGroup:
-    """The group with its cloud answer: right and well formed, or it would not be there, and free."""
-    ids = group.cloud_sample
-    if not ids:
-        return trained
-    advantage = outside_advantage(task_reward(Outcome(correct=True, format_ok=True)), *_rewards_and_costs(group), price)
-    return replace(trained, samples=(*trained.samples, TrainingSample(ids, (0.0,) * len(ids), advantage, off_policy=True)))
+def _cloud_advantage(group: ScoredGroup, dual: float) -> float | None:
+    """Â of the cloud's answer: right and well formed, or it would not be there, and free."""
+    if not group.cloud_sample:
+        return None
+    return outside_advantage(task_reward(Outcome(correct=True, format_ok=True)), *_rewards_and_costs(group), dual)
 
 
 def _right(one: ScoredResponse) -> bool:
@@ -202,13 +220,5 @@ def _quota(target_rate: float) -> float:
     return calls_per_local(target_rate) if target_rate < 1.0 else float(2**31)
 
 
-def _unscaled(group: ScoredGroup, advantages_G: Sequence[float]) -> TrainingGroup:
-    return _group(group, advantages_G, estimator_weight(len(group.unmasked)))
-
-
-def _group(group: ScoredGroup, advantages_G: Sequence[float], weight: float) -> TrainingGroup:
-    samples = tuple(
-        TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage)
-        for scored, advantage in zip(group.unmasked, advantages_G, strict=True)
-    )
-    return TrainingGroup(group.prompt_ids, samples, weight)
+def _unbiased(group: ScoredGroup, advantages_G: Sequence[float]) -> GroupAdvantages:
+    return GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)))

@@ -1,7 +1,6 @@
 """Collecting groups: G local responses per prompt, at most one cloud call per prompt, a reward and a cost for each response.
 
-Knows the order sample -> format -> ask -> compose -> verify -> reward; knows nothing of λ, training or step numbers at the coordinator
-beyond passing them on. All prompts of a batch run at once: the engine batches their responses, and a group's cloud call overlaps with
+All prompts of a batch run at once: the engine batches their responses, and a group's cloud call overlaps with
 the generation of the others. A failed call is data: its responses are masked.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.hints import with_hint
@@ -31,6 +31,8 @@ from edge.evaluation.judging import (
     judge,
 )
 from edge.inference.backend import InferenceBackend
+from edge.learning.curriculum import StepPlan
+from edge.learning.step_reporter import OpenStep
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.state.rows import StepUnits
@@ -52,37 +54,64 @@ class Batch:
     offline: bool = False
     stay_here: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, plan: StepPlan, opened: OpenStep) -> Batch:
+        """Of a step that is open at the coordinator, or made offline."""
+        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here)
+
+
+class ResponseOutcome(StrEnum):
+    """What became of one sampled response.
+
+    KEPT: it did not ask. ASKED: it asked, and the cloud answered. REFUSED: it asked, and a hard limit refused (r = 0, c = 1).
+    UNCALLED: it asked, and so did all of its group, so no call was made: Â = 0 whatever the answer. Those that leave their group:
+    MASKED: it asked, and the call failed. UNSENT: it asked, and this device did not pass it on. UNRATED: nobody knows whether it is right.
+    """
+
+    KEPT = "kept"
+    ASKED = "asked"
+    REFUSED = "refused"
+    UNCALLED = "uncalled"
+    MASKED = "masked"
+    UNSENT = "unsent"
+    UNRATED = "unrated"
+
+
+_LEAVES_THE_GROUP = (ResponseOutcome.MASKED, ResponseOutcome.UNSENT, ResponseOutcome.UNRATED)
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredResponse:
-    """A local response with its verdicts. `correct` judges the composed response; `masked` responses leave the group.
-
-    `uncalled` ones asked, and so did all of their group, so that no call was made: they stay in the group with Â = 0, and nobody knows
-    whether they would have been right. `unsent` ones asked, and this device itself did not pass it on.
-    """
+    """A local response with its outcome, reward r and cost c. `correct` judges the composed response."""
 
     response: LocalResponse
     format_ok: bool
-    asked: bool
+    outcome: ResponseOutcome
     correct: bool
     reward: float
     cost: int
-    masked: bool = False
-    refused: bool = False
-    uncalled: bool = False
-    unsent: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether it validly asked for help: what Ĵ_c counts, whatever came of it."""
+        return self.outcome not in (ResponseOutcome.KEPT, ResponseOutcome.UNRATED)
+
+    @property
+    def masked(self) -> bool:
+        """Whether it leaves its group: it has no reward."""
+        return self.outcome in _LEAVES_THE_GROUP
 
     @property
     def judged(self) -> bool:
         """Whether it is known to be right or wrong."""
-        return not (self.masked or self.uncalled)
+        return not self.masked and self.outcome is not ResponseOutcome.UNCALLED
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
     """One prompt's scored responses, and the cloud's completion where one was asked for and came.
 
-    `lost_uusd`: what a call cost that brought no answer (None: no such call). `price` of help that the prompt told (None: it told none).
+    `lost_uusd`: what a call cost that brought no answer (None: no such call). `prompt_dual`: the λ that the prompt states (None: none).
     `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
     """
 
@@ -91,7 +120,7 @@ class ScoredGroup:
     responses: tuple[ScoredResponse, ...]
     completion: CloudCompletion | None
     cloud_reason: str = ""
-    price: float | None = None
+    prompt_dual: float | None = None
     cloud_sample: tuple[int, ...] = ()
     lost_uusd: int | None = None
 
@@ -165,12 +194,12 @@ class Rollout:
 
     async def _collect_one(self, batch: Batch, index: int, cloud: GroupCalls) -> ScoredGroup:
         item = batch.items[index]
-        price = drawn_price(self._settings, batch.step, index)
-        group = await self._sample(batch.step, index, item, price)
+        prompt_dual = drawn_dual(self._settings, batch.step, index)
+        group = await self._sample(batch.step, index, item, prompt_dual)
         asking = [self._asks(item, response) for response in group.responses]
         if self._settings.skip_unanimous_calls and all(asking):
             uncalled = tuple(_uncalled(response) for response in group.responses)
-            return ScoredGroup(item, group.prompt_ids, uncalled, None, price=price)
+            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=prompt_dual)
         outcome = await self._ask(batch, index, _asking(group, asking), cloud) if any(asking) else CloudOutcome(None)
         scored = [
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
@@ -178,14 +207,14 @@ class Rollout:
         sample = await self._cloud_sample(item, len(group.prompt_ids), outcome.completion)
         responses = tuple(scored)
         return ScoredGroup(
-            item, group.prompt_ids, responses, outcome.completion, outcome.reason, price, sample, outcome.lost_uusd
+            item, group.prompt_ids, responses, outcome.completion, outcome.reason, prompt_dual, sample, outcome.lost_uusd
         )
 
-    async def _sample(self, step: int, index: int, item: TaskItem, price: float | None) -> PromptGroup:
+    async def _sample(self, step: int, index: int, item: TaskItem, prompt_dual: float | None) -> PromptGroup:
         settings = self._settings
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
         seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
-        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, price), sampling, seeds)
+        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, prompt_dual), sampling, seeds)
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
@@ -217,34 +246,28 @@ class Rollout:
         known = await is_judged(self._verifier, item, text)
         return tokens if known and await judge(self._verifier, item, text) else ()
 
-    async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, outcome: CloudOutcome) -> ScoredResponse:
+    async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
+        """r and c of a response, composed with the cloud's completion where it asked."""
         format_ok = is_well_formed(item, response) and (self._settings.may_ask or not _asks_for_help(item, response))
-        if asked and outcome.completion is None:
-            refused_reward = task_reward(Outcome(False, format_ok, asked)) if outcome.refused else 0.0
-            cost = response_cost(outcome.refused)
-            return ScoredResponse(
-                response,
-                format_ok,
-                asked,
-                False,
-                refused_reward,
-                cost,
-                masked=not outcome.refused,
-                refused=outcome.refused,
-                unsent=outcome.unsent,
-            )
-        cloud_text = outcome.completion.text if asked and outcome.completion else None
+        if asked and cloud.completion is None:
+            if cloud.refused:
+                reward = task_reward(Outcome(False, format_ok, asked))
+                return ScoredResponse(response, format_ok, ResponseOutcome.REFUSED, False, reward, response_cost(asked))
+            outcome = ResponseOutcome.UNSENT if cloud.unsent else ResponseOutcome.MASKED
+            return ScoredResponse(response, format_ok, outcome, False, 0.0, 0)
+        cloud_text = cloud.completion.text if asked and cloud.completion else None
         composed = composed_text(response.text, cloud_text)
         if not await is_judged(self._verifier, item, composed):
-            return ScoredResponse(response, format_ok, asked, False, 0.0, response_cost(asked), masked=True)
+            outcome = ResponseOutcome.MASKED if asked else ResponseOutcome.UNRATED
+            return ScoredResponse(response, format_ok, outcome, False, 0.0, response_cost(asked))
         correct = await judge(self._verifier, item, composed)
-        return ScoredResponse(
-            response, format_ok, asked, correct, task_reward(Outcome(correct, format_ok, asked)), response_cost(asked)
-        )
+        outcome = ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT
+        reward = task_reward(Outcome(correct, format_ok, asked))
+        return ScoredResponse(response, format_ok, outcome, correct, reward, response_cost(asked))
 
 
-def drawn_price(settings: RolloutSettings, step: int, index: int) -> float | None:
-    """The price that prompt `index` of a step tells; the same one where the step is made again."""
+def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None:
+    """The λ that prompt `index` of a step states (`learning.price_levels`); the same one where the step is made again."""
     return stream(settings.seed, "price", step, index).choice(settings.price_levels) if settings.price_levels else None
 
 
@@ -258,7 +281,7 @@ def _asks_for_help(item: TaskItem, response: LocalResponse) -> bool:
 
 def _uncalled(response: LocalResponse) -> ScoredResponse:
     """One of a group that all asked: c = 1, and any one reward that all of them share gives Â = 0."""
-    return ScoredResponse(response, format_ok=True, asked=True, correct=False, reward=0.0, cost=1, uncalled=True)
+    return ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1)
 
 
 def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:
@@ -287,5 +310,5 @@ def step_units(groups: Sequence[ScoredGroup]) -> StepUnits:
     an outage, and every device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
-    uncalled = sum(scored.uncalled or scored.unsent for scored in responses)
+    uncalled = sum(scored.outcome in (ResponseOutcome.UNCALLED, ResponseOutcome.UNSENT) for scored in responses)
     return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled)

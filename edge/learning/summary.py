@@ -1,4 +1,4 @@
-"""What one step is reported to be. Knows counting; knows nothing of how the groups came about. Every accuracy travels with its rate."""
+"""The event of a finished step, counted from its groups. Every accuracy travels with its rate."""
 
 from __future__ import annotations
 
@@ -8,27 +8,12 @@ from dataclasses import dataclass
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.dagrpo.metrics import Tally, tally
-from edge.learning.rollout import ScoredGroup, ScoredResponse
+from edge.learning.curriculum import StepPlan
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
+from edge.learning.step_reporter import OpenStep
 from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
 from edge.training.floor import StepMeasure
 from edge.training.learner import LearnerReport
-
-
-@dataclass(frozen=True, slots=True)
-class StepSetting:
-    """What is known before a step is counted: its place, λ and τ, and the run's cloud totals so far."""
-
-    step: int
-    steps_planned: int | None
-    phase: int
-    phase_step: int
-    source: str
-    task: str
-    target_rate: float
-    dual: float
-    calls_before: int
-    tokens_before: int
-    spend_before_uusd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +34,18 @@ def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
 
 
 def summarise(
+    plan: StepPlan,
+    opened: OpenStep,
     groups: Sequence[ScoredGroup],
     report: LearnerReport,
-    setting: StepSetting,
     seconds: StepSeconds,
+    before: StepFinished | None = None,
     measure: StepMeasure | None = None,
 ) -> StepFinished:
-    """The step's event; λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed."""
+    """The step's event. λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed.
+
+    `before`: the last committed step, whose totals this one adds to.
+    """
     responses = [scored for group in groups for scored in group.responses]
     judged = [scored for scored in responses if scored.judged]
     counts = _tally(responses)
@@ -63,40 +53,44 @@ def summarise(
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
     use = cloud_use(groups)
+
+    def count(outcome: ResponseOutcome) -> int:
+        return sum(scored.outcome is outcome for scored in responses)
+
     return StepFinished(
-        step=setting.step,
-        steps_planned=setting.steps_planned,
-        phase=setting.phase,
-        phase_step=setting.phase_step,
-        source=setting.source,
-        task=setting.task,
+        step=plan.step,
+        steps_planned=plan.steps_planned,
+        phase=plan.phase,
+        phase_step=plan.phase_step,
+        source=plan.source,
+        task=plan.task,
         prompts=len(groups),
         responses=len(responses),
         kept_accuracy=counts.kept_accuracy if counts.kept else None,
         coverage=1.0 - asked / len(responses),
         joint_accuracy=counts.joint_accuracy if judged else None,
         assist_rate=asked / len(responses),
-        target_rate=setting.target_rate,
-        dual_before=setting.dual,
-        dual_after=setting.dual,
+        target_rate=opened.target_rate,
+        dual_before=opened.dual,
+        dual_after=opened.dual,
         reward_mean=mean(rewards) if rewards else 0.0,
         reward_std=standard_deviation(rewards),
         format_ok=sum(scored.format_ok for scored in responses) / len(responses),
         truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
         masked=sum(scored.masked for scored in responses),
-        uncalled=sum(scored.uncalled for scored in responses),
-        refused=sum(scored.refused for scored in responses),
+        uncalled=count(ResponseOutcome.UNCALLED),
+        refused=count(ResponseOutcome.REFUSED),
         cloud_calls=use.calls,
         cloud_tokens=use.tokens,
         spend_uusd=use.spend_uusd,
-        total_cloud_calls=setting.calls_before + use.calls,
-        total_cloud_tokens=setting.tokens_before + use.tokens,
-        total_spend_uusd=setting.spend_before_uusd + use.spend_uusd,
+        total_cloud_calls=use.calls + (before.total_cloud_calls if before else 0),
+        total_cloud_tokens=use.tokens + (before.total_cloud_tokens if before else 0),
+        total_spend_uusd=use.spend_uusd + (before.total_spend_uusd if before else 0),
         tokens=tokens,
         tokens_per_s=tokens / seconds.rollout if seconds.rollout > 0 else 0.0,
         seconds=seconds.rollout + seconds.update,
         seconds_by_part=seconds,
-        adapter_version=setting.step,
+        adapter_version=plan.step,
         offline=False,
         groups_trained=report.groups,
         frac_reward_zero_std=report.frac_reward_zero_std,
@@ -133,8 +127,8 @@ def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepM
 
 def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
     """The share that asks at each price that a prompt told, the lowest first."""
-    prices = sorted({group.price for group in groups if group.price is not None})
-    return tuple(_price_rate(price, [group for group in groups if group.price == price]) for price in prices)
+    prices = sorted({group.prompt_dual for group in groups if group.prompt_dual is not None})
+    return tuple(_price_rate(price, [group for group in groups if group.prompt_dual == price]) for price in prices)
 
 
 def _price_rate(price: float, groups: Sequence[ScoredGroup]) -> PriceRate:

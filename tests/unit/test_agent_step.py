@@ -23,7 +23,7 @@ from edge.core.errors import (
 from edge.core.types import Message
 from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
 from edge.evaluation.judging import call_key
-from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
 from edge.learning.summary import CloudUse, cloud_use
 from edge.routing.self_offload import SelfOffload
@@ -35,6 +35,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
+from tests.unit.trained import training_groups
 
 
 async def collected(world: World, client: ScriptedCoordinatorClient, texts: list[str], items: int = 1):
@@ -92,11 +93,11 @@ async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_de
     world.skip_unanimous_calls = True
     [group] = await collected(world, world.client, [HELP, HELP, HELP])
     assert world.client.calls == []
-    assert [(scored.asked, scored.cost, scored.uncalled, scored.judged) for scored in group.responses] == [
-        (True, 1, True, False)
+    assert [(scored.asked, scored.cost, scored.outcome.value, scored.judged) for scored in group.responses] == [
+        (True, 1, "uncalled", False)
     ] * 3
     assert step_units([group]) == StepUnits(3, 3, 3)
-    [trained] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3))
+    [trained] = training_groups(DaGrpo(), [group], 0.5)
     assert [sample.advantage for sample in trained.samples] == [0.0] * 3
 
 
@@ -144,7 +145,7 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     world.client.fail_next("complete", error)  # type: ignore[arg-type]
     [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), HELP])
     assert [scored.masked for scored in group.responses] == [True, False, False, True]
-    [training] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3))
+    [training] = training_groups(DaGrpo(), [group], 0.5)
     assert [sample.advantage for sample in training.samples] == [0.5, -0.5]
     assert training.group_weight == 1.0
     assert step_units([group]) == StepUnits(4, 2)
@@ -162,14 +163,14 @@ async def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_step_s_bi
 async def test_a_group_with_fewer_than_two_unmasked_responses_is_not_trained_on(world: World) -> None:
     world.client.fail_next("complete", CoordinatorUnavailable("away"))
     [group] = await collected(world, world.client, [HELP, local_answer(1), HELP])
-    assert DaGrpo().training_groups([group], StepTerms(1, "sums", 0.5, 0.3)) == []
+    assert training_groups(DaGrpo(), [group], 0.5) == []
 
 
 async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: World) -> None:
     world.client.fail_next("complete", BudgetExhausted("gone", metadata={"budget": "device"}))
     [group] = await collected(world, world.client, [HELP, local_answer(1)])
     refused = group.responses[0]
-    assert (refused.reward, refused.cost, refused.masked, refused.refused) == (0.0, 1, False, True)
+    assert (refused.reward, refused.cost, refused.masked, refused.outcome.value) == (0.0, 1, False, "refused")
     assert world.client.calls == []
     assert step_units([group]) == StepUnits(2, 1)
 
@@ -193,7 +194,7 @@ async def test_a_call_that_runs_elsewhere_is_recovered_and_not_paid_again(world:
 
 async def test_advantages_use_the_price_of_the_whole_step(world: World) -> None:
     [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), local_answer(3)])
-    [training] = DaGrpo().training_groups([group], StepTerms(1, "sums", 0.4, 0.3))
+    [training] = training_groups(DaGrpo(), [group], 0.4)
     shaped = [1.0 - 0.4, 1.0, 0.0, 0.0]
     mean = sum(shaped) / 4
     assert [sample.advantage for sample in training.samples] == pytest.approx([value - mean for value in shaped])

@@ -21,8 +21,8 @@ from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages, outside_advantage
-from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
-from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.sizing import batch_limits
@@ -34,8 +34,8 @@ from edge.training.batching import live_rows, targets_of
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.unit.trained import scored, training_groups
 
-TERMS = StepTerms(1, "math", dual=0.5, target_rate=0.3)
 SAMPLED = Sampling()
 RIGHT = local_answer(1)
 LONG = "<think>\n" + "\n".join(f"Step {n}: add" for n in range(1, 6)) + "\n</think>\n<answer>\\boxed{1}</answer>"
@@ -94,8 +94,8 @@ async def test_switched_off_nothing_joins_and_the_groups_are_the_same_otherwise(
     on, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path)
     off, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, cloud_samples=False)
     assert on.cloud_sample and replace(on, cloud_sample=()) == off
-    trained = DaGrpo().training_groups([off], TERMS)
-    joined = DaGrpo().training_groups([on], TERMS)
+    trained = training_groups(DaGrpo(), [off])
+    joined = training_groups(DaGrpo(), [on])
     assert joined[0].samples[:2] == trained[0].samples and joined[0].group_weight == trained[0].group_weight
 
 
@@ -107,13 +107,13 @@ async def test_the_cost_of_a_step_is_that_of_the_sampled_responses(tmp_path: Pat
 
 def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), price: float | None = None) -> ScoredGroup:
     local = LocalResponse("x", (1, 2), (-0.5, -0.25), FinishReason.EOS)
-    responses = tuple(ScoredResponse(local, True, bool(cost), reward > 0, reward, cost) for reward, cost in table)
-    return ScoredGroup(item(1), (1, 2), responses, None, price=price, cloud_sample=sample)
+    responses = tuple(scored(local, asked=bool(cost), correct=reward > 0, reward=reward, cost=cost) for reward, cost in table)
+    return ScoredGroup(item(1), (1, 2), responses, None, prompt_dual=price, cloud_sample=sample)
 
 
 def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_not_part_of() -> None:
     # rewards 1, 0, 1, 0; costs 0, 0, 1, 0: mean reward 0.5, mean cost 0.25; at λ = 0.5 the answer's Â is 1 - 0.5 + 0.5 * 0.25
-    [trained] = DaGrpo().training_groups([group_of([(1.0, 0), (0.0, 0), (1.0, 1), (0.0, 0)])], TERMS)
+    [trained] = training_groups(DaGrpo(), [group_of([(1.0, 0), (0.0, 0), (1.0, 1), (0.0, 0)])])
     assert [sample.advantage for sample in trained.samples] == pytest.approx([0.625, -0.375, 0.125, -0.375, 0.625])
     assert [sample.off_policy for sample in trained.samples] == [False] * 4 + [True]
     assert trained.samples[-1].token_ids == (5, 6, 0) and trained.samples[-1].behaviour_logprobs == (0.0, 0.0, 0.0)
@@ -124,12 +124,12 @@ def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_no
 
 
 def test_where_all_asked_the_answer_says_to_answer_oneself_as_loudly_as_help_is_dear() -> None:
-    [trained] = DaGrpo().training_groups([group_of([(1.0, 1), (1.0, 1)])], TERMS)
+    [trained] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
     assert [sample.advantage for sample in trained.samples] == pytest.approx([0.0, 0.0, 0.5])
 
 
 def test_with_prices_in_prompts_the_groups_own_price_counts() -> None:
-    [trained] = DaGrpo().training_groups([group_of([(1.0, 1), (0.0, 0)], price=0.2)], TERMS)
+    [trained] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
     assert trained.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5)
 
 
@@ -158,7 +158,7 @@ def test_impossible_groups_have_no_outside_advantage(rewards: list[float], costs
 
 @pytest.mark.parametrize("method", [EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
 def test_the_other_methods_know_no_such_sample(method: Method) -> None:
-    [trained] = method.training_groups([group_of([(1.0, 0), (0.0, 0)])], TERMS)
+    [trained] = training_groups(method, [group_of([(1.0, 0), (0.0, 0)])])
     assert len(trained.samples) == 2
 
 
@@ -178,7 +178,7 @@ def test_the_weight_is_the_slope_of_the_shaped_objective() -> None:
 
 
 def test_targets_say_which_tokens_are_not_the_samplers_only_where_some_are_not() -> None:
-    rows = live_rows(DaGrpo().training_groups([group_of([(1.0, 0), (0.0, 0)])], TERMS))
+    rows = live_rows(training_groups(DaGrpo(), [group_of([(1.0, 0), (0.0, 0)])]))
     targets = targets_of(rows, torch.device("cpu"))
     assert targets.off_policy_N is not None and targets.off_policy_N.tolist() == [False] * 4 + [True] * 3
     assert targets_of(rows[:2], torch.device("cpu")).off_policy_N is None

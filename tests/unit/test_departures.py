@@ -23,7 +23,7 @@ from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
-from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout
 from edge.privacy.registry import Registry
 from edge.routing.self_offload import SelfOffload
@@ -36,6 +36,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.service.in_process import call
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in
+from tests.unit.trained import training_groups
 
 REGISTRY = Registry(terms=["Project Falcon"], never_send=["top secret"])
 
@@ -245,9 +246,9 @@ async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(seam: Se
     withheld, sent = await rollout.collect(Batch(1, "math", 0, (item(2), item(3))))
     assert withheld.completion is None and sent.completion is not None and len(seam.inner.calls) == 1
     asked = [scored for scored in withheld.responses if scored.asked]
-    assert asked and all(scored.masked and not scored.refused and scored.cost == 0 for scored in asked)
+    assert asked and all(scored.masked and scored.cost == 0 for scored in asked)
     kept = len(withheld.responses) - len(asked)
-    trained = DaGrpo().training_groups([withheld, sent], StepTerms(1, "sums", 0.5, 0.3))
+    trained = training_groups(DaGrpo(), [withheld, sent])
     assert [len(group.samples) for group in trained] == [kept, 16]
     assert all(sample.advantage == 0.0 for sample in trained[0].samples), "equally right answers, and nothing for having asked"
 

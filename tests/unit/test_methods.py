@@ -12,13 +12,13 @@ from edge.app.settings import agent_settings
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.advantages import AdvantageScale
-from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method, StepTerms
-from edge.learning.rollout import ScoredGroup, ScoredResponse
+from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.sizing import learner_settings, update_rule
 from edge.training.settings import UpdateRule
 from tests.unit.agent_world import World
+from tests.unit.trained import TERMS, training_groups
 
-TERMS = StepTerms(step=3, task="sums", dual=0.5, target_rate=0.3)
 ITEM = TaskItem("1", "sums", "sums", 1, "train", "What is 0 + 1?", "1", AnswerKind.MATH, 4)
 
 
@@ -28,7 +28,9 @@ def response(kind: str, tokens: int = 2) -> ScoredResponse:
     asked, right = kind in "hfmu", kind in "rh"
     reward = {"r": 1.0, "h": 1.0, "b": -0.1}.get(kind, 0.0)
     cost = int(kind in "hfu")
-    return ScoredResponse(local, kind != "b", asked, right, reward, cost, masked=kind == "m", uncalled=kind == "u")
+    outcomes = {"m": ResponseOutcome.MASKED, "u": ResponseOutcome.UNCALLED}
+    outcome = outcomes.get(kind, ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT)
+    return ScoredResponse(local, kind != "b", outcome, right, reward, cost)
 
 
 def group(kinds: str, tokens: int = 2) -> ScoredGroup:
@@ -36,12 +38,12 @@ def group(kinds: str, tokens: int = 2) -> ScoredGroup:
 
 
 def advantages(method: Method, *kinds: str) -> list[list[float]]:
-    trained = method.training_groups([group(one) for one in kinds], TERMS)
+    trained = training_groups(method, [group(one) for one in kinds])
     return [[sample.advantage for sample in one.samples] for one in trained]
 
 
 def weights(method: Method, *kinds: str) -> list[float]:
-    return [one.group_weight for one in method.training_groups([group(kind) for kind in kinds], TERMS)]
+    return [one.group_weight for one in training_groups(method, [group(kind) for kind in kinds])]
 
 
 def test_da_grpo_takes_the_price_off_the_centred_reward() -> None:
@@ -66,7 +68,7 @@ def test_the_fixed_reward_pays_help_what_its_task_says() -> None:
 
 
 def test_grpo_divides_by_the_deviation_and_by_the_length_of_the_response() -> None:
-    [trained] = Grpo(FixedReward(0.4)).training_groups([group("rw", tokens=5)], TERMS)
+    [trained] = training_groups(Grpo(FixedReward(0.4)), [group("rw", tokens=5)])
     deviation = 0.5**0.5 + 1e-4
     assert [sample.advantage for sample in trained.samples] == pytest.approx([0.5 / deviation / 5, -0.5 / deviation / 5])
     assert trained.group_weight == 0.5
@@ -81,27 +83,27 @@ def test_gvpo_gives_the_unscaled_advantage_the_weight_beta_over_g_minus_one() ->
 def test_gapg_keeps_what_was_solved_here_and_three_sevenths_as_many_of_what_only_the_cloud_solved() -> None:
     method = Gapg(FixedReward(0.4), seed=1)
     batch = [group(kinds) for kinds in ["rw", "rw", "rw", "hw", "hw", "hw", "ww", "fw"]]
-    kept = method.training_groups(batch, TERMS)
+    kept = training_groups(method, batch)
     solved = [one for one in kept if one.samples[0].advantage == pytest.approx(0.5)]
     helped = [one for one in kept if one.samples[0].advantage == pytest.approx(0.2)]
     assert (len(solved), len(helped), len(kept)) == (3, 1, 4), "floor(3/7 x 3) = 1 of the three that only the cloud solved"
-    assert method.training_groups(batch, TERMS) == kept, "a step made again keeps the same prompts"
+    assert training_groups(method, batch) == kept, "a step made again keeps the same prompts"
 
 
 def test_gapg_takes_a_badly_formatted_right_answer_for_no_local_solution() -> None:
     right_but_bad = replace(response("r"), format_ok=False, reward=-0.1)
     group_of_it = ScoredGroup(ITEM, (1, 2), (right_but_bad, response("w")), None)
-    assert Gapg(FixedReward(0.4)).training_groups([group_of_it], TERMS) == []
+    assert training_groups(Gapg(FixedReward(0.4)), [group_of_it]) == []
 
 
 def test_gapg_with_everything_allowed_keeps_every_prompt_that_the_cloud_solved() -> None:
     batch = [group("rw"), group("hw"), group("hw")]
-    assert len(Gapg(FixedReward(0.4)).training_groups(batch, replace(TERMS, target_rate=1.0))) == 3
+    assert len(training_groups(Gapg(FixedReward(0.4)), batch, terms=replace(TERMS, target_rate=1.0))) == 3
 
 
 @pytest.mark.parametrize("method", [DaGrpo(), EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
 def test_masked_responses_leave_their_group_and_a_group_of_one_goes(method: Method) -> None:
-    assert [len(one.samples) for one in method.training_groups([group("rwm"), group("rm")], TERMS)] == [2]
+    assert [len(one.samples) for one in training_groups(method, [group("rwm"), group("rm")])] == [2]
 
 
 @pytest.mark.parametrize("method", [DaGrpo(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4))])

@@ -14,7 +14,7 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
-from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.methods import DaGrpo
 from edge.learning.own_use import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.self_offload import SelfOffload
@@ -27,6 +27,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.own_answer import OwnKey, plain_words
 from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.trained import training_groups
 
 RECORD = AnswerRecord(
     "", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0
@@ -76,9 +77,7 @@ def rewards(group: ScoredGroup) -> list[float | None]:
 
 
 def advantages(group: ScoredGroup, dual: float = 0.5) -> list[float]:
-    return [
-        sample.advantage for one in DaGrpo().training_groups([group], StepTerms(1, "sums", dual, 0.3)) for sample in one.samples
-    ]
+    return [sample.advantage for one in training_groups(DaGrpo(), [group], dual) for sample in one.samples]
 
 
 def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from edge.dagrpo.prompts import SYSTEM_PROMPT, price_line, prompt_messages
 from edge.evaluation.evaluate import EvalRoles, Evaluation, candidates_of
 from edge.evaluation.judging import RolloutSettings
 from edge.evaluation.plan import EvalPlan, EvalRun
-from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, drawn_price
+from edge.learning.methods import DaGrpo
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, drawn_dual
 from edge.learning.run_folder import _write_metrics
 from edge.routing.self_offload import SelfOffload
 from edge.state.events import StepFinished
@@ -37,6 +37,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.unit.trained import scored, training_groups
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTIONS = range(7000, 7100)
@@ -78,12 +79,12 @@ def settings(**values: Any) -> RolloutSettings:
 
 def test_prices_are_drawn_by_seed_step_and_prompt_alone_and_all_come() -> None:
     priced = settings(price_levels=LEVELS)
-    drawn = [[drawn_price(priced, step, index) for index in range(8)] for step in range(100)]
-    assert drawn == [[drawn_price(replace(priced, group_size=4), step, index) for index in range(8)] for step in range(100)]
-    assert drawn != [[drawn_price(replace(priced, seed=8), step, index) for index in range(8)] for step in range(100)]
+    drawn = [[drawn_dual(priced, step, index) for index in range(8)] for step in range(100)]
+    assert drawn == [[drawn_dual(replace(priced, group_size=4), step, index) for index in range(8)] for step in range(100)]
+    assert drawn != [[drawn_dual(replace(priced, seed=8), step, index) for index in range(8)] for step in range(100)]
     counts = Counter(price for step in drawn for price in step)
     assert set(counts) == set(LEVELS) and min(counts.values()) > 800 / 5 * 0.75
-    assert drawn_price(settings(), 1, 0) is None
+    assert drawn_dual(settings(), 1, 0) is None
 
 
 async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[ScoredGroup], list[str], World]:
@@ -104,18 +105,18 @@ async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[Sco
 
 async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
     groups, seen, world = await collected(LEVELS, tmp_path)
-    assert [group.price for group in groups] == [drawn_price(settings(price_levels=LEVELS), 3, index) for index in range(6)]
+    assert [group.prompt_dual for group in groups] == [drawn_dual(settings(price_levels=LEVELS), 3, index) for index in range(6)]
     for index, group in enumerate(groups):
-        assert group.price is not None
-        assert seen.count(f"{round(100 * group.price)}\nWhat is {index} + 1?") == 4, "all of a group read one price"
-    assert len({group.price for group in groups}) > 1
+        assert group.prompt_dual is not None
+        assert seen.count(f"{round(100 * group.prompt_dual)}\nWhat is {index} + 1?") == 4, "all of a group read one price"
+    assert len({group.prompt_dual for group in groups}) > 1
     assert {call.messages for call in world.client.calls} <= {(Message("user", f"What is {n} + 1?"),) for n in range(6)}
     assert world.client.calls
 
 
 async def test_without_levels_the_prompts_are_bare(tmp_path: Path) -> None:
     groups, seen, _ = await collected((), tmp_path)
-    assert {group.price for group in groups} == {None}
+    assert {group.prompt_dual for group in groups} == {None}
     assert set(seen) == {f"What is {n} + 1?" for n in range(6)}
 
 
@@ -123,13 +124,13 @@ def group_at(price: float | None) -> ScoredGroup:
     """One right, one wrong, one helped and right, one helped in vain."""
     local = LocalResponse("x", (1, 2), (-0.5, -0.5), FinishReason.EOS)
     table = [(False, True, 1.0, 0), (False, False, 0.0, 0), (True, True, 1.0, 1), (True, False, 0.0, 1)]
-    responses = tuple(ScoredResponse(local, True, asked, right, reward, cost) for asked, right, reward, cost in table)
-    return ScoredGroup(item(1), (1,), responses, None, price=price)
+    responses = tuple(scored(local, asked=asked, correct=right, reward=reward, cost=cost) for asked, right, reward, cost in table)
+    return ScoredGroup(item(1), (1,), responses, None, prompt_dual=price)
 
 
 def test_the_advantage_is_taken_at_the_price_in_the_prompt_and_not_at_lambda() -> None:
     groups = [group_at(0.0), group_at(0.25), group_at(1.0), group_at(None)]
-    trained = DaGrpo().training_groups(groups, StepTerms(1, "math", dual=0.5, target_rate=0.3))
+    trained = training_groups(DaGrpo(), groups, 0.5)
     assert [[sample.advantage for sample in group.samples] for group in trained] == [
         pytest.approx([0.5, -0.5, 0.5, -0.5]),
         pytest.approx([0.625, -0.375, 0.375, -0.625]),
@@ -200,7 +201,7 @@ async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_a
 async def test_the_report_names_the_price_and_a_journal_of_another_price_is_another_evaluations(tmp_path: Path) -> None:
     roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
     plan = EvalPlan(("sums",), cloud="none")
-    runs = [EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
+    runs = [EvalRun(plan, roles, settings(prompt_dual=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
     identities = [run._identity() for run in runs]
     assert "price" not in identities[0], "what was journalled before prices can be gone on with"
     assert [identity.get("price") for identity in identities] == [None, 0.5, 1.0]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
-from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.methods import DaGrpo
 from edge.state.events import Notice, RunStarted, StepFinished
 from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
+from tests.unit.trained import training_groups
 from tests.unit.trl_world import TrlWorld, completions
 from tools.integrations.trl.desk import TrainerNumbers, Verdict, verdicts_of
 
@@ -113,7 +114,7 @@ async def test_the_weighted_verdicts_give_the_coefficients_of_the_agents_own_upd
     world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
     await desk.verdicts(1, completions(1, [[HELP, HELP, RIGHT, WRONG], [RIGHT, HELP, WRONG, WRONG]]))
     groups = desk._now.groups
-    own = DaGrpo().training_groups(groups, StepTerms(1, "math", dual, 0.25))
+    own = training_groups(DaGrpo(), groups, dual)
     expected = [sample.advantage * group.group_weight / len(own) for group in own for sample in group.samples]
     assert trl_coefficients(verdicts_of(groups), dual, 4) == pytest.approx(expected)
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import dual_advantages
-from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import ScoredGroup, ScoredResponse
+from edge.learning.methods import DaGrpo
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.state.rows import StepUnits
 from tests.unit.agent_world import item
+from tests.unit.trained import training_groups
 from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info
 
@@ -25,7 +26,9 @@ DUALS = st.floats(0.0, 3.0)
 
 def scored(reward: float, cost: int, masked: bool, number: int = 0) -> ScoredResponse:
     response = LocalResponse("", (number, number + 1), (0.0, 0.0), FinishReason.EOS)
-    return ScoredResponse(response, True, bool(cost), reward == 1.0, reward, cost, masked=masked)
+    kept = ResponseOutcome.UNRATED if masked else ResponseOutcome.KEPT
+    outcome = kept if not cost else ResponseOutcome.MASKED if masked else ResponseOutcome.ASKED
+    return ScoredResponse(response, True, outcome, reward == 1.0, reward, cost)
 
 
 def flat(groups: list[list[tuple[float, int, bool]]], order: int) -> list[tuple[float, int, bool, str]]:
@@ -56,7 +59,7 @@ def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learn
     ours = [advantage * weight / len(rows) for advantage, weight in zip(advantages, weights, strict=True)]
 
     own_groups = [ScoredGroup(item(n), (1,), tuple(scored(*row) for row in group), None) for n, group in enumerate(groups)]
-    trained = DaGrpo().training_groups(own_groups, StepTerms(task="math", step=0, dual=dual, target_rate=0.3))
+    trained = training_groups(DaGrpo(), own_groups, dual)
     wanted = [sample.advantage * group.group_weight / len(trained) for group in trained for sample in group.samples]
     used = [ours[row] for group in usable_groups(masked, names) for row in group]
     assert sorted(used) == pytest.approx(sorted(wanted), abs=1e-12)
@@ -78,7 +81,7 @@ def rows_of(*responses: ScoredResponse) -> list[dict[str, object]]:
 
 
 def test_a_failed_call_leaves_the_group_and_still_counts_as_demand():
-    failed = replace(scored(0.0, 0, True), asked=True)
+    failed = replace(scored(0.0, 0, True), outcome=ResponseOutcome.MASKED)
     outcomes = Outcomes.of(rows_of(scored(1.0, 1, False), failed, scored(0.0, 0, False)), [False, False, False])
     assert outcomes.left_out == [False, True, False]
     assert outcomes.costs == [1.0, 0.0, 0.0]
@@ -86,7 +89,7 @@ def test_a_failed_call_leaves_the_group_and_still_counts_as_demand():
 
 
 def test_a_request_that_was_not_sent_is_reported_as_not_called_for():
-    kept_here = replace(scored(0.0, 0, True), asked=True, unsent=True)
+    kept_here = replace(scored(0.0, 0, True), outcome=ResponseOutcome.UNSENT)
     assert Outcomes.of(rows_of(kept_here, scored(1.0, 0, False)), [False, False]).units == StepUnits(2, 1, 1)
 
 

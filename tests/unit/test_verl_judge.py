@@ -87,7 +87,7 @@ async def test_a_call_that_fails_masks_the_response():
 async def test_a_call_the_hard_cap_refuses_costs_and_earns_nothing():
     client = await opened(ScriptedTerms(calls_limit=0))
     found = await judged(worker(client), HELP)
-    assert (found.reward, found.cost, found.refused, found.masked) == (0.0, 1, True, False)
+    assert (found.reward, found.cost, found.outcome.value, found.masked) == (0.0, 1, "refused", False)
 
 
 async def test_while_the_step_is_offline_requests_are_masked_and_nothing_is_asked():

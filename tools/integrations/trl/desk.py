@@ -23,9 +23,9 @@ from edge.evaluation.judging import RolloutSettings
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import Batch, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, ScoredResponse, step_units
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.learning.summary import StepSetting, summarise
+from edge.learning.summary import summarise
 from edge.routing.policy import OffloadPolicy
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
 from edge.state.folder import StateFolder
@@ -216,22 +216,9 @@ class Desk:
         )
 
     def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
-        last = self._roles.state.steps(last=1)
-        setting = StepSetting(
-            step=now.plan.step,
-            steps_planned=now.plan.steps_planned,
-            phase=now.plan.phase,
-            phase_step=now.plan.phase_step,
-            source=now.plan.source,
-            task=now.plan.task,
-            target_rate=now.opened.target_rate,
-            dual=now.opened.dual,
-            calls_before=last[0].total_cloud_calls if last else 0,
-            tokens_before=last[0].total_cloud_tokens if last else 0,
-            spend_before_uusd=last[0].total_spend_uusd if last else 0,
-        )
+        before = next(iter(self._roles.state.steps(last=1)), None)
         seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
-        return summarise(now.groups, _learner_report(now, numbers), setting, seconds)
+        return summarise(now.plan, now.opened, now.groups, _learner_report(now, numbers), seconds, before)
 
     def _tell_otherwise(self, now: _Underway) -> None:
         before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
@@ -243,7 +230,7 @@ class Desk:
 
     def _tell_refused(self, groups: Sequence[ScoredGroup]) -> None:
         """Once per run of steps with refusals."""
-        refused = [group for group in groups if any(scored.refused for scored in group.responses)]
+        refused = [group for group in groups if any(scored.outcome is ResponseOutcome.REFUSED for scored in group.responses)]
         if refused and not self._was_refused:
             self._notice(refused[0].cloud_reason)
         self._was_refused = bool(refused)
@@ -290,9 +277,9 @@ def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -
 
 def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
     """Without vLLM, TRL samples with the weights it trains and nothing differs; with it, TRL tells the mean gap and neither other."""
-    terms = StepTerms(now.plan.step, now.plan.task, now.opened.dual, now.opened.target_rate)
-    groups = DaGrpo().training_groups(now.groups, terms)
-    dead = sum(not has_signal([sample.advantage for sample in group.samples]) for group in groups)
+    terms = StepTerms(now.plan.step, now.plan.task, now.opened.target_rate)
+    groups = DaGrpo().advantages(now.groups, now.opened.dual, terms)
+    dead = sum(not has_signal(group.advantages_G) for group in groups)
     return LearnerReport(
         groups=len(groups),
         frac_reward_zero_std=dead / len(groups) if groups else 0.0,

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.metrics import tally
-from edge.learning.rollout import ScoredResponse
+from edge.learning.rollout import ResponseOutcome, ScoredResponse
 from edge.state.rows import StepUnits
 from tools.integrations.verl.advantages import row_advantages, usable_groups
 
@@ -25,8 +25,8 @@ def as_info(scored: ScoredResponse) -> dict[str, float]:
         "cost": float(scored.cost),
         "asked": float(scored.asked),
         "masked": float(scored.masked),
-        "refused": float(scored.refused),
-        "unsent": float(scored.unsent),
+        "refused": float(scored.outcome is ResponseOutcome.REFUSED),
+        "unsent": float(scored.outcome is ResponseOutcome.UNSENT),
         "format_ok": float(scored.format_ok),
         "kept_correct": float(scored.correct and not scored.asked),
     }
