@@ -34,9 +34,8 @@ from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
 from edge.learning.conditions import DiskSpace, Readiness
-from edge.learning.factory import StepFactory
 from edge.learning.loop import BetweenSteps, Learning, LearningProgress, LearningRoles
-from edge.learning.session import TrainingSession
+from edge.learning.session import StepFactory, TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished

@@ -123,6 +123,6 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await stop.wait()
         if not stop.is_set():
-            await agent.learning.heed_verdicts()
+            await agent.learning.apply_feedback()
         if not stop.is_set() and await agent.learning.more_to_learn():
             await agent.learn()

@@ -21,10 +21,9 @@ from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents
 from edge.learning.conditions import DiskSpace, Readiness, is_paused
 from edge.learning.curriculum import Curriculum, HeldOut, StepPlan
-from edge.learning.factory import StepFactory
 from edge.learning.own_use import is_about_the_device
-from edge.learning.rollback import Guard, Rollback
-from edge.learning.session import TrainingSession
+from edge.learning.rollback import Rollback, RollbackMonitor
+from edge.learning.session import StepFactory, TrainingSession
 from edge.learning.step import LearningStep
 from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
@@ -32,7 +31,7 @@ from edge.state.reader import StateReader
 
 
 class LearningProgress:
-    """What learning tells. A phase is told once as long as learning stays in it."""
+    """The events of a run: its beginning, its phases (once as long as learning stays in one), its end."""
 
     def __init__(
         self, run_id: str, state: StateReader, curriculum: Curriculum, serving: InferenceBackend, sink: EventSink, clock: Clock
@@ -86,7 +85,7 @@ class LearningProgress:
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
 steps done, and the version of the adapter that is trained."""
-_HAND_IN_TRIES, _HAND_IN_PAUSE_S = 5, 1.0
+_DELIVERY_TRIES, _DELIVERY_PAUSE_S = 5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +110,16 @@ class LearningRoles:
 
 
 class Learning:
-    """The learning of one agent: run it, hold it back, ask how it stands."""
+    """The learning of one agent: run it, hold it back, ask how it stands.
+
+    It stops at safe points only: a step that has not begun its update is given up (it is made again, with the same seeds and call keys),
+    one that has is finished. A step that a full disk cut is finished or made again once there is room.
+    """
 
     def __init__(self, roles: LearningRoles) -> None:
         self.roles = roles
         self._stage = "idle"
-        self._guard: Guard | None = None
+        self._monitor: RollbackMonitor | None = None
 
     async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
@@ -124,9 +127,9 @@ class Learning:
             raise UsageError("this agent is learning already")
         self._stage = "learning"
         try:
-            loop = await self._begun(between_steps)
-            reason = await loop.run(max_steps)
-            await self._hand_in()
+            step = await self._open()
+            reason = await self._loop(step, max_steps, between_steps)
+            await self._deliver_reports()
             self._stage = "finished" if reason == "done" else "stopped"
         except BaseException:
             self._stage = "stopped"
@@ -154,15 +157,13 @@ class Learning:
 
     async def more_to_learn(self) -> bool:
         """Whether learning that was done has something new to learn from."""
-        components = self.roles.components
-        return components.curriculum.next_step() is not None or (
-            components.own_use is not None and await components.own_use.fresh() > 0
-        )
+        curriculum, own_use = self.roles.components.curriculum, self.roles.components.own_use
+        return curriculum.next_step() is not None or (own_use is not None and await own_use.fresh() > 0)
 
-    async def heed_verdicts(self) -> None:
-        """Go back where people like what serves less than the version before; for when all is learned and no step looks after that."""
-        if self._guard is not None:
-            await _heed_verdicts(self.roles, self._guard)
+    async def apply_feedback(self) -> None:
+        """Go back where people like what serves less than the version before."""
+        if self._monitor is not None and (worse := await self._monitor.disliked()) is not None:
+            await self._go_back(worse)
 
     def held_out(self, limit: int) -> list[HeldOut]:
         """At most `limit` held-out items of each phase's source. Raises TaskFileError."""
@@ -172,155 +173,123 @@ class Learning:
         """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
         return await self.roles.factory.scores(candidates, on_item)
 
-    async def _begun(self, between_steps: BetweenSteps | None) -> LearningLoop:
-        """Everything open and told, so that the first step can be made."""
+    async def _open(self) -> LearningStep:
+        """Everything that the first step needs."""
         roles, components = self.roles, self.roles.components
         if not roles.link.begun:
             await roles.link.begin(roles.closing)
         roles.link.require_all_tasks()
         await roles.session.prepare()
         step = await roles.factory.step()
-        # steps of one's own use come on top of those planned, as their events tell
+        # steps of one's own use come on top of those planned, as their events report
         roles.progress.begins(None if components.own_use else components.curriculum.steps_planned)
-        self._guard = await roles.factory.guard()
-        return LearningLoop(roles, step, self._guard, between_steps)
+        self._monitor = await roles.factory.monitor()
+        return step
 
-    async def _hand_in(self) -> None:
-        """Deliver the step reports that still wait; a coordinator of our own may just be coming back. What stays goes with the next run."""
-        roles = self.roles
-        for attempt in range(_HAND_IN_TRIES if roles.link.embedded else 1):
-            if attempt:
-                await roles.stop.cuts(asyncio.sleep(_HAND_IN_PAUSE_S))
-            if not roles.components.state.outbox():
-                return
-            try:
-                await roles.reporter.deliver()
-            except CoordinatorUnavailable:
-                continue
-
-
-async def next_step(components: AgentComponents) -> StepPlan | None:
-    """The phases' next step, or one of one's own use whose turn it is."""
-    plan = components.curriculum.next_step()
-    return plan if components.own_use is None else await components.own_use.next_step(plan)
-
-
-class LearningLoop:
-    """The steps of one run."""
-
-    def __init__(
-        self, roles: LearningRoles, step: LearningStep, guard: Guard | None, between_steps: BetweenSteps | None = None
-    ) -> None:
-        self._roles = roles
-        self._step = step
-        self._guard = guard
-        self._between_steps = between_steps
-        self._made = 0
-        self._is_cut = False
-
-    async def run(self, max_steps: int | None) -> StopReason:
+    async def _loop(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
         """Until the phases are done, so many steps are made, or a stop is asked for."""
-        while not self._roles.stop.asked:
+        roles, made, is_cut = self.roles, 0, False
+        while not roles.stop.asked:
             try:
-                if self._is_cut and not await self._mended():
+                if is_cut and not await self._recover():
                     break
-                if (reason := await self._next(max_steps)) is not None:
-                    return reason
+                is_cut = False
+                plan = await self._next_plan()
+                if between_steps is not None:
+                    await self._between(between_steps, plan)
+                if roles.stop.asked:
+                    break
+                if max_steps is not None and made >= max_steps:
+                    return "max_steps"
+                if plan is None:
+                    return "done"
+                waits = roles.readiness.waits
+                if await self._may_begin():
+                    if roles.readiness.waits > waits:  # feedback and files may have come and gone since
+                        plan = await self._next_plan() or plan
+                    made += await self._make(step, plan)
             except Exception:
-                if not self._roles.disk_space.was_missing():
+                if not roles.disk_space.was_missing():
                     raise
-                self._is_cut = True
+                is_cut = True
         return "stopped"
 
-    async def _next(self, max_steps: int | None) -> StopReason | None:
-        """Make the next step, or say why there is none."""
-        plan = await next_step(self._roles.components)
-        await self._between(plan)
-        if self._roles.stop.asked:
-            return "stopped"
-        if max_steps is not None and self._made >= max_steps:
-            return "max_steps"
-        if plan is None:
-            return "done"
-        waits = self._roles.readiness.waits
-        if await self._may_begin():
-            if self._roles.readiness.waits > waits:  # verdicts and files may have come and gone since
-                plan = await next_step(self._roles.components) or plan
-            await self._make(plan)
-        return None
+    async def _next_plan(self) -> StepPlan | None:
+        """The phases' next step, or one of one's own use whose turn it is."""
+        curriculum, own_use = self.roles.components.curriculum, self.roles.components.own_use
+        plan = curriculum.next_step()
+        return plan if own_use is None else await own_use.next_step(plan)
 
-    async def _mended(self) -> bool:
-        """Once there is room: the step that a full disk cut is finished where its checkpoint is whole, else made again from what was
-        committed. False where a stop was asked for meanwhile."""
-        roles = self._roles
+    async def _recover(self) -> bool:
+        """Once there is room on the disk: finish the step that was cut where its checkpoint is whole, else go back to what was committed.
+
+        False where a stop was asked for meanwhile.
+        """
+        roles = self.roles
         await roles.stop.cuts(roles.readiness.ready())
         if roles.stop.asked:
             return False
         await roles.finish_cut_step()
         await roles.session.prepare()
-        self._is_cut = False
         return True
 
-    async def _between(self, plan: StepPlan | None) -> None:
-        if self._between_steps is not None:
-            await self._roles.session.follow_line()
-            done = self._roles.components.state.position().steps_done
-            await self._roles.stop.cuts(self._between_steps(plan, done, self._roles.session.version))
+    async def _between(self, between_steps: BetweenSteps, plan: StepPlan | None) -> None:
+        session, state = self.roles.session, self.roles.components.state
+        await session.follow_lineage()
+        await self.roles.stop.cuts(between_steps(plan, state.position().steps_done, session.version))
 
     async def _may_begin(self) -> bool:
-        """Wait until nothing holds learning back, and see to what serves. False where a stop was asked for meanwhile."""
-        stop = self._roles.stop
-        await stop.cuts(self._roles.readiness.ready(self._heed_verdicts))
-        if self._guard is not None and not stop.asked:
-            await stop.cuts(self._keep_the_best(self._guard))
+        """Wait until nothing holds learning back, and go back where the active version is worse than one before it.
+
+        False where a stop was asked for meanwhile.
+        """
+        stop = self.roles.stop
+        await stop.cuts(self.roles.readiness.ready(self.apply_feedback))
+        if self._monitor is not None and not stop.asked:
+            await stop.cuts(self._keep_the_best(self._monitor))
         return not stop.asked
 
-    async def _make(self, plan: StepPlan) -> None:
-        roles = self._roles
-        await roles.session.follow_line()
+    async def _keep_the_best(self, monitor: RollbackMonitor) -> None:
+        examined = monitor.exam_is_due()
+        worse = await monitor.worse_than_before()
+        if examined:
+            await self.roles.session.load_latest()
+        if worse is not None:
+            await self._go_back(worse)
+
+    async def _go_back(self, worse: Rollback) -> None:
+        roles, components = self.roles, self.roles.components
+        await roles.adapter.rollback(worse.better, by=worse.cause, reason=worse.reason)
+        components.sink.emit(WentBack(worse.version, worse.better, worse.cause, worse.reason, components.clock.now()))
+
+    async def _make(self, step: LearningStep, plan: StepPlan) -> bool:
+        """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
+        roles, own_use = self.roles, self.roles.components.own_use
+        await roles.session.follow_lineage()
         roles.progress.comes_to(plan)
         await roles.link.watch.follow(plan.task)
-        if await self._made_or_left_out(plan):
-            roles.session.version = roles.components.state.position().steps_done
-            self._keep_budget(plan.task)
-            self._made += 1
-
-    async def _made_or_left_out(self, plan: StepPlan) -> bool:
-        """Make the step. False where its items, a person's own, cannot be learned from: they are left out from now on."""
-        roles, own_use = self._roles, self._roles.components.own_use
         try:
-            await roles.stop.cuts(self._step.run(plan, roles.session.version), may_cancel=lambda: self._step.interruptible)
+            await roles.stop.cuts(step.run(plan, roles.session.version), may_cancel=lambda: step.interruptible)
         except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
             if own_use is None or not plan.own or is_about_the_device(error):
                 raise
             own_use.leave_out(plan, error)
             roles.progress.notice(f"{plan.source}: {len(plan.items)} questions cannot be learned from and are left out ({error})")
             return False
+        roles.session.version = roles.components.state.position().steps_done
+        with roles.components.state.database:
+            roles.quotas.save(plan.task)
         return True
 
-    async def _keep_the_best(self, guard: Guard) -> None:
-        """Go back where the version that serves is worse than one before it."""
-        examined = guard.exam_is_due()
-        found = await guard.withdrawal()
-        if examined:
-            await self._roles.session.load_head()
-        if found is not None:
-            await _go_back(self._roles, found)
-
-    async def _heed_verdicts(self) -> None:
-        if self._guard is not None:
-            await _heed_verdicts(self._roles, self._guard)
-
-    def _keep_budget(self, task: str) -> None:
-        with self._roles.components.state.database:
-            self._roles.quotas.save(task)
-
-
-async def _heed_verdicts(roles: LearningRoles, guard: Guard) -> None:
-    if (found := await guard.disliked()) is not None:
-        await _go_back(roles, found)
-
-
-async def _go_back(roles: LearningRoles, found: Rollback) -> None:
-    await roles.adapter.rollback(found.better, by=found.cause, reason=found.reason)
-    roles.components.sink.emit(WentBack(found.version, found.better, found.cause, found.reason, roles.components.clock.now()))
+    async def _deliver_reports(self) -> None:
+        """Deliver the step reports that still wait; an embedded coordinator may just be coming back. What stays goes with the next run."""
+        roles = self.roles
+        for attempt in range(_DELIVERY_TRIES if roles.link.embedded else 1):
+            if attempt:
+                await roles.stop.cuts(asyncio.sleep(_DELIVERY_PAUSE_S))
+            if not roles.components.state.outbox():
+                return
+            try:
+                await roles.reporter.deliver()
+            except CoordinatorUnavailable:
+                continue

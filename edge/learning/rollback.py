@@ -1,5 +1,4 @@
-"""Taking back a version that turns out worse than one before it. Knows the evidence and which versions may take its place; knows nothing
-of engines or of how items are judged.
+"""Taking back a version that turns out worse than one before it.
 
 The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
 little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
@@ -46,8 +45,8 @@ class Verdicts:
     total: int
 
 
-class Guard:
-    """Looks after the version that serves. Decides only; who owns the engines goes back."""
+class RollbackMonitor:
+    """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Guard:
         checked = int(self._state.meta(_CHECKED) or 0)
         return self._every is not None and self._state.position().steps_done - checked >= self._every
 
-    async def withdrawal(self) -> Rollback | None:
+    async def worse_than_before(self) -> Rollback | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
         found, serving = await self.disliked(), self._state.lineage().serving
         return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)

@@ -1,17 +1,28 @@
-"""What is being trained: a learner, and the engine that samples for it, on one version of the adapter. Knows which version they hold and
-how they are brought to the head of the line; knows nothing of steps."""
+"""What is being trained (a learner and the engine that samples for it, on one version of the adapter), and the steps made with it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import cache
 
+from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import EventSink
+from edge.core.types import AdapterRef
+from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation
+from edge.evaluation.scores import Scores, score
 from edge.inference.backend import InferenceBackend
+from edge.learning.adapters import ServingAdapter
 from edge.learning.checkpoints import Checkpoint, Checkpoints
+from edge.learning.components import AgentComponents, AgentSettings
+from edge.learning.promotion import Exam, PromotionGate
+from edge.learning.rollback import RollbackMonitor
+from edge.learning.rollout import Rollout
+from edge.learning.step import LearningStep, StepRoles
+from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.training.learner import Learner
@@ -65,29 +76,29 @@ class TrainingSession:
         return self._learner
 
     async def prepare(self) -> None:
-        """Bring learner and engine to the head of the line. Raises StateError when no checkpoint of the line is intact."""
-        engine, head = await self.engine(), self._state.lineage().latest
-        if self._learner is None or head == 0:
+        """Bring learner and engine to the latest version. Raises StateError when no checkpoint of the lineage is intact."""
+        engine, latest = await self.engine(), self._state.lineage().latest
+        if self._learner is None or latest == 0:
             self._learner = None  # a fresh one is the bare model; the old one's memory is free before
             self._learner = await self._open_learner()
-        if head == 0:
+        if latest == 0:
             await engine.swap_adapter(None)
         else:
             await self._load_newest(self._learner, engine)
         self.version = self._state.lineage().latest
 
-    async def follow_line(self) -> None:
+    async def follow_lineage(self) -> None:
         """Where training went back to another version, load that one."""
         if self.version != self._state.lineage().latest:
             await self.prepare()
 
-    async def load_head(self) -> None:
+    async def load_latest(self) -> None:
         """What an exam has left in the engine makes room for the adapter that is trained."""
-        head = self._checkpoints.at(self._state.lineage().latest)
-        await (await self.engine()).swap_adapter(head.adapter if head else None)
+        latest = self._checkpoints.at(self._state.lineage().latest)
+        await (await self.engine()).swap_adapter(latest.adapter if latest else None)
 
     async def _load_newest(self, learner: Learner, engine: InferenceBackend) -> None:
-        """Load the state that belongs to the head of the line, or an older one with its adapter. Raises StateError when none is intact.
+        """Load the state that belongs to the latest version, or an older one with its adapter. Raises StateError when none is intact.
 
         Step numbers, λ and the data cursor stay where they are; only what the lost steps had learned is learned again.
         """
@@ -102,25 +113,105 @@ class TrainingSession:
             if number:
                 text = f"{refusal}; learning goes on from the checkpoint of step {checkpoint.step}"
                 self._sink.emit(Notice(text, self._clock.now()))
-            self._move_line(checkpoint)
+            self._move_lineage(checkpoint)
             return
         raise refusal
 
     def _candidates(self) -> list[Checkpoint]:
         """Checkpoints to go on from, newest first; where one version is served and trained, that which the engine could load."""
-        line = self._state.lineage()
-        start = self._serving.adapter_version if line.latest == line.serving else line.latest
+        lineage = self._state.lineage()
+        start = self._serving.adapter_version if lineage.latest == lineage.serving else lineage.latest
         return self._checkpoints.among(self._state.ancestors(start))
 
-    def _move_line(self, checkpoint: Checkpoint) -> None:
-        """The line goes on from what was loaded."""
-        line = self._state.lineage()
-        if checkpoint.step != line.latest:
-            serving = checkpoint.step if line.serving == line.latest else line.serving
-            self._state.set_lineage(replace(line, latest=checkpoint.step, serving=serving))
+    def _move_lineage(self, checkpoint: Checkpoint) -> None:
+        """The lineage goes on from what was loaded."""
+        lineage = self._state.lineage()
+        if checkpoint.step != lineage.latest:
+            serving = checkpoint.step if lineage.serving == lineage.latest else lineage.serving
+            self._state.set_lineage(replace(lineage, latest=checkpoint.step, serving=serving))
 
     def _nothing_intact(self) -> StateError:
         return StateError(
             f"{self._state.folder / 'checkpoints'}: no checkpoint is intact, so learning cannot go on from here",
             hint="restore the folder from a backup, or learn in another one with --state",
         )
+
+
+class StepFactory:
+    """Everything here works on the session's engine, which is opened when it is first needed."""
+
+    def __init__(
+        self,
+        components: AgentComponents,
+        settings: AgentSettings,
+        adapter: ServingAdapter,
+        session: TrainingSession,
+        reporter: StepReporter,
+        desk: GroupCalls,
+    ) -> None:
+        """`desk`: where learning asks the cloud."""
+        self._components = components
+        self._settings = settings
+        self._adapter = adapter
+        self._session = session
+        self._reporter = reporter
+        self._desk = desk
+
+    async def step(self) -> LearningStep:
+        """What makes steps, and finishes one that was cut."""
+        components, settings, engine = self._components, self._settings, await self._session.engine()
+        return LearningStep(
+            StepRoles(
+                backend=self._adapter.backend,
+                rollout_backend=engine,
+                rollout=Rollout(engine, self._desk, components.verifier, components.policy, components.clock, settings.rollout),
+                method=settings.method,
+                learner=self._session.learner,
+                group_size=settings.rollout.group_size,
+                reporter=self._reporter,
+                checkpoints=self._adapter.checkpoints,
+                state=components.state,
+                sink=components.sink,
+                clock=components.clock,
+                switching=self._adapter.switching,
+                gate=self._promotion(engine),
+                measure=cache(components.step_measure),
+                failpoint=components.failpoint,
+            )
+        )
+
+    async def monitor(self) -> RollbackMonitor | None:
+        """What takes a worse version back; without a gate every step's adapter serves."""
+        if self._settings.gate is None:
+            return None
+        components, adapter, every = self._components, self._adapter, self._settings.recheck_every
+        exam, now = self._exam(await self._session.engine()), components.clock.now
+        return RollbackMonitor(components.state, adapter.checkpoints, exam, now, every=every, sound=adapter.is_sound)
+
+    async def scores(self, candidates: Sequence[Candidate], on_item: Callable[[], None]) -> Scores:
+        """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
+        evaluation = self._evaluation(self._session.present_engine)
+        return score(await evaluation.judge_all(candidates, "held-out", on_judged=lambda candidate, judged: on_item()))
+
+    def _promotion(self, engine: InferenceBackend) -> PromotionGate | None:
+        components, rules = self._components, self._settings.gate
+        if rules is None:
+            return None
+        own_anchors = {} if components.own_use is None else {"own_anchors": components.own_use.anchors}
+        anchors, exam = components.curriculum.anchors, self._exam(engine)
+        return PromotionGate(rules, anchors, exam, components.state, self._adapter.checkpoints, **own_anchors)
+
+    def _exam(self, engine: InferenceBackend) -> Exam:
+        evaluation = self._evaluation(engine)
+
+        async def exam(adapter: AdapterRef | None, candidates: Sequence[Candidate]) -> dict[str, bool]:
+            await engine.swap_adapter(adapter)
+            judged = await evaluation.judge_all(candidates, "anchors")
+            return {one.candidate.key: one.judged.forced.right for one in judged}
+
+        return exam
+
+    def _evaluation(self, engine: InferenceBackend) -> Evaluation:
+        """At temperature 0, without the cloud."""
+        roles = EvalRoles(engine, self._components.verifier, self._components.policy, cloud=None)
+        return Evaluation(roles, replace(self._settings.rollout, temperature=0.0))

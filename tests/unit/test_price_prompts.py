@@ -201,7 +201,7 @@ async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_a
 async def test_the_report_names_the_price_and_a_journal_of_another_price_is_another_evaluations(tmp_path: Path) -> None:
     roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
     plan = EvalPlan(("sums",), cloud="none")
-    runs = [EvalRun(plan, roles, settings(prompt_dual=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
+    runs = [EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
     identities = [run._identity() for run in runs]
     assert "price" not in identities[0], "what was journalled before prices can be gone on with"
     assert [identity.get("price") for identity in identities] == [None, 0.5, 1.0]

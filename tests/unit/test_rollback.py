@@ -17,7 +17,7 @@ from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
 from edge.learning.conditions import ConditionRules, MachineConditions, ScriptedProbe
-from edge.learning.rollback import Guard
+from edge.learning.rollback import RollbackMonitor
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
 from edge.state.feedback import Feedback
@@ -142,12 +142,12 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
         adapter = tmp_path / "checkpoints" / "step-000004" / "adapter"
         adapter.rename(adapter.with_name("moved"))
         guard = await made_guard(agent)
-        found = await guard.withdrawal()
+        found = await guard.worse_than_before()
         assert found is not None and (found.version, found.better, found.cause) == (4, 2, "damage")
 
 
-async def made_guard(agent: Agent) -> Guard:
-    guard = await agent.learning.roles.factory.guard()
+async def made_guard(agent: Agent) -> RollbackMonitor:
+    guard = await agent.learning.roles.factory.monitor()
     assert guard is not None
     return guard
 
@@ -221,7 +221,7 @@ async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when
         await agent.learn(max_steps=4)
         judged(agent, 2, good=18, bad=2)
         judged(agent, 4, good=4, bad=6)
-        await agent.learning.heed_verdicts()
+        await agent.learning.apply_feedback()
         assert (went_back(agent), agent.status().adapter_version) == ([(4, 2, "feedback")], 2)
 
 
