@@ -107,9 +107,9 @@ class Progress:
 
     def _feed_step(self, step: StepFinished) -> None:
         self._steps.append(step)
-        self.assist_rates.append(step.assist_rate)
-        if step.joint_accuracy is not None:
-            self.joint_accuracies.append(step.joint_accuracy)
+        self.assist_rates.append(step.control.assist_rate)
+        if step.scores.joint_accuracy is not None:
+            self.joint_accuracies.append(step.scores.joint_accuracy)
 
     def view(self) -> ProgressView | None:
         """The present state, None before the first step."""
@@ -117,7 +117,7 @@ class Progress:
             return None
         last, steps = self._steps[-1], tuple(self._steps)
         planned = self._until if self._until is not None else last.steps_planned
-        step_s = sum(whole_seconds(step.seconds_by_part) for step in steps) / len(steps)
+        step_s = sum(whole_seconds(step.time.seconds_by_part) for step in steps) / len(steps)
         return ProgressView(
             step=last.step,
             planned=planned,
@@ -126,18 +126,18 @@ class Progress:
             phase_step=last.phase_step,
             phase_steps=self._phase.steps if self._phase else None,
             task=what_is_learned(last),
-            kept_accuracy=_mean([(step.kept_accuracy, step.coverage) for step in steps]),
-            coverage=_mean([(step.coverage, 1.0) for step in steps]) or 0.0,
-            joint_accuracy=_mean([(step.joint_accuracy, 1.0) for step in steps]),
-            assist_rate=_mean([(step.assist_rate, 1.0) for step in steps]) or 0.0,
-            target_rate=last.target_rate,
-            dual=last.dual_after,
-            cloud_calls=last.total_cloud_calls,
-            spend_uusd=last.total_spend_uusd,
-            tokens_per_s=_mean([(step.tokens_per_s, 1.0) for step in steps]) or 0.0,
+            kept_accuracy=_mean([(step.scores.kept_accuracy, step.scores.coverage) for step in steps]),
+            coverage=_mean([(step.scores.coverage, 1.0) for step in steps]) or 0.0,
+            joint_accuracy=_mean([(step.scores.joint_accuracy, 1.0) for step in steps]),
+            assist_rate=_mean([(step.control.assist_rate, 1.0) for step in steps]) or 0.0,
+            target_rate=last.control.target_rate,
+            dual=last.control.dual_after,
+            cloud_calls=last.cloud.total_cloud_calls,
+            spend_uusd=last.cloud.total_spend_uusd,
+            tokens_per_s=_mean([(step.time.tokens_per_s, 1.0) for step in steps]) or 0.0,
             step_s=step_s,
             left_s=None if planned is None else max(0, planned - last.step) * step_s,
-            offline=last.offline,
+            offline=last.control.offline,
             times_floor=_times_floor(steps),
         )
 
@@ -323,7 +323,7 @@ def whole_seconds(parts: StepSeconds) -> float:
 
 def _times_floor(steps: tuple[StepFinished, ...]) -> float | None:
     """Time taken / floor over the steps whose floor is known."""
-    known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
+    known = [(step.time.seconds, step.time.floor_s) for step in steps if step.time.floor_s]
     return sum(seconds for seconds, _ in known) / sum(floor for _, floor in known) if known else None
 
 

@@ -104,7 +104,7 @@ class Versions:
 
     def _version(self, checkpoint: Checkpoint, line: Lineage, on_line: bool) -> Version:
         step = self._state.step_at(checkpoint.step)
-        base = None if step is None else step.base_version if step.base_version >= 0 else step.step - 1
+        base = None if step is None else step.adapter.base_version if step.adapter.base_version >= 0 else step.step - 1
         return Version(
             version=checkpoint.step,
             folder=str(checkpoint.folder / "adapter"),
@@ -114,13 +114,13 @@ class Versions:
             source=step.source if step else None,
             base=base,
             size_bytes=sum(file.stat().st_size for file in checkpoint.folder.rglob("*") if file.is_file()),
-            gate=step.gate if step else "",
-            gate_reason=step.gate_reason if step else "",
-            gate_before=step.gate_before if step else None,
-            gate_after=step.gate_after if step else None,
-            kept_accuracy=step.kept_accuracy if step else None,
-            joint_accuracy=step.joint_accuracy if step else None,
-            assist_rate=step.assist_rate if step else None,
+            gate=step.adapter.gate if step else "",
+            gate_reason=step.adapter.gate_reason if step else "",
+            gate_before=step.adapter.gate_before if step else None,
+            gate_after=step.adapter.gate_after if step else None,
+            kept_accuracy=step.scores.kept_accuracy if step else None,
+            joint_accuracy=step.scores.joint_accuracy if step else None,
+            assist_rate=step.control.assist_rate if step else None,
             serving=checkpoint.step == line.serving,
             head=checkpoint.step == line.latest,
             on_line=on_line,

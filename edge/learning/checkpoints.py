@@ -18,7 +18,7 @@ from edge.core.errors import EdgeError, StateError
 from edge.core.types import AdapterRef
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import StepFinished
-from edge.state.rows import Position, StepUnits, step_from_json
+from edge.state.rows import Position, StepUnits
 from edge.training.learner import Learner
 
 _PREFIX = "step-"
@@ -70,7 +70,7 @@ class StepManifest:
             cursor_seed=data["cursor_seed"],
             cursor_after=data["cursor_after"],
             used=tuple(data.get("used", ())),
-            draft=step_from_json(data["draft"]),
+            draft=StepFinished.from_json(data["draft"]),
             base=int(data.get("base", step - 1)),
             gate_due=bool(data.get("gate_due")),
         )

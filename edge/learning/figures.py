@@ -58,23 +58,23 @@ def running_mean(values: Sequence[float | None], window: int = _WINDOW) -> list[
 
 def _rate_and_price(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     figure, (rate, price) = _panels(2)
-    _curve(rate, spans, lambda step: step.assist_rate, _BLUE, "assist rate")
-    _steps(rate, spans, lambda step: step.target_rate, _GREY, "target rate τ")
-    highest = max(max(step.assist_rate, step.target_rate) for span in spans for step in span.steps)
+    _curve(rate, spans, lambda step: step.control.assist_rate, _BLUE, "assist rate")
+    _steps(rate, spans, lambda step: step.control.target_rate, _GREY, "target rate τ")
+    highest = max(max(step.control.assist_rate, step.control.target_rate) for span in spans for step in span.steps)
     rate.set(ylabel="share of responses\nthat ask", ylim=(0, min(1.02, max(0.5, highest) * 1.1)))
-    _steps(price, spans, lambda step: step.dual_before, _ORANGE, "price of asking λ", width=1.8)
-    dearest = max(step.dual_before for span in spans for step in span.steps)
+    _steps(price, spans, lambda step: step.control.dual_before, _ORANGE, "price of asking λ", width=1.8)
+    dearest = max(step.control.dual_before for span in spans for step in span.steps)
     price.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, dearest)))
     return _save(figure, (rate, price), spans, path, "How often it asks, and what asking costs")
 
 
 def _accuracy(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     figure, (accuracy, coverage) = _panels(2)
-    _curve(accuracy, spans, lambda step: step.kept_accuracy, _BLUE, "kept answers\n(local, did not ask)")
-    _curve(accuracy, spans, lambda step: step.joint_accuracy, _GREEN, "joint\n(after the cloud's help)")
+    _curve(accuracy, spans, lambda step: step.scores.kept_accuracy, _BLUE, "kept answers\n(local, did not ask)")
+    _curve(accuracy, spans, lambda step: step.scores.joint_accuracy, _GREEN, "joint\n(after the cloud's help)")
     accuracy.set(ylabel="share correct", ylim=(-0.02, 1.02))
-    _curve(coverage, spans, lambda step: step.coverage, _ORANGE, "coverage\n(share kept local)")
-    _curve(coverage, spans, lambda step: step.format_ok, _GREY, "well formatted")
+    _curve(coverage, spans, lambda step: step.scores.coverage, _ORANGE, "coverage\n(share kept local)")
+    _curve(coverage, spans, lambda step: step.scores.format_ok, _GREY, "well formatted")
     coverage.set(ylabel="share of responses", ylim=(-0.02, 1.02))
     return _save(figure, (accuracy, coverage), spans, path, "Accuracy while learning (rollouts at temperature 1)")
 
@@ -87,7 +87,7 @@ def _families(path: Path, spans: Sequence[PhaseSpan]) -> Path:
         _curve(kept, spans, _of_family(family, lambda scores: scores.kept_accuracy), colour, family, raw=0.15)
         _curve(joint, spans, _of_family(family, lambda scores: scores.joint_accuracy), colour, family, raw=0.15)
         _curve(rate, spans, _of_family(family, lambda scores: scores.assist_rate), colour, family, raw=0.15)
-    _steps(rate, spans, lambda step: step.target_rate, _GREY, "target rate τ\n(of all together)")
+    _steps(rate, spans, lambda step: step.control.target_rate, _GREY, "target rate τ\n(of all together)")
     kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
     joint.set(ylabel="joint:\nshare correct", ylim=(-0.02, 1.02))
     rate.set(ylabel="share of responses\nthat ask", ylim=(-0.02, 1.02))
@@ -135,7 +135,7 @@ def _range_of_items(results: Sequence[HeldOutScored]) -> str:
 
 
 def _of_family(family: str, value: Callable[[FamilyScores], float | None]) -> Callable[[StepFinished], float | None]:
-    return lambda step: next((value(scores) for scores in step.families if scores.family == family), None)
+    return lambda step: next((value(scores) for scores in step.scores.families if scores.family == family), None)
 
 
 def _panels(rows: int, heights: Sequence[float] | None = None) -> Any:

@@ -38,7 +38,7 @@ class PhaseSpan:
     @property
     def families(self) -> tuple[str, ...]:
         """The families of questions that occurred, by name."""
-        return tuple(sorted({scores.family for step in self.steps for scores in step.families}))
+        return tuple(sorted({scores.family for step in self.steps for scores in step.scores.families}))
 
     @property
     def name(self) -> str:

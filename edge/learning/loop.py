@@ -68,9 +68,9 @@ class LearningProgress:
             reason=reason,
             steps_done=self._state.position().steps_done,
             adapter_version=self._serving.adapter_version,
-            total_cloud_calls=last.total_cloud_calls if last else 0,
-            total_cloud_tokens=last.total_cloud_tokens if last else 0,
-            total_spend_uusd=last.total_spend_uusd if last else 0,
+            total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.cloud.total_spend_uusd if last else 0,
             seconds=self._clock.monotonic() - self._began,
             at=self._clock.now(),
         )

@@ -103,7 +103,7 @@ class PromotionGate:
     def is_due(self, step: int, ends_phase: bool) -> bool:
         """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
         before = step - 1
-        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.gate:
+        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
             before -= 1
         return ends_phase or step // self.rules.every > before // self.rules.every
 
@@ -162,11 +162,11 @@ class PromotionGate:
         Where the task is new to the adapter in use, before is the rate of the phase's first step.
         """
         same = (step for step in self._before(base) if (step.phase, step.source) == (event.phase, event.source))
-        rates = [step.assist_rate for step in islice(same, self.rules.rate_window - 1)]
+        rates = [step.control.assist_rate for step in islice(same, self.rules.rate_window - 1)]
         before = memory.rates.get(event.task)
         if before is None:
             before = self._first_rate(event)
-        return RateScore(event.target_rate, mean([event.assist_rate, *rates]), before)
+        return RateScore(event.control.target_rate, mean([event.control.assist_rate, *rates]), before)
 
     def _before(self, base: int) -> Iterator[StepFinished]:
         """The steps that led to a version, newest first, as far back as the rate may look."""
@@ -176,7 +176,7 @@ class PromotionGate:
     def _first_rate(self, event: StepFinished) -> float:
         """The rate of the first step of this phase and source; the event's own where it is the first."""
         first = self._state.first_step(event.phase, event.source)
-        return event.assist_rate if first is None else first.assist_rate
+        return event.control.assist_rate if first is None else first.control.assist_rate
 
 
 def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -192,17 +191,17 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: S
         "reason": finished.reason,
         "steps": finished.steps_done,
         **_first_and_last(steps),
-        "dual": steps[-1].dual_after if steps else None,
+        "dual": steps[-1].control.dual_after if steps else None,
         "cloud_calls": finished.total_cloud_calls,
         "cloud_tokens": finished.total_cloud_tokens,
         "spend_uusd": finished.total_spend_uusd,
-        "masked": sum(step.masked for step in steps),
-        "refused": sum(step.refused for step in steps),
-        "uncalled": sum(step.uncalled for step in steps),
-        "offline_steps": sum(step.offline for step in steps),
-        "skipped_updates": sum(bool(step.learner_skipped) for step in steps),
-        "seconds": sum(step.seconds for step in steps),
-        "seconds_per_step": sum(step.seconds for step in steps) / len(steps) if steps else None,
+        "masked": sum(step.scores.masked for step in steps),
+        "refused": sum(step.scores.refused for step in steps),
+        "uncalled": sum(step.scores.uncalled for step in steps),
+        "offline_steps": sum(step.control.offline for step in steps),
+        "skipped_updates": sum(bool(step.update.learner_skipped) for step in steps),
+        "seconds": sum(step.time.seconds for step in steps),
+        "seconds_per_step": sum(step.time.seconds for step in steps) / len(steps) if steps else None,
         **_against_floor(steps),
         "adapter_version": finished.adapter_version,
         "phases": [_phase_summary(span) for span in phase_spans(steps)],
@@ -212,7 +211,7 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: S
 
 def _against_floor(steps: Sequence[StepFinished]) -> dict[str, float]:
     """Seconds a step at the floor and how many times that the steps took, over those whose floor is known; {} where none is."""
-    known = [(step.seconds, step.floor_s) for step in steps if step.floor_s]
+    known = [(step.time.seconds, step.time.floor_s) for step in steps if step.time.floor_s]
     if not known:
         return {}
     floor_s = fsum(floor for _, floor in known)
@@ -226,7 +225,7 @@ def _phase_summary(span: PhaseSpan) -> dict[str, Any]:
         "task": span.task,
         "first_step": span.first,
         "last_step": span.last,
-        "dual": span.steps[-1].dual_after,
+        "dual": span.steps[-1].control.dual_after,
         **_first_and_last(span.steps),
     }
 
@@ -247,18 +246,18 @@ def _means(steps: Sequence[StepFinished]) -> dict[str, Any]:
     """Means over steps; kept accuracy weighted by the responses that were kept."""
     if not steps:
         return {}
-    joint = [step.joint_accuracy for step in steps if step.joint_accuracy is not None]
+    joint = [step.scores.joint_accuracy for step in steps if step.scores.joint_accuracy is not None]
     return {
-        "kept_accuracy": _weighted([(step.kept_accuracy, step.coverage * step.responses) for step in steps]),
-        "coverage": mean([step.coverage for step in steps]),
+        "kept_accuracy": _weighted([(step.scores.kept_accuracy, step.scores.coverage * step.scores.responses) for step in steps]),
+        "coverage": mean([step.scores.coverage for step in steps]),
         "joint_accuracy": mean(joint) if joint else None,
-        "assist_rate": mean([step.assist_rate for step in steps]),
-        "target_rate": mean([step.target_rate for step in steps]),
-        "dual": mean([step.dual_before for step in steps]),
-        "reward": mean([step.reward_mean for step in steps]),
-        "format_ok": mean([step.format_ok for step in steps]),
-        "tokens_per_s": mean([step.tokens_per_s for step in steps]),
-        "families": _family_means([scores for step in steps for scores in step.families]),
+        "assist_rate": mean([step.control.assist_rate for step in steps]),
+        "target_rate": mean([step.control.target_rate for step in steps]),
+        "dual": mean([step.control.dual_before for step in steps]),
+        "reward": mean([step.scores.reward_mean for step in steps]),
+        "format_ok": mean([step.scores.format_ok for step in steps]),
+        "tokens_per_s": mean([step.time.tokens_per_s for step in steps]),
+        "families": _family_means([scores for step in steps for scores in step.scores.families]),
     }
 
 
@@ -322,7 +321,7 @@ _WHERE_MEASURED = ("floor_s", "times_floor")
 
 
 def _flat(step: StepFinished) -> dict[str, Any]:
-    row = {name: value for name, value in asdict(step).items() if not (name in _WHERE_MEASURED and value is None)}
+    row = {name: value for name, value in step.flat().items() if not (name in _WHERE_MEASURED and value is None)}
     parts, families = row.pop("seconds_by_part"), row.pop("families")
     of_families = {
         f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"

@@ -106,9 +106,8 @@ class LearningStep:
         roles, manifest, phase = self._roles, saved.manifest(), phase or self._phases(saved.step)
         with phase("close"):
             closed = await roles.reporter.close(manifest.opened, manifest.units)  # rate -> the coordinator's new λ
-            event = replace(
-                manifest.draft, dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now()
-            )
+            control = replace(manifest.draft.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
+            event = replace(manifest.draft, control=control, at=roles.clock.now())
         with phase("gate"):
             judgement = await self._judgement(saved, manifest, event)
         async with roles.switching:
@@ -195,8 +194,8 @@ class LearningStep:
         self._roles.sink.emit(
             GateJudged(
                 step=event.step,
-                verdict=event.gate,
-                reason=event.gate_reason,
+                verdict=event.adapter.gate,
+                reason=event.adapter.gate_reason,
                 serving_version=lineage.serving,
                 refusals=lineage.refusals,
                 anchors=tuple(AnchorsJudged(one.source, one.items, one.before, one.after) for one in judgement.anchors),
@@ -206,8 +205,8 @@ class LearningStep:
                 at=now,
             )
         )
-        if event.gate in _CONSEQUENCE:
-            text = f"the adapter of step {event.step} does not serve ({event.gate_reason}); {_CONSEQUENCE[event.gate]}"
+        if event.adapter.gate in _CONSEQUENCE:
+            text = f"the adapter of step {event.step} does not serve ({event.adapter.gate_reason}); {_CONSEQUENCE[event.adapter.gate]}"
             self._roles.sink.emit(Notice(text.format(version_name(lineage.serving)), now))
 
 
@@ -224,19 +223,19 @@ def version_name(version: int) -> str:
 
 def _with_verdict(event: StepFinished, base: int, lineage: Lineage, judgement: Judgement | None, *, left: bool) -> StepFinished:
     """The step's event with what became of its adapter; `left`: somebody went back to another version while it was made."""
-    event = replace(event, base_version=base, serving_version=lineage.serving)
-    if judgement is None:
-        return event
-    went_back = judgement.outcome == "refused" and lineage.latest != event.step
-    verdict = "rolled back" if went_back else judgement.outcome
-    return replace(
-        event,
-        gate="left" if left else verdict,
-        gate_reason=judgement.reason,
-        gate_before=judgement.before,
-        gate_after=judgement.after,
-        gate_rate=judgement.rate.now,
-    )
+    adapter = replace(event.adapter, base_version=base, serving_version=lineage.serving)
+    if judgement is not None:
+        went_back = judgement.outcome == "refused" and lineage.latest != event.step
+        verdict = "rolled back" if went_back else judgement.outcome
+        adapter = replace(
+            adapter,
+            gate="left" if left else verdict,
+            gate_reason=judgement.reason,
+            gate_before=judgement.before,
+            gate_after=judgement.after,
+            gate_rate=judgement.rate.now,
+        )
+    return replace(event, adapter=adapter)
 
 
 Phase = Literal["rollout", "update", "save", "close", "gate", "commit", "swap"]
@@ -281,7 +280,7 @@ class StepPhases:
         known = {name: seconds for name, seconds in self._seconds.items() if name != "commit"}
         if "commit" in self._seconds:
             known["swap"] = known.get("swap", 0.0) + self._seconds["commit"]
-        parts = StepSeconds(**{**asdict(event.seconds_by_part), **known})
+        parts = StepSeconds(**{**asdict(event.time.seconds_by_part), **known})
         total = parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
-        times_floor = total / event.floor_s if event.floor_s else None
-        return replace(event, seconds_by_part=parts, seconds=total, times_floor=times_floor)
+        times_floor = total / event.time.floor_s if event.time.floor_s else None
+        return replace(event, time=replace(event.time, seconds_by_part=parts, seconds=total, times_floor=times_floor))

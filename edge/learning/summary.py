@@ -11,7 +11,18 @@ from edge.dagrpo.metrics import Tally, tally
 from edge.learning.curriculum import StepPlan
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.step_reporter import OpenStep
-from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
+from edge.state.events import (
+    FamilyScores,
+    PriceRate,
+    StepAdapter,
+    StepCloud,
+    StepControl,
+    StepFinished,
+    StepScores,
+    StepSeconds,
+    StepTime,
+    StepUpdate,
+)
 from edge.training.floor import StepMeasure
 from edge.training.learner import LearnerReport
 
@@ -53,10 +64,6 @@ def summarise(
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
     use = cloud_use(groups)
-
-    def count(outcome: ResponseOutcome) -> int:
-        return sum(scored.outcome is outcome for scored in responses)
-
     return StepFinished(
         step=plan.step,
         steps_planned=plan.steps_planned,
@@ -64,51 +71,55 @@ def summarise(
         phase_step=plan.phase_step,
         source=plan.source,
         task=plan.task,
-        prompts=len(groups),
-        responses=len(responses),
-        kept_accuracy=counts.kept_accuracy if counts.kept else None,
-        coverage=1.0 - asked / len(responses),
-        joint_accuracy=counts.joint_accuracy if judged else None,
-        assist_rate=asked / len(responses),
-        target_rate=opened.target_rate,
-        dual_before=opened.dual,
-        dual_after=opened.dual,
-        reward_mean=mean(rewards) if rewards else 0.0,
-        reward_std=standard_deviation(rewards),
-        format_ok=sum(scored.format_ok for scored in responses) / len(responses),
-        truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
-        masked=sum(scored.masked for scored in responses),
-        uncalled=count(ResponseOutcome.UNCALLED),
-        refused=count(ResponseOutcome.REFUSED),
-        cloud_calls=use.calls,
-        cloud_tokens=use.tokens,
-        spend_uusd=use.spend_uusd,
-        total_cloud_calls=use.calls + (before.total_cloud_calls if before else 0),
-        total_cloud_tokens=use.tokens + (before.total_cloud_tokens if before else 0),
-        total_spend_uusd=use.spend_uusd + (before.total_spend_uusd if before else 0),
-        tokens=tokens,
-        tokens_per_s=tokens / seconds.rollout if seconds.rollout > 0 else 0.0,
-        seconds=seconds.rollout + seconds.update,
-        seconds_by_part=seconds,
-        adapter_version=plan.step,
-        offline=False,
-        groups_trained=report.groups,
-        frac_reward_zero_std=report.frac_reward_zero_std,
-        loss=report.loss,
-        grad_norm=report.grad_norm,
-        entropy=report.entropy,
-        mean_abs_logprob_diff=report.mean_abs_logprob_diff,
-        kl=report.kl,
-        effective_sample_share=report.effective_sample_share,
-        clipped_share=report.clipped_share,
-        learning_rate=report.learning_rate,
-        learner_skipped=report.skipped,
         at=0.0,
-        families=family_scores(groups),
-        floor_s=None if measure is None else floor_s(groups, report, measure),
-        cloud_samples=sum(bool(group.cloud_sample) for group in groups),
-        cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
-        prices=price_rates(groups),
+        control=StepControl(asked / len(responses), opened.target_rate, opened.dual, opened.dual, offline=False),
+        scores=StepScores(
+            prompts=len(groups),
+            responses=len(responses),
+            kept_accuracy=counts.kept_accuracy if counts.kept else None,
+            coverage=1.0 - asked / len(responses),
+            joint_accuracy=counts.joint_accuracy if judged else None,
+            reward_mean=mean(rewards) if rewards else 0.0,
+            reward_std=standard_deviation(rewards),
+            format_ok=sum(scored.format_ok for scored in responses) / len(responses),
+            truncated=sum(scored.response.finish is FinishReason.LENGTH for scored in responses) / len(responses),
+            masked=sum(scored.masked for scored in responses),
+            refused=sum(scored.outcome is ResponseOutcome.REFUSED for scored in responses),
+            uncalled=sum(scored.outcome is ResponseOutcome.UNCALLED for scored in responses),
+            families=family_scores(groups),
+            prices=price_rates(groups),
+        ),
+        cloud=StepCloud(
+            cloud_calls=use.calls,
+            cloud_tokens=use.tokens,
+            spend_uusd=use.spend_uusd,
+            total_cloud_calls=use.calls + (before.cloud.total_cloud_calls if before else 0),
+            total_cloud_tokens=use.tokens + (before.cloud.total_cloud_tokens if before else 0),
+            total_spend_uusd=use.spend_uusd + (before.cloud.total_spend_uusd if before else 0),
+            cloud_samples=sum(bool(group.cloud_sample) for group in groups),
+            cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
+        ),
+        update=StepUpdate(
+            groups_trained=report.groups,
+            frac_reward_zero_std=report.frac_reward_zero_std,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            entropy=report.entropy,
+            mean_abs_logprob_diff=report.mean_abs_logprob_diff,
+            kl=report.kl,
+            effective_sample_share=report.effective_sample_share,
+            clipped_share=report.clipped_share,
+            learning_rate=report.learning_rate,
+            learner_skipped=report.skipped,
+        ),
+        adapter=StepAdapter(plan.step),
+        time=StepTime(
+            tokens=tokens,
+            tokens_per_s=tokens / seconds.rollout if seconds.rollout > 0 else 0.0,
+            seconds=seconds.rollout + seconds.update,
+            seconds_by_part=seconds,
+            floor_s=None if measure is None else floor_s(groups, report, measure),
+        ),
     )
 
 

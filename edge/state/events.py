@@ -1,14 +1,15 @@
-"""What an agent tells: typed events for the terminal, the web page, the run folder and plots.
+"""The typed events of an agent, for the terminal, the web page, the run folder and plots.
 
-Knows names and units; knows nothing of who listens. Rates and accuracies are shares in [0, 1]; None where there was nothing to
+Rates and accuracies are shares in [0, 1]; None where there was nothing to
 count. The four numbers that must never be mixed up have their own fields: `assist_rate` (per response), `cloud_calls` (billed),
 `cloud_tokens`, `spend_uusd` (micro-USD).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from edge.core.events import Event
 
@@ -91,57 +92,64 @@ class PriceRate:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished(Event):
-    """One learning step. `step` counts from 1 over the whole run; `steps_planned` None means endless.
+class StepControl:
+    """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
+    waits in the outbox."""
 
-    kept_accuracy: share right among responses that did not ask; coverage: share of responses that did not ask; joint_accuracy: share
-    right after composition, over all responses that were judged. `cloud_calls`, `cloud_tokens` and `spend_uusd` belong to this step,
-    `total_*` to the run. `masked`: responses that left their group because the cloud failed; `refused`: asked, but the budget
-    refused; `uncalled`: all of their group asked, so that no call was made and nobody judged them. `offline`: λ could not be moved at the
-    coordinator, the report waits in the outbox. `families`: the same shares for each family of questions in the step, by name (steps of
-    older state folders have none). `base_version`: the adapter that this step trained on (-1: the step before). `serving_version`: the one
-    that serves after the step (-1: this step's). `gate`: promoted,
-    refused, rolled back (training goes on from the adapter in use), left (somebody went back to another version meanwhile), or "" where
-    none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the share that asks.
-    `floor_s`: the least time this step could take on this device (edge.training.floor), and `times_floor` = seconds / floor_s; None where
-    the device was not measured. `cloud_samples`: cloud answers that were learned from as responses, of `cloud_sample_tokens` tokens; they
-    count as responses nowhere. `prices`: the share that asks by the price that prompts told, where they did.
+    assist_rate: float
+    target_rate: float
+    dual_before: float
+    dual_after: float
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepScores:
+    """What the responses were worth.
+
+    kept_accuracy: share right among responses that did not ask; coverage: share that did not ask; joint_accuracy: share right after
+    composition, over all that were judged. `masked`: left their group because the cloud failed; `refused`: asked, but the budget refused;
+    `uncalled`: all of their group asked, so that no call was made and nobody judged them. `families`: the same shares for each family of
+    questions, by name (steps of older state folders have none). `prices`: the share that asks by the price that prompts state.
     """
 
-    kind: ClassVar[str] = "step_finished"
-    step: int
-    steps_planned: int | None
-    phase: int
-    phase_step: int
-    source: str
-    task: str
     prompts: int
     responses: int
     kept_accuracy: float | None
     coverage: float
     joint_accuracy: float | None
-    assist_rate: float
-    target_rate: float
-    dual_before: float
-    dual_after: float
     reward_mean: float
     reward_std: float
     format_ok: float
     truncated: float
     masked: int
     refused: int
+    uncalled: int = 0
+    families: tuple[FamilyScores, ...] = ()
+    prices: tuple[PriceRate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCloud:
+    """Billed calls, their tokens and micro-USD: of this step, and of the run so far (`total_*`).
+
+    `cloud_samples`: cloud answers that were learned from as responses, of `cloud_sample_tokens` tokens; they count as responses nowhere.
+    """
+
     cloud_calls: int
     cloud_tokens: int
     spend_uusd: int
     total_cloud_calls: int
     total_cloud_tokens: int
     total_spend_uusd: int
-    tokens: int
-    tokens_per_s: float
-    seconds: float
-    seconds_by_part: StepSeconds
-    adapter_version: int
-    offline: bool
+    cloud_samples: int = 0
+    cloud_sample_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """What the learner reports (edge.training.learner.LearnerReport)."""
+
     groups_trained: int
     frac_reward_zero_std: float
     loss: float
@@ -153,8 +161,19 @@ class StepFinished(Event):
     clipped_share: float
     learning_rate: float
     learner_skipped: str
-    at: float
-    families: tuple[FamilyScores, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapter:
+    """The adapter of the step, and what became of it.
+
+    `base_version`: the one that it was trained on (-1: the step before). `serving_version`: the one that serves after the step (-1: this
+    step's). `gate`: promoted, refused, rolled back (training goes on from the active adapter), left (somebody went back to another version
+    meanwhile), or "" where none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the
+    share that asks.
+    """
+
+    adapter_version: int
     base_version: int = -1
     serving_version: int = -1
     gate: str = ""
@@ -162,12 +181,75 @@ class StepFinished(Event):
     gate_before: float | None = None
     gate_after: float | None = None
     gate_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds and sampled tokens. `floor_s`: the least time this step could take on this device (edge.training.floor), and
+    `times_floor` = seconds / floor_s; None where the device was not measured."""
+
+    tokens: int
+    tokens_per_s: float
+    seconds: float
+    seconds_by_part: StepSeconds
     floor_s: float | None = None
     times_floor: float | None = None
-    uncalled: int = 0
-    cloud_samples: int = 0
-    cloud_sample_tokens: int = 0
-    prices: tuple[PriceRate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """One learning step. `step` counts from 1 over the whole run; `steps_planned` None means endless.
+
+    As JSON it is one flat object with the fields of all parts, on disk and over HTTP.
+    """
+
+    kind: ClassVar[str] = "step_finished"
+    step: int
+    steps_planned: int | None
+    phase: int
+    phase_step: int
+    source: str
+    task: str
+    at: float
+    control: StepControl
+    scores: StepScores
+    cloud: StepCloud
+    update: StepUpdate
+    adapter: StepAdapter
+    time: StepTime
+
+    def flat(self) -> dict[str, Any]:
+        """The fields of all parts by name."""
+        whole = asdict(self)
+        parts = [whole.pop(name) for name in _PARTS]
+        return {name: value for part in (whole, *parts) for name, value in part.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as a flat JSON object with its kind first."""
+        return {"kind": self.kind, **self.flat()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StepFinished:
+        """From a flat object, also one of an older version with fewer fields. Raises KeyError, TypeError for what is none."""
+        left = {name: value for name, value in data.items() if name != "kind"}
+        left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
+        left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
+        left["prices"] = tuple(PriceRate(**one) for one in left.get("prices", ()))
+        parts: dict[str, Any] = {}
+        for name, part in _PARTS.items():
+            own = [field.name for field in fields(part)]
+            parts[name] = part(**{field: left.pop(field) for field in own if field in left})
+        return cls(**left, **parts)
+
+
+_PARTS: Mapping[str, Any] = {
+    "control": StepControl,
+    "scores": StepScores,
+    "cloud": StepCloud,
+    "update": StepUpdate,
+    "adapter": StepAdapter,
+    "time": StepTime,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,9 @@ class StateFolder(StateReader):
             self._put_meta(POSITION, json.dumps(asdict(commit.position)))
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
-            self._db.execute("REPLACE INTO adapters VALUES (?, ?, ?)", (event.adapter_version, commit.adapter_folder, event.at))
+            self._db.execute(
+                "REPLACE INTO adapters VALUES (?, ?, ?)", (event.adapter.adapter_version, commit.adapter_folder, event.at)
+            )
             self._put_meta(LINE, commit.line.to_json())
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)

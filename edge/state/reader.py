@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.core.errors import NotFound, StateError
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, StepUnits, Terms, step_from_json
+from edge.state.rows import Lineage, Position, Report, StepUnits, Terms
 from edge.state.schema import check_readable
 
 POSITION = "position"
@@ -53,12 +53,12 @@ class StateReader:
         while version > 0:
             yield version
             step = self.step_at(version)
-            version = step.base_version if step is not None and step.base_version >= 0 else version - 1
+            version = step.adapter.base_version if step is not None and step.adapter.base_version >= 0 else version - 1
 
     def step_at(self, step: int) -> StepFinished | None:
         """One committed step."""
         row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
-        return None if row is None else step_from_json(json.loads(row[0]))
+        return None if row is None else StepFinished.from_json(json.loads(row[0]))
 
     def first_step(self, phase: int, source: str) -> StepFinished | None:
         """The first committed step of a source in a phase, of its last time where the phases began anew."""
@@ -67,7 +67,7 @@ class StateReader:
             " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
         )
         row = self._db.execute(query, (phase, source)).fetchone()
-        return None if row is None else step_from_json(json.loads(row[0]))
+        return None if row is None else StepFinished.from_json(json.loads(row[0]))
 
     def terms(self, task: str) -> Terms | None:
         """What the task was last held to, or None before its first step."""
@@ -77,7 +77,7 @@ class StateReader:
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), oldest first."""
         rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
-        return [step_from_json(json.loads(row[0])) for row in reversed(rows)]
+        return [StepFinished.from_json(json.loads(row[0])) for row in reversed(rows)]
 
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from edge.state.events import FamilyScores, PriceRate, StepFinished, StepSeconds
+from edge.state.events import StepFinished
 
 Outcome = Literal["serves", "waits", "promoted", "refused"]
 """What becomes of a step's adapter: it serves at once (no gate), waits for the gate, or has passed or failed it."""
@@ -145,13 +145,3 @@ class Commit:
     exams: tuple[Exam, ...] = ()
     used: tuple[str, ...] = ()
     """Keys of one's own items that were learned from, each one use more."""
-
-
-def step_from_json(data: dict[str, Any]) -> StepFinished:
-    """A StepFinished event from its JSON object; steps of older folders have no families."""
-    fields = {key: value for key, value in data.items() if key != "kind"}
-    families = tuple(FamilyScores(**family) for family in fields.pop("families", ()))
-    prices = tuple(PriceRate(**rate) for rate in fields.pop("prices", ()))
-    return StepFinished(
-        **{**fields, "seconds_by_part": StepSeconds(**fields["seconds_by_part"])}, families=families, prices=prices
-    )

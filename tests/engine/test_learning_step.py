@@ -68,11 +68,11 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
     folder.close()
     assert [step.step for step in steps] == [1, 2]
     assert (before.adapter_version, after.adapter_version) == (0, 2)
-    assert steps[1].dual_before == steps[0].dual_after != steps[0].dual_before
-    assert budget.dual == steps[1].dual_after
-    assert budget.calls == steps[-1].total_cloud_calls + (before.source == "cloud") + (after.source == "cloud")
-    assert all(step.masked == 0 and not step.offline for step in steps)
-    assert any(step.tokens > 0 and step.mean_abs_logprob_diff < 0.2 for step in steps)
+    assert steps[1].control.dual_before == steps[0].control.dual_after != steps[0].control.dual_before
+    assert budget.dual == steps[1].control.dual_after
+    assert budget.calls == steps[-1].cloud.total_cloud_calls + (before.source == "cloud") + (after.source == "cloud")
+    assert all(step.scores.masked == 0 and not step.control.offline for step in steps)
+    assert any(step.time.tokens > 0 and step.update.mean_abs_logprob_diff < 0.2 for step in steps)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.yaml", "events.jsonl", "metrics.csv", "summary.json", "adapter", "rate_and_price.png", "accuracy.png",
         "families.png",
@@ -125,8 +125,8 @@ async def test_phases_that_come_back_keep_their_price_or_share_one_in_the_embedd
     for step in steps:
         whose = step.task if scope == "task" else ""
         before = states.get(whose, DualState(config.learning.dual_init))
-        states[whose] = proportional_integral_step(before, step.assist_rate, step.target_rate, rule)
-        assert (step.dual_before, step.dual_after) == (before.dual, states[whose].dual)
+        states[whose] = proportional_integral_step(before, step.control.assist_rate, step.control.target_rate, rule)
+        assert (step.control.dual_before, step.control.dual_after) == (before.dual, states[whose].dual)
     assert steps[0].task == steps[2].task != steps[1].task
     proof = [sys.executable, "-m", "coordinator", "ledger", "verify", "--state", str(tmp_path / "state" / "coordinator")]
     verified = subprocess.run(proof, capture_output=True, text=True, check=True)
@@ -184,8 +184,8 @@ async def test_with_a_gate_real_steps_serve_after_they_were_judged_only_and_a_re
         promoted = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         whole = agent.steps()
     assert (waiting.adapter_version, promoted.adapter_version) == (0, 2)
-    assert [step.gate for step in whole] == ["", "promoted"]
-    assert (whole[1].gate_before, whole[1].seconds_by_part.gate > 0) != (None, False)
+    assert [step.adapter.gate for step in whole] == ["", "promoted"]
+    assert (whole[1].adapter.gate_before, whole[1].time.seconds_by_part.gate > 0) != (None, False)
     halves = tiny_config(tmp_path / "halves", *gate)
     await learn(halves, 1)
     resumed, _ = await learn(halves, 1)

@@ -33,7 +33,9 @@ from edge.serve.guard import App, Receive, Scope, Send
 from edge.serve.ports import AnswerNote, ScriptedAnswers
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRecord
-from edge.state.events import StepFinished, StepSeconds
+from edge.state.events import StepFinished
+from tests.unit.agent_world import changed
+from tests.unit.test_console import step as finished_step
 
 BEGAN = 1_764_000_000.0
 REASONED = ["<think>\nStep 1: 14 + 23 = 37\n", "</think>\n<answer>", "She has ", "\\boxed{37}", " apples.", "</answer>"]
@@ -189,10 +191,6 @@ def past(number: int) -> PastAnswer:
     )  # fmt: skip
 
 
-_NOTHING = {one.name: 0 for one in fields(StepFinished)} | {"offline": False, "learner_skipped": "", "source": "practice"}
-_STEP = StepFinished(**_NOTHING | {"seconds_by_part": StepSeconds(*[0.0] * 6), "families": ()})  # type: ignore[arg-type]
-
-
 def step(number: int, steps: int) -> StepFinished:
     """A learning step on curves that look like the real ones."""
     half = steps // 2
@@ -200,11 +198,21 @@ def step(number: int, steps: int) -> StepFinished:
     noise = 0.06 * math.sin(7.3 * number) + 0.03 * math.sin(2.1 * number)
     gain = 0.28 * (1 - math.exp(-place / 14))
     rate = min(0.9, max(0.0, 0.42 - gain * 0.8 + noise))
-    return replace(
-        _STEP, step=number, phase=int(second), task="code" if second else "math", assist_rate=rate, coverage=1 - rate,
-        kept_accuracy=min(1.0, 0.58 + gain + noise), joint_accuracy=min(1.0, 0.66 + gain + noise / 2), target_rate=0.2,
-        dual_after=0.5 + 0.1 * math.sin(number / 12), total_spend_uusd=47 * number, at=BEGAN + 240 * number,
-    )  # fmt: skip
+    return changed(
+        finished_step(1),
+        source="practice",
+        step=number,
+        phase=int(second),
+        task="code" if second else "math",
+        assist_rate=rate,
+        coverage=1 - rate,
+        kept_accuracy=min(1.0, 0.58 + gain + noise),
+        joint_accuracy=min(1.0, 0.66 + gain + noise / 2),
+        target_rate=0.2,
+        dual_after=0.5 + 0.1 * math.sin(number / 12),
+        total_spend_uusd=47 * number,
+        at=BEGAN + 240 * number,
+    )
 
 
 def version(number: int, newest: int) -> Version:

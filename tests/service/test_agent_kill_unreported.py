@@ -116,8 +116,8 @@ async def test_what_an_agent_committed_is_what_it_reported_wherever_it_is_killed
     assert (code, waiting) == (0, 0), stdout + stderr
     assert killer.kept_back > 0
     assert [row["step"] for row in closed] == list(range(len(steps)))
-    assert [event.assist_rate for event, _ in steps] == [row["assist_rate"] for row in closed]
+    assert [event.control.assist_rate for event, _ in steps] == [row["assist_rate"] for row in closed]
     for (event, number), row in zip(steps, closed, strict=True):
-        if not event.offline:
-            assert (number, event.dual_before, event.dual_after) == (row["step"], row["dual"], row["dual_after"])
-    assert steps[-1][0].dual_after == closed[-1]["dual_after"]
+        if not event.control.offline:
+            assert (number, event.control.dual_before, event.control.dual_after) == (row["step"], row["dual"], row["dual_after"])
+    assert steps[-1][0].control.dual_after == closed[-1]["dual_after"]

@@ -145,7 +145,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
             await agent.learning.roles.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
-            assert agent.steps()[-1].dual_after == dual
+            assert agent.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5
         assert [(record.source, record.final) for record in (cut, *away)] == [("local-fallback", "3")] * 4
         assert len(world.events(Offline)) == len(world.events(Online)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from edge.learning.methods import DaGrpo, Method
 from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import CloudCall
-from edge.state.events import Notice
+from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
@@ -226,5 +226,16 @@ class _StaysOpen:
 
 def numbers(event: Any) -> Any:
     """The event without what depends on the machine or the hour."""
-    quiet = replace(event.seconds_by_part, rollout=0, cloud=0, update=0, save=0, close=0, swap=0, gate=0)
-    return replace(event, seconds=0.0, tokens_per_s=0.0, at=0.0, seconds_by_part=quiet)
+    quiet = dict.fromkeys(("rollout", "cloud", "update", "save", "close", "swap", "gate"), 0.0)
+    return changed(event, seconds=0.0, tokens_per_s=0.0, at=0.0, seconds_by_part=quiet)
+
+
+def changed(event: StepFinished, **fields: Any) -> StepFinished:
+    """The event with other fields, by their names in JSON."""
+    return StepFinished.from_json({**event.to_json(), **{name: _plain(value) for name, value in fields.items()}})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from edge.console import Progress, progress_line
 from edge.core.events import FanOutSink
 from edge.learning.run_folder import RunFolder, summary_of
 from edge.state.events import RunFinished, StepFinished
-from edge.state.rows import step_from_json
 from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, step_floor
-from tests.unit.agent_world import World
+from tests.unit.agent_world import World, changed
 from tests.unit.test_console import step
 
 MEASURE = StepMeasure(
@@ -41,34 +39,36 @@ async def run(tmp_path: Path, measure: StepMeasure | None) -> tuple[Path, list[S
 async def test_a_measured_device_tells_seconds_at_the_floor_and_times_the_floor(tmp_path: Path) -> None:
     folder, steps = await run(tmp_path, MEASURE)
     for one in steps:
-        assert one.floor_s is not None and one.floor_s > 0
-        assert one.times_floor == pytest.approx(one.seconds / one.floor_s)
-        assert one.seconds == pytest.approx(1.5)
+        assert one.time.floor_s is not None and one.time.floor_s > 0
+        assert one.time.times_floor == pytest.approx(one.time.seconds / one.time.floor_s)
+        assert one.time.seconds == pytest.approx(1.5)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["floor_s_per_step"] == pytest.approx(sum(one.floor_s or 0 for one in steps) / 2)
-    assert summary["times_floor"] == pytest.approx(3.0 / sum(one.floor_s or 0 for one in steps))
+    assert summary["floor_s_per_step"] == pytest.approx(sum(one.time.floor_s or 0 for one in steps) / 2)
+    assert summary["times_floor"] == pytest.approx(3.0 / sum(one.time.floor_s or 0 for one in steps))
     with (folder / "metrics.csv").open() as file:
-        assert [float(row["times_floor"]) for row in csv.DictReader(file)] == [one.times_floor for one in steps]
+        assert [float(row["times_floor"]) for row in csv.DictReader(file)] == [one.time.times_floor for one in steps]
     assert "times the floor" in "\n".join(summary_lines(summary, folder))
 
 
 async def test_the_floor_of_a_step_is_that_of_its_own_counts(tmp_path: Path) -> None:
     _, steps = await run(tmp_path, MEASURE)
     first = steps[0]
-    tokens = first.tokens / first.responses
+    tokens = first.time.tokens / first.scores.responses
     parts = [
-        step_floor(MEASURE.device, MEASURE.model, StepWork(3, 4, prompt_tokens, tokens, 6, first.frac_reward_zero_std)).total_s
+        step_floor(
+            MEASURE.device, MEASURE.model, StepWork(3, 4, prompt_tokens, tokens, 6, first.update.frac_reward_zero_std)
+        ).total_s
         for prompt_tokens in (1, 2)
     ]
     per_prompt_token = parts[1] - parts[0]
-    prompt_tokens = 1 + ((first.floor_s or 0) - parts[0]) / per_prompt_token
+    prompt_tokens = 1 + ((first.time.floor_s or 0) - parts[0]) / per_prompt_token
     assert prompt_tokens > 1
     assert 3 * prompt_tokens == pytest.approx(round(3 * prompt_tokens))
 
 
 async def test_without_a_measured_device_nothing_is_said_of_a_floor(tmp_path: Path) -> None:
     folder, steps = await run(tmp_path, None)
-    assert [(one.floor_s, one.times_floor) for one in steps] == [(None, None)] * 2
+    assert [(one.time.floor_s, one.time.times_floor) for one in steps] == [(None, None)] * 2
     summary = json.loads((folder / "summary.json").read_text())
     assert not [key for key in summary if "floor" in key]
     assert "floor" not in (folder / "metrics.csv").read_text()
@@ -77,15 +77,15 @@ async def test_without_a_measured_device_nothing_is_said_of_a_floor(tmp_path: Pa
 
 def test_a_progress_line_says_how_many_times_the_floor_the_last_steps_took() -> None:
     progress = Progress()
-    progress.feed(replace(step(1, seconds=2.0), floor_s=1.0, times_floor=2.0))
-    progress.feed(replace(step(2, seconds=6.0), floor_s=1.0, times_floor=6.0))
+    progress.feed(changed(step(1, seconds=2.0), floor_s=1.0, times_floor=2.0))
+    progress.feed(changed(step(2, seconds=6.0), floor_s=1.0, times_floor=6.0))
     view = progress.view()
     assert view is not None
     assert "4.0 s/step (4.0 x floor)" in progress_line(view)
 
 
 def test_a_run_measured_from_its_second_step_on_counts_only_those() -> None:
-    steps = [step(1, seconds=9.0), replace(step(2, seconds=4.0), floor_s=2.0, times_floor=2.0)]
+    steps = [step(1, seconds=9.0), changed(step(2, seconds=4.0), floor_s=2.0, times_floor=2.0)]
     summary = summary_of(steps, FINISHED)
     assert (summary["floor_s_per_step"], summary["times_floor"]) == (2.0, 2.0)
 
@@ -94,4 +94,4 @@ def test_steps_of_older_state_folders_have_no_floor() -> None:
     data = step(1).to_json()
     for name in ("floor_s", "times_floor"):
         del data[name]
-    assert step_from_json(data).floor_s is None
+    assert StepFinished.from_json(data).time.floor_s is None

@@ -23,7 +23,7 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.training.gate import GateRules
 from edge.training.learner import LearnerReport
-from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, numbers
+from tests.unit.agent_world import HELP, World, changed, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
 RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_band=1.0, rate_window=2, max_refusals=2, keep=2)
@@ -77,11 +77,11 @@ async def test_the_engine_for_learning_is_open_before_the_learners_memory_is_tri
 async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_on_from_it(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", worse=[4])
     steps, line = await learned(world)
-    assert [(step.gate, step.serving_version, step.base_version) for step in steps] == [
+    assert [(step.adapter.gate, step.adapter.serving_version, step.adapter.base_version) for step in steps] == [
         ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
     ]  # fmt: skip
-    assert (steps[3].gate_before, steps[3].gate_after) == (1.0, 0.0)
-    assert steps[3].gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
+    assert (steps[3].adapter.gate_before, steps[3].adapter.gate_after) == (1.0, 0.0)
+    assert steps[3].adapter.gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
     assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
     assert notice.text.startswith("the adapter of step 4 does not serve (sums: 0 %")
@@ -90,15 +90,24 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
 
 async def test_a_task_of_one_anchor_does_not_keep_every_candidate_from_serving(tmp_path: Path) -> None:
     steps, line = await learned(gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, anchors_per_task=1)))
-    assert [step.gate for step in steps if step.gate] == ["promoted"] * 3
-    assert ((steps[1].gate_before, steps[1].gate_after), line.serving) == ((1.0, 0.0), 6)
+    assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted"] * 3
+    assert ((steps[1].adapter.gate_before, steps[1].adapter.gate_after), line.serving) == ((1.0, 0.0), 6)
 
 
 async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serves(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=8, worse=[4, 6])
     steps, line = await learned(world)
-    assert [(step.step, step.base_version) for step in steps] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 2), (8, 7)]
-    assert [step.gate for step in steps if step.gate] == ["promoted", "refused", "rolled back", "promoted"]
+    assert [(step.step, step.adapter.base_version) for step in steps] == [
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+        (5, 4),
+        (6, 5),
+        (7, 2),
+        (8, 7),
+    ]
+    assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused", "rolled back", "promoted"]
     assert (line.latest, line.serving) == (8, 8)
     assert world.learners[-1].step == 4  # the updates of steps 1, 2, 7 and 8
     assert world.events(Notice)[-1].text.endswith("too many refusals in a row, training goes back to adapter 2")
@@ -107,7 +116,7 @@ async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serve
 async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=6, worse=[2, 4])
     steps, _ = await learned(world)
-    assert [(step.step, step.base_version) for step in steps][3:] == [(4, 3), (5, 0), (6, 5)]
+    assert [(step.step, step.adapter.base_version) for step in steps][3:] == [(4, 3), (5, 0), (6, 5)]
     assert [learner.step for learner in world.learners] == [4, 2]
     assert world.events(Notice)[-1].text.endswith("training goes back to the bare model")
 
@@ -121,10 +130,10 @@ async def test_a_rate_that_strays_is_refused(tmp_path: Path) -> None:
 
     world.script = asks_more
     steps, _ = await learned(world)
-    assert [step.gate for step in steps] == ["", "refused", "", "rolled back"]
-    assert "asks" in steps[1].gate_reason
-    assert "too far from the target of 30 %" in steps[3].gate_reason
-    assert steps[3].gate_rate == 1.0
+    assert [step.adapter.gate for step in steps] == ["", "refused", "", "rolled back"]
+    assert "asks" in steps[1].adapter.gate_reason
+    assert "too far from the target of 30 %" in steps[3].adapter.gate_reason
+    assert steps[3].adapter.gate_rate == 1.0
 
 
 async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:
@@ -159,8 +168,8 @@ async def test_the_gate_changes_nothing_in_what_is_learned_while_it_refuses_noth
     plain, _ = await learned(ungated)
     with_gate, _ = await learned(gated(tmp_path / "gated"))
     without = {"gate": "", "gate_before": None, "gate_after": None, "gate_rate": None, "serving_version": 0}
-    assert [replace(numbers(step), **without) for step in with_gate] == [replace(numbers(step), **without) for step in plain]
-    assert [step.serving_version for step in plain] == [1, 2, 3, 4, 5, 6]
+    assert [changed(numbers(step), **without) for step in with_gate] == [changed(numbers(step), **without) for step in plain]
+    assert [step.adapter.serving_version for step in plain] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("place", ["checkpointed", "closed", "judged", "committed"])
@@ -189,7 +198,7 @@ async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tm
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         await agent.learn(max_steps=1)
-        assert agent.steps()[-1].base_version == 3
+        assert agent.steps()[-1].adapter.base_version == 3
 
 
 async def test_what_served_stays_on_disk_and_no_more(tmp_path: Path) -> None:
@@ -237,7 +246,7 @@ async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_g
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (4, False), (5, False)]
         await agent.learn(max_steps=1)
-        assert (agent.steps()[-1].step, agent.steps()[-1].base_version) == (6, 2)
+        assert (agent.steps()[-1].step, agent.steps()[-1].adapter.base_version) == (6, 2)
         assert world.learners[-1].step == 3
         # 2 and 6 are the two that served last; 5 is kept as one of the newest two
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (5, False), (6, True)]
@@ -265,13 +274,13 @@ async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_pa
         assert (await asked[0]).serving == 2
         steps = agent.steps()
         assert agent.status().adapter_version == 6
-    assert [(step.step, step.base_version, step.gate) for step in steps][2:] == [
+    assert [(step.step, step.adapter.base_version, step.adapter.gate) for step in steps][2:] == [
         (3, 2, ""),
         (4, 3, ""),
         (5, 2, ""),
         (6, 5, "promoted"),
     ]
-    assert steps[3].serving_version == 2
+    assert steps[3].adapter.serving_version == 2
 
 
 async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path: Path) -> None:

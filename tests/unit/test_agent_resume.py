@@ -157,19 +157,23 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
         await agent.learn(max_steps=2)
         offline = agent.steps()[2:]
         status = agent.status()
-        assert [step.offline for step in offline] == [True, True]
-        assert {step.dual_before for step in offline} == {step.dual_after for step in offline} == {agent.steps()[1].dual_after}
+        assert [step.control.offline for step in offline] == [True, True]
+        assert (
+            {step.control.dual_before for step in offline}
+            == {step.control.dual_after for step in offline}
+            == {agent.steps()[1].control.dual_after}
+        )
         assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
-        assert all(step.masked == round(step.assist_rate * step.responses) > 0 for step in offline)
-        assert all(step.cloud_calls == 0 for step in offline)
+        assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
+        assert all(step.cloud.cloud_calls == 0 for step in offline)
         world.client._failures.clear()
         await agent.learn()
         steps, status = agent.steps(), agent.status()
     assert (status.online, status.outbox, status.steps_done) == (True, 0, 6)
-    dual = steps[1].dual_after
+    dual = steps[1].control.dual_after
     for step in offline:
-        dual = dual_step(dual, step.assist_rate, 0.3, 0.1)
-    assert steps[4].dual_before == dual
+        dual = dual_step(dual, step.control.assist_rate, 0.3, 0.1)
+    assert steps[4].control.dual_before == dual
     assert (len(world.events(Offline)), len(world.events(Online))) == (1, 1)
     assert [(event.reports, event.dual) for event in world.events(OutboxDelivered)] == [(2, dual)]
 
@@ -206,8 +210,8 @@ async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Pat
     async with world.agent() as agent:
         await agent.learn()
         steps = agent.steps()
-    assert [step.dual_before for step in steps] == [step.dual_before for step in expected]
-    assert [step.offline for step in steps] == [False, True, False, False]
+    assert [step.control.dual_before for step in steps] == [step.control.dual_before for step in expected]
+    assert [step.control.offline for step in steps] == [False, True, False, False]
 
 
 async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
         await agent.learn(max_steps=1)
         [step] = agent.steps()
     assert any("expects step 4, not 0" in notice.text for notice in other.events(Notice))
-    assert not step.offline
+    assert not step.control.offline
 
 
 async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_renumbered(tmp_path: Path) -> None:
@@ -324,7 +328,7 @@ async def test_more_steps_or_another_rate_for_the_same_phase_go_on_where_it_stop
     world.phases = (PhaseConfig(source="sums", target_rate=0.6, steps=6),)
     async with world.agent() as agent:
         finished = await agent.learn()
-        assert [(step.phase_step, step.target_rate) for step in agent.steps()[4:]] == [(5, 0.6), (6, 0.6)]
+        assert [(step.phase_step, step.control.target_rate) for step in agent.steps()[4:]] == [(5, 0.6), (6, 0.6)]
     assert finished.steps_done == 6
 
 

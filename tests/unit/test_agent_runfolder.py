@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from edge.core.events import FanOutSink
 from edge.learning.figures import running_mean, write_figures
 from edge.learning.run_folder import RunFolder, summary_of
 from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
-from tests.unit.agent_world import World
+from tests.unit.agent_world import World, changed
 from tests.unit.test_console import step
 
 
@@ -42,22 +41,22 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
     )
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["dual_after"]) for row in rows] == [step.dual_after for step in steps]
+    assert [float(row["dual_after"]) for row in rows] == [step.control.dual_after for step in steps]
     assert set(rows[0]) >= {"step", "assist_rate", "target_rate", "kept_accuracy", "joint_accuracy", "rollout_s", "update_s"}
-    assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].families[0].assist_rate), "3")
+    assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].scores.families[0].assist_rate), "3")
     for name in ("rate_and_price.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert (folder / "adapter" / "learner.json").is_file()
     assert json.loads((folder / "summary.json").read_text()) == summary
-    assert (summary["steps"], summary["cloud_calls"], summary["reason"]) == (6, steps[-1].total_cloud_calls, "done")
+    assert (summary["steps"], summary["cloud_calls"], summary["reason"]) == (6, steps[-1].cloud.total_cloud_calls, "done")
 
 
 async def test_the_summary_weighs_kept_accuracy_by_what_was_kept(tmp_path: Path) -> None:
     _, _, steps, finished = await finished_run(tmp_path, 4)
     summary = summary_of(steps, finished)
     last = steps[-summary["last_steps"] :]
-    kept = sum(round(step.coverage * step.responses) for step in last)
-    right = sum(round((step.kept_accuracy or 0) * step.coverage * step.responses) for step in last)
+    kept = sum(round(step.scores.coverage * step.scores.responses) for step in last)
+    right = sum(round((step.scores.kept_accuracy or 0) * step.scores.coverage * step.scores.responses) for step in last)
     assert summary["last"]["kept_accuracy"] == pytest.approx(right / kept)
     assert summary_of([], finished)["last"] == {}
 
@@ -70,15 +69,15 @@ async def test_the_summary_tells_each_phase_and_each_family(tmp_path: Path) -> N
     ]
     families = summary["phases"][1]["last"]["families"]
     assert list(families) == ["sums"]
-    assert families["sums"]["assist_rate"] == pytest.approx(steps[-1].assist_rate)
-    assert families["sums"]["kept_accuracy"] == pytest.approx(steps[-1].kept_accuracy)
+    assert families["sums"]["assist_rate"] == pytest.approx(steps[-1].control.assist_rate)
+    assert families["sums"]["kept_accuracy"] == pytest.approx(steps[-1].scores.kept_accuracy)
 
 
 def test_a_familys_means_are_weighted_by_its_prompts_and_what_it_kept() -> None:
     steps = [
-        replace(step(1), families=(FamilyScores("a", 1, 0.5, 1.0, 1.0), FamilyScores("b", 3, 1.0, None, 0.5))),
-        replace(step(2), families=(FamilyScores("a", 3, 0.0, 0.5, 0.5),)),
-        replace(step(3), families=()),
+        changed(step(1), families=(FamilyScores("a", 1, 0.5, 1.0, 1.0), FamilyScores("b", 3, 1.0, None, 0.5))),
+        changed(step(2), families=(FamilyScores("a", 3, 0.0, 0.5, 0.5),)),
+        changed(step(3), families=()),
     ]
     finished = RunFinished("r", "done", 3, 3, 0, 0, 0, 1.0, 0.0)
     summary = summary_of([*steps] * 1, finished)
@@ -116,8 +115,8 @@ def test_a_damaged_line_among_the_results_is_refused_with_its_number(tmp_path: P
 
 def two_phases(names: tuple[str, ...]) -> list[StepFinished]:
     scores = tuple(FamilyScores(name, 4, 0.2, 0.5, 0.7) for name in names)
-    first = [replace(step(number), families=scores) for number in (1, 2)]
-    return [*first, replace(step(3), phase=1, source="b", task="b", families=scores)]
+    first = [changed(step(number), families=scores) for number in (1, 2)]
+    return [*first, changed(step(3), phase=1, source="b", task="b", families=scores)]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_figures_are_drawn_where_there_is_something_to_show(
 
 
 def test_steps_without_any_kept_answer_can_be_drawn(tmp_path: Path) -> None:
-    lonely = replace(step(1), kept_accuracy=None, joint_accuracy=None, families=(FamilyScores("a", 1, 1.0, None, None),) * 2)
+    lonely = changed(step(1), kept_accuracy=None, joint_accuracy=None, families=(FamilyScores("a", 1, 1.0, None, None),) * 2)
     assert len(write_figures(tmp_path, [lonely], [result(0)])) == 3
 
 

@@ -118,11 +118,13 @@ async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no
             await agent.learn()
             steps.append(agent.steps())
     made, skipped = steps
-    assert [(step.dual_after, step.assist_rate) for step in made] == [(step.dual_after, step.assist_rate) for step in skipped]
+    assert [(step.control.dual_after, step.control.assist_rate) for step in made] == [
+        (step.control.dual_after, step.control.assist_rate) for step in skipped
+    ]
     assert worlds[0].learners[0].updates == worlds[1].learners[0].updates
-    uncalled_groups = sum(step.uncalled for step in skipped) // 2
+    uncalled_groups = sum(step.scores.uncalled for step in skipped) // 2
     assert 0 < uncalled_groups == len(worlds[0].client.calls) - len(worlds[1].client.calls)
-    assert sum(step.uncalled for step in made) == 0
+    assert sum(step.scores.uncalled for step in made) == 0
     assert not [notice for notice in worlds[1].events(Notice) if "coordinator" in notice.text]
 
 
@@ -242,12 +244,12 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
     assert (finished.reason, finished.steps_done) == ("done", 4)
     dual = world.terms.dual_init
     for number, step in enumerate(steps, start=1):
-        assert (step.step, step.dual_before) == (number, dual)
-        dual = dual_step(dual, step.assist_rate, 0.3, world.terms.dual_lr)
-        assert step.dual_after == dual
-        assert step.responses == 12
-    assert sum(step.cloud_calls for step in steps) == len(world.client.calls) == steps[-1].total_cloud_calls
-    assert steps[-1].total_spend_uusd == 100 * len(world.client.calls)
+        assert (step.step, step.control.dual_before) == (number, dual)
+        dual = dual_step(dual, step.control.assist_rate, 0.3, world.terms.dual_lr)
+        assert step.control.dual_after == dual
+        assert step.scores.responses == 12
+    assert sum(step.cloud.cloud_calls for step in steps) == len(world.client.calls) == steps[-1].cloud.total_cloud_calls
+    assert steps[-1].cloud.total_spend_uusd == 100 * len(world.client.calls)
     told = [numbers(event) for event in world.events(StepFinished)]
     assert told == [numbers(step) for step in steps]
     assert [event.version for event in world.events(AdapterSwapped)] == [1, 2, 3, 4]
@@ -270,12 +272,12 @@ async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one
     for step in steps:
         whose = step.task if scope == "task" else ""
         before = states.get(whose, DualState(0.5))
-        states[whose] = proportional_integral_step(before, step.assist_rate, 0.3, terms.rule)
-        assert (step.dual_before, step.dual_after) == (before.dual, states[whose].dual)
-    assert (steps[2].dual_before, steps[4].dual_before) == (
-        (0.5, steps[1].dual_after) if scope == "task" else (steps[1].dual_after, steps[3].dual_after)
+        states[whose] = proportional_integral_step(before, step.control.assist_rate, 0.3, terms.rule)
+        assert (step.control.dual_before, step.control.dual_after) == (before.dual, states[whose].dual)
+    assert (steps[2].control.dual_before, steps[4].control.dual_before) == (
+        (0.5, steps[1].control.dual_after) if scope == "task" else (steps[1].control.dual_after, steps[3].control.dual_after)
     )
-    assert len({step.dual_after for step in steps}) > 4
+    assert len({step.control.dual_after for step in steps}) > 4
 
 
 async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:
@@ -289,9 +291,10 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     [learner] = world.learners
     used = [[sample.advantage for group in update for sample in group.samples] for update in learner.updates]
     assert used == [
-        pytest.approx([side * (1.0 - step.dual_before) / 2 for _ in range(3) for side in (1, 1, -1, -1)]) for step in steps
+        pytest.approx([side * (1.0 - step.control.dual_before) / 2 for _ in range(3) for side in (1, 1, -1, -1)])
+        for step in steps
     ]
-    assert len({step.dual_before for step in steps}) == 4
+    assert len({step.control.dual_before for step in steps}) == 4
 
 
 async def test_a_run_of_refusals_is_told_once_in_one_plain_line(tmp_path: Path) -> None:
@@ -299,7 +302,7 @@ async def test_a_run_of_refusals_is_told_once_in_one_plain_line(tmp_path: Path) 
     world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert [step.refused > 0 for step in agent.steps()] == [True] * 4
+        assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4
     told = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
     assert told == ["budget used up: device calls 12 of 12; answering and learning go on without the cloud"]
 
@@ -312,7 +315,7 @@ async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
             await agent.learn()
             runs.append([numbers(step) for step in agent.steps()])
     assert runs[0] == runs[1]
-    assert len({step.reward_mean for step in runs[0]}) > 1
+    assert len({step.scores.reward_mean for step in runs[0]}) > 1
 
 
 async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
@@ -329,7 +332,7 @@ async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_pa
     async with world.agent() as agent:
         await agent.learn()
         steps = agent.steps()
-    assert [(step.task, step.target_rate, step.phase, step.phase_step) for step in steps] == [
+    assert [(step.task, step.control.target_rate, step.phase, step.phase_step) for step in steps] == [
         ("math", 0.1, 0, 1), ("math", 0.1, 0, 2), ("code", 0.5, 1, 1), ("code", 0.5, 1, 2), ("math", 0.7, 2, 1), ("math", 0.7, 2, 2),
     ]  # fmt: skip
     assert [event.phase for event in world.events(PhaseStarted)] == [0, 1, 2]
@@ -389,7 +392,7 @@ async def test_a_prompt_that_does_not_fit_is_left_out_and_said(world: World) -> 
     async with world.agent() as agent:
         await agent.learn(1)
         [step] = agent.steps()
-    assert (step.prompts, step.responses) == (2, 8)
+    assert (step.scores.prompts, step.scores.responses) == (2, 8)
     assert [e.text for e in world.events(Notice)] == ["1 prompts are left out: the prompt has 9999 tokens, the context 1024"]
 
 
@@ -424,5 +427,5 @@ async def test_a_hard_limit_is_never_exceeded_and_the_price_rises(tmp_path: Path
         await agent.learn()
         steps = agent.steps()
     assert len(world.client.calls) == 2
-    assert [step.refused for step in steps] == [4, 12, 12, 12]
-    assert steps[-1].dual_after > steps[0].dual_before
+    assert [step.scores.refused for step in steps] == [4, 12, 12, 12]
+    assert steps[-1].control.dual_after > steps[0].control.dual_before

@@ -160,7 +160,7 @@ def test_rollback_serves_and_learns_on_from_the_version_and_numbers_on(world: Wo
             assert agent.status().adapter_version == 3
             await agent.learn(max_steps=1)
             assert world.learners[-1].step == 4  # three updates are in version 3
-            return [(step.step, step.base_version) for step in agent.steps()]
+            return [(step.step, step.adapter.base_version) for step in agent.steps()]
 
     assert asyncio.run(learn()) == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3)]
     assert list(listed(world, capsys)) == [3, 4, 5]

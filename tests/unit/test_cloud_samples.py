@@ -202,9 +202,9 @@ async def learned(folder: Path, max_steps: Sequence[int | None] = (None,), **val
 
 async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_same(tmp_path: Path) -> None:
     on, off = await learned(tmp_path / "on", cloud_samples=True), await learned(tmp_path / "off")
-    assert sum(step.cloud_samples for step in on) > 0
-    assert all(step.cloud_sample_tokens >= 5 * step.cloud_samples for step in on)
-    assert {(step.cloud_samples, step.cloud_sample_tokens) for step in off} == {(0, 0)}
+    assert sum(step.cloud.cloud_samples for step in on) > 0
+    assert all(step.cloud.cloud_sample_tokens >= 5 * step.cloud.cloud_samples for step in on)
+    assert {(step.cloud.cloud_samples, step.cloud.cloud_sample_tokens) for step in off} == {(0, 0)}
     for field in (
         "responses",
         "tokens",
@@ -215,7 +215,7 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
         "reward_mean",
         "joint_accuracy",
     ):
-        assert [getattr(step, field) for step in on] == [getattr(step, field) for step in off], field
+        assert [step.flat()[field] for step in on] == [step.flat()[field] for step in off], field
     cut = await learned(tmp_path / "cut", (1, 2, None), cloud_samples=True)
     assert [numbers(step) for step in cut] == [numbers(step) for step in on]
 

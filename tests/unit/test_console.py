@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -49,12 +49,35 @@ def step(
 ) -> StepFinished:
     zeros = dict.fromkeys(ZEROS.split(), 0.0)
     counts = dict.fromkeys(COUNTS.split(), 0)
-    return StepFinished(
-        step=number, steps_planned=None, phase=0, phase_step=number, source="practice:arith", task="arith", prompts=4, responses=32,
-        kept_accuracy=kept, coverage=coverage, joint_accuracy=0.75, assist_rate=1 - coverage, target_rate=0.3, dual_before=0.5,
-        dual_after=0.48, total_cloud_calls=7, total_spend_uusd=1234, tokens=100, tokens_per_s=900.0, seconds=seconds,
-        seconds_by_part=StepSeconds(seconds / 2, 0.1, seconds / 2, 0.0, 0.0, 0.0), offline=offline, learner_skipped="", **zeros, **counts,
-    )  # fmt: skip
+    return StepFinished.from_json(
+        dict(
+            step=number,
+            steps_planned=None,
+            phase=0,
+            phase_step=number,
+            source="practice:arith",
+            task="arith",
+            prompts=4,
+            responses=32,
+            kept_accuracy=kept,
+            coverage=coverage,
+            joint_accuracy=0.75,
+            assist_rate=1 - coverage,
+            target_rate=0.3,
+            dual_before=0.5,
+            dual_after=0.48,
+            total_cloud_calls=7,
+            total_spend_uusd=1234,
+            tokens=100,
+            tokens_per_s=900.0,
+            seconds=seconds,
+            seconds_by_part=asdict(StepSeconds(seconds / 2, 0.1, seconds / 2, 0.0, 0.0, 0.0)),
+            offline=offline,
+            learner_skipped="",
+            **zeros,
+            **counts,
+        )
+    )
 
 
 def plain(max_steps: int | None = None) -> tuple[PlainConsole, io.StringIO, ManualClock]:

@@ -90,8 +90,8 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
         "tokens": sum(a.cloud_tokens for a in answers),
         "spend_uusd": 11 * helped,
     }
-    assert told["cloud"]["learning"]["calls"] == steps[-1].total_cloud_calls
-    assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].total_cloud_calls
+    assert told["cloud"]["learning"]["calls"] == steps[-1].cloud.total_cloud_calls
+    assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
     [spent] = told["spend"]["stretches"]
     assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, told["cloud"]["learning"]["spend_uusd"])
     assert told["rates"] == [{"task": "math", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]

@@ -89,7 +89,7 @@ async def test_learning_waits_for_space_says_so_and_goes_on_where_the_step_was_c
 
 
 def what_was_learned(step: StepFinished) -> tuple[object, ...]:
-    return step.step, step.dual_after, step.assist_rate, step.total_cloud_calls, step.total_spend_uusd
+    return step.step, step.control.dual_after, step.control.assist_rate, step.cloud.total_cloud_calls, step.cloud.total_spend_uusd
 
 
 async def test_another_failure_ends_learning_as_before(tmp_path: Path, disk: Disk) -> None:

@@ -154,9 +154,9 @@ async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tm
         await agent.learn()
         steps = agent.steps()
         answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
-    assert [step.cloud_calls for step in steps] == [2, 0, 0, 0]
-    assert steps[1].masked > 0 and steps[1].refused == 0
-    assert steps[0].groups_trained == 2
+    assert [step.cloud.cloud_calls for step in steps] == [2, 0, 0, 0]
+    assert steps[1].scores.masked > 0 and steps[1].scores.refused == 0
+    assert steps[0].update.groups_trained == 2
     assert answer.source == "cloud"
     assert [event.text for event in world.events(Notice)] == [
         "learning, today's calls 2 of 2; learning goes on without the cloud"
@@ -187,7 +187,7 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((agent.learning.roles.daily_budget.today(), agent.steps()[-1].total_cloud_calls))
+            counts.append((agent.learning.roles.daily_budget.today(), agent.steps()[-1].cloud.total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0

@@ -146,6 +146,6 @@ async def test_the_loop_learns_by_the_method_it_was_given(tmp_path: Path) -> Non
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         steps = agent.steps()
-    assert [step.assist_rate for step in steps] == [0.0, 0.0]
+    assert [step.control.assist_rate for step in steps] == [0.0, 0.0]
     assert world.client.calls == []
-    assert all(step.format_ok < 1.0 for step in steps), "who asks all the same breaks the format"
+    assert all(step.scores.format_ok < 1.0 for step in steps), "who asks all the same breaks the format"

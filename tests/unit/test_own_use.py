@@ -62,10 +62,12 @@ async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_pa
         steps = agent.steps()
     assert [step.source for step in steps] == ["sums", "mine:math", "sums", "mine:math", "sums", "mine:math", "sums"]
     assert [step.phase_step for step in steps if step.source == "sums"] == [1, 2, 3, 4]
-    assert [step.prompts for step in steps if step.source != "sums"] == [3, 3, 2], "four items, two passes, three prompts a step"
+    assert [step.scores.prompts for step in steps if step.source != "sums"] == [3, 3, 2], (
+        "four items, two passes, three prompts a step"
+    )
     assert (finished.reason, finished.steps_done) == ("done", 7)
     assert [step.steps_planned for step in steps] == [4, 5, 5, 6, 6, 7, 7]
-    assert {step.target_rate for step in steps} == {0.3}
+    assert {step.control.target_rate for step in steps} == {0.3}
 
 
 async def test_each_item_is_learned_from_so_often_and_a_new_correction_makes_it_new(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None
     world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
     async with world.agent() as agent:
         await agent.learn()
-        own = [(step.source, step.task, step.target_rate) for step in agent.steps() if step.source != "sums"]
+        own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
         assert agent.components.state.terms("code") is not None
 
@@ -157,7 +159,7 @@ async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path) -> 
         assert await learned(2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
         assert await learned(2) == ["sums", "watched:math"]
-        assert agent.steps()[-1].prompts == 1, "only what is new in a changed file"
+        assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
         assert await learned(4) == ["sums", "watched:code", "sums", "sums"]
@@ -316,11 +318,11 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
         steps = agent.steps()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
-    assert own and all(step.gate == "" for step in own), "they are judged with the phase's next step"
+    assert own and all(step.adapter.gate == "" for step in own), "they are judged with the phase's next step"
     assert {score.source for score in world.events(GateJudged)[-1].anchors} == {"sums", "mine:math"}
     for place, step in enumerate(phase):
-        window = [one.assist_rate for one in phase[max(0, place - 2) : place + 1]]
-        assert step.gate_rate == pytest.approx(sum(window) / len(window))
+        window = [one.control.assist_rate for one in phase[max(0, place - 2) : place + 1]]
+        assert step.adapter.gate_rate == pytest.approx(sum(window) / len(window))
 
 
 async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_out(tmp_path: Path) -> None:
@@ -345,12 +347,12 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
         steps = agent.steps()
-        assert [(step.source, step.gate) for step in steps] == [
+        assert [(step.source, step.adapter.gate) for step in steps] == [
             ("sums", ""), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""),
             ("sums", "promoted"),
         ]  # fmt: skip
         await agent.learn(max_steps=3)
-        assert [step.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
+        assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
             "behind the phases own steps are judged"
         )
 
@@ -362,5 +364,5 @@ async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it
         await agent.learn()
         give(agent.components.state, 1, 2, 3, 4)
         await agent.learn()
-        assert [step.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
+        assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
         assert agent.status().adapter_version == 4

@@ -32,7 +32,6 @@ from edge.learning.rollout import Batch, Rollout, ScoredGroup, drawn_dual
 from edge.learning.run_folder import _write_metrics
 from edge.routing.self_offload import SelfOffload
 from edge.state.events import StepFinished
-from edge.state.rows import step_from_json
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
@@ -151,19 +150,23 @@ async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_pr
     world, steps = await learned(tmp_path / "priced", price_levels=LEVELS)
     assert {call.messages[-1].content.splitlines()[0] for call in world.client.calls} <= {f"What is {n} + 1?" for n in QUESTIONS}
     for step in steps:
-        assert step.dual_after == pytest.approx(max(0.0, step.dual_before + 0.1 * (step.assist_rate - 0.3)))
-        assert sum(rate.prompts for rate in step.prices) == step.prompts == 5
-        weighted = sum(rate.prompts * rate.assist_rate for rate in step.prices) / 5
-        assert weighted == pytest.approx(step.assist_rate)
-        assert [rate.price for rate in step.prices] == sorted({rate.price for rate in step.prices})
-        assert step_from_json(step.to_json()) == step
+        assert step.control.dual_after == pytest.approx(
+            max(0.0, step.control.dual_before + 0.1 * (step.control.assist_rate - 0.3))
+        )
+        assert sum(rate.prompts for rate in step.scores.prices) == step.scores.prompts == 5
+        weighted = sum(rate.prompts * rate.assist_rate for rate in step.scores.prices) / 5
+        assert weighted == pytest.approx(step.control.assist_rate)
+        assert [rate.price for rate in step.scores.prices] == sorted({rate.price for rate in step.scores.prices})
+        assert StepFinished.from_json(step.to_json()) == step
     _write_metrics(tmp_path / "metrics.csv", steps)
     with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row, step in zip(rows, steps, strict=True):
         assert "prices" not in row
         told = {price: row[f"price_{price:g}.assist_rate"] for price in LEVELS if f"price_{price:g}.assist_rate" in row}
-        assert {price: float(rate) for price, rate in told.items() if rate} == {one.price: one.assist_rate for one in step.prices}
+        assert {price: float(rate) for price, rate in told.items() if rate} == {
+            one.price: one.assist_rate for one in step.scores.prices
+        }
 
 
 async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that_was_not(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that
 
 async def test_without_levels_a_step_tells_no_price(tmp_path: Path) -> None:
     _, steps = await learned(tmp_path / "bare")
-    assert {step.prices for step in steps} == {()}
+    assert {step.scores.prices for step in steps} == {()}
 
 
 async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ async def test_a_pause_outlives_the_agent_and_stops_learning_from_asking_too(tmp
         assert agent.budgets.quota().state == "paused"
         await agent.learn(max_steps=2)
         assert world.client.calls == []
-        assert [step.masked > 0 for step in agent.steps()] == [True, True]
+        assert [step.scores.masked > 0 for step in agent.steps()] == [True, True]
         agent.budgets.pause_cloud(False)
         await agent.learn(max_steps=1)
         assert world.client.calls != []

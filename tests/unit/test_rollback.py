@@ -63,7 +63,7 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
         script.wrong = {4: 8, 0: 3}
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "anchors")]
-        assert (agent.status().adapter_version, agent.steps()[-1].base_version) == (2, 2)
+        assert (agent.status().adapter_version, agent.steps()[-1].adapter.base_version) == (2, 2)
         line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
@@ -89,7 +89,7 @@ async def test_small_losses_that_the_gate_lets_pass_are_found_when_they_add_up(t
     script.wrong = {0: 8} | {version: version // 2 - 1 for version in range(2, 14, 2)}
     async with world.agent() as agent:
         await agent.learn(max_steps=12)
-        assert [step.gate for step in agent.steps() if step.gate] == ["promoted"] * 6
+        assert [step.adapter.gate for step in agent.steps() if step.adapter.gate] == ["promoted"] * 6
         assert (went_back(agent), agent.components.state.lineage().kept) == ([], (8, 10, 12))
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(12, 2, "anchors")]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from edge.learning.curriculum import Curriculum as AgentsCurriculum
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.registry import open_source
-from tests.unit.agent_world import Sums, open_sums
+from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare, dual_lr, largest_t, of_blocks, read_steps, welch
@@ -305,7 +304,7 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
     dual, lines = 0.5, []
     for number, rate in enumerate(rates, 1):
         after = dual + dual_lr * (rate - 0.3)
-        event = replace(
+        event = changed(
             finished_step(number),
             assist_rate=rate,
             target_rate=0.3,

@@ -70,7 +70,7 @@ async def test_a_response_beyond_the_step_limit_breaks_the_format(world):
     long = f"<think>\n{steps}\n</think>\n<answer>\\boxed{{1}}</answer>"
     verdicts = await make(world, world.desk(), 1, [[long, RIGHT, RIGHT, RIGHT], [WRONG] * 4])
     assert [one.reward for one in verdicts[:2]] == [-0.1, 1.0]
-    assert steps_told(world)[0].truncated == 0.0
+    assert steps_told(world)[0].scores.truncated == 0.0
 
 
 async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
@@ -84,7 +84,10 @@ async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
     await desk.close(2)
     await desk.write_down(2, TrainerNumbers())
     assert await desk.open(3) == pytest.approx(0.5 + 0.1 * (0.5 - 0.25))
-    assert [(step.dual_before, step.dual_after) for step in steps_told(world)] == [(0.5, 0.5), (0.5, pytest.approx(0.525))]
+    assert [(step.control.dual_before, step.control.dual_after) for step in steps_told(world)] == [
+        (0.5, 0.5),
+        (0.5, pytest.approx(0.525)),
+    ]
 
 
 async def test_a_failed_call_takes_its_responses_out_and_reweights_what_is_left(world):
@@ -96,7 +99,7 @@ async def test_a_failed_call_takes_its_responses_out_and_reweights_what_is_left(
     assert [one.weight for one in verdicts[1:]] == [3 / 2] * 3 + [1.0] * 4
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert (steps_told(world)[0].masked, steps_told(world)[0].assist_rate) == (1, 1 / 8)
+    assert (steps_told(world)[0].scores.masked, steps_told(world)[0].control.assist_rate) == (1, 1 / 8)
 
 
 async def test_a_group_without_two_responses_left_counts_nothing_and_the_mean_goes_over_the_others(world):
@@ -133,7 +136,7 @@ async def test_a_refusal_by_the_hard_cap_costs_but_gets_no_answer(tmp_path):
     world = TrlWorld(tmp_path / "state", terms=ScriptedTerms(calls_limit=0, step_credit_kappa=None))
     verdicts = await make(world, world.desk(), 1)
     assert [(one.reward, one.cost) for one in verdicts[:4]] == [(1.0, 0), (0.0, 1), (0.0, 0), (-0.1, 0)]
-    assert (steps_told(world)[0].refused, steps_told(world)[0].cloud_calls) == (2, 0)
+    assert (steps_told(world)[0].scores.refused, steps_told(world)[0].cloud.cloud_calls) == (2, 0)
     assert any("budget used up" in event.text for event in world.sink.events if isinstance(event, Notice))
     world.close()
 
@@ -142,17 +145,27 @@ async def test_a_unanimous_group_makes_no_call_where_that_is_asked_for(tmp_path)
     world = TrlWorld(tmp_path / "state", skip_unanimous_calls=True)
     verdicts = await make(world, world.desk(), 1, [[HELP] * 4, [RIGHT] * 4])
     assert [one.cost for one in verdicts] == [1] * 4 + [0] * 4
-    assert (world.client.calls, steps_told(world)[0].uncalled) == ([], 4)
+    assert (world.client.calls, steps_told(world)[0].scores.uncalled) == ([], 4)
     world.close()
 
 
 async def test_the_step_is_told_as_the_agent_tells_its_own(world):
     await make(world, world.desk(), 1)
     (step,) = steps_told(world)
-    assert (step.step, step.steps_planned, step.prompts, step.responses, step.cloud_calls) == (1, 4, 2, 8, 2)
-    assert (step.joint_accuracy, step.kept_accuracy, step.assist_rate, step.coverage) == (0.5, pytest.approx(1 / 3), 0.25, 0.75)
-    assert (step.reward_mean, step.loss, step.grad_norm, step.entropy) == (pytest.approx(3.8 / 8), 0.5, 0.25, 1.0)
-    assert (step.groups_trained, step.frac_reward_zero_std, step.offline) == (2, 0.0, False)
+    assert (step.step, step.steps_planned, step.scores.prompts, step.scores.responses, step.cloud.cloud_calls) == (1, 4, 2, 8, 2)
+    assert (step.scores.joint_accuracy, step.scores.kept_accuracy, step.control.assist_rate, step.scores.coverage) == (
+        0.5,
+        pytest.approx(1 / 3),
+        0.25,
+        0.75,
+    )
+    assert (step.scores.reward_mean, step.update.loss, step.update.grad_norm, step.update.entropy) == (
+        pytest.approx(3.8 / 8),
+        0.5,
+        0.25,
+        1.0,
+    )
+    assert (step.update.groups_trained, step.update.frac_reward_zero_std, step.control.offline) == (2, 0.0, False)
 
 
 async def test_other_prompts_than_the_steps_are_refused(world):
@@ -169,7 +182,7 @@ async def test_a_step_that_was_killed_before_its_report_pays_nothing_twice(world
     spent = len(world.client.calls)
     await make(world, world.desk(), 1)
     assert len(world.client.calls) == spent
-    assert [step.cloud_calls for step in steps_told(world)] == [2]
+    assert [step.cloud.cloud_calls for step in steps_told(world)] == [2]
 
 
 async def test_a_step_that_was_killed_behind_its_report_keeps_its_number_and_the_first_answer(world):
@@ -188,7 +201,7 @@ async def test_steps_made_again_behind_an_older_checkpoint_get_the_lambda_they_h
     desk = world.desk()
     await make(world, desk, 1, [[HELP] * 4, [WRONG] * 4])
     await make(world, desk, 2)
-    spent, dual = len(world.client.calls), steps_told(world)[1].dual_before
+    spent, dual = len(world.client.calls), steps_told(world)[1].control.dual_before
     again = world.desk()
     await make(world, again, 1, [[HELP] * 4, [WRONG] * 4])
     assert await again.open(2) == dual
@@ -218,7 +231,7 @@ async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_w
     assert [one is None for one in verdicts[:4]] == [False, True, False, False]
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert steps_told(world)[0].offline
+    assert steps_told(world)[0].control.offline
     await make(world, desk, 2)
     assert (await world.client.register("1", ["math"])).tasks[0].next_step == 2
 

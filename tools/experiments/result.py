@@ -88,40 +88,40 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
     """The arrays of a run's steps."""
     values: dict[str, list[float | None]] = {
-        "dual": [step.dual_after for step in steps],
-        "assist": [step.assist_rate for step in steps],
-        "joint": [step.joint_accuracy for step in steps],
-        "kept": [step.kept_accuracy for step in steps],
-        "reward": [step.reward_mean for step in steps],
-        "format": [step.format_ok for step in steps],
-        "entropy": [step.entropy for step in steps],
+        "dual": [step.control.dual_after for step in steps],
+        "assist": [step.control.assist_rate for step in steps],
+        "joint": [step.scores.joint_accuracy for step in steps],
+        "kept": [step.scores.kept_accuracy for step in steps],
+        "reward": [step.scores.reward_mean for step in steps],
+        "format": [step.scores.format_ok for step in steps],
+        "entropy": [step.update.entropy for step in steps],
     }
     rounded = {name: [_rounded(value, _SERIES_DIGITS[name]) for value in column] for name, column in values.items()}
-    return {**rounded, "calls": [step.cloud_calls for step in steps]}
+    return {**rounded, "calls": [step.cloud.cloud_calls for step in steps]}
 
 
 def training_cost(steps: Sequence[StepFinished]) -> dict[str, Any]:
     """What learning asked and paid: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
-    prompts, responses = sum(step.prompts for step in steps), sum(step.responses for step in steps)
-    help_units = sum(round(step.assist_rate * step.responses) for step in steps)
-    calls = sum(step.cloud_calls for step in steps)
+    prompts, responses = sum(step.scores.prompts for step in steps), sum(step.scores.responses for step in steps)
+    help_units = sum(round(step.control.assist_rate * step.scores.responses) for step in steps)
+    calls = sum(step.cloud.cloud_calls for step in steps)
     return {
         "steps": len(steps),
         "prompts": prompts,
         "responses": responses,
         "help_units": help_units,
         "billed_calls": calls,
-        "cloud_tokens": sum(step.cloud_tokens for step in steps),
-        "spend_uusd": sum(step.spend_uusd for step in steps),
+        "cloud_tokens": sum(step.cloud.cloud_tokens for step in steps),
+        "spend_uusd": sum(step.cloud.spend_uusd for step in steps),
         "response_rate": _rounded(help_units / responses, 4) if responses else None,
         "billed_rate": _rounded(calls / prompts, 4) if prompts else None,
-        "masked": sum(step.masked for step in steps),
-        "refused": sum(step.refused for step in steps),
-        "skipped_updates": sum(bool(step.learner_skipped) for step in steps),
-        "local_tokens": sum(step.tokens for step in steps),
-        "seconds": round(sum(step.seconds for step in steps), 1),
+        "masked": sum(step.scores.masked for step in steps),
+        "refused": sum(step.scores.refused for step in steps),
+        "skipped_updates": sum(bool(step.update.learner_skipped) for step in steps),
+        "local_tokens": sum(step.time.tokens for step in steps),
+        "seconds": round(sum(step.time.seconds for step in steps), 1),
         "seconds_by_part": {
-            name: round(sum(getattr(step.seconds_by_part, name) for step in steps), 1)
+            name: round(sum(getattr(step.time.seconds_by_part, name) for step in steps), 1)
             for name in ("rollout", "cloud", "update", "save", "close", "swap")
         },
     }

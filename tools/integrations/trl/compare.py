@@ -22,7 +22,6 @@ from edge.core.errors import UsageError
 from edge.core.names import shown
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.state.events import StepFinished
-from edge.state.rows import step_from_json
 from tools.experiments.stats import t_quantile
 
 CONFIDENCE = 0.99
@@ -30,18 +29,18 @@ CONFIDENCE = 0.99
 BLOCKS = 10
 Value = Callable[[StepFinished], float | None]
 MEASURES: dict[str, Value] = {
-    "assist_rate": lambda step: step.assist_rate,
-    "joint_accuracy": lambda step: step.joint_accuracy,
-    "kept_accuracy": lambda step: step.kept_accuracy,
-    "reward": lambda step: step.reward_mean,
-    "format_ok": lambda step: step.format_ok,
+    "assist_rate": lambda step: step.control.assist_rate,
+    "joint_accuracy": lambda step: step.scores.joint_accuracy,
+    "kept_accuracy": lambda step: step.scores.kept_accuracy,
+    "reward": lambda step: step.scores.reward_mean,
+    "format_ok": lambda step: step.scores.format_ok,
 }
 
 
 ABOUT: dict[str, Callable[[StepFinished], object]] = {
     "the source": lambda step: step.source,
-    "the number of prompts": lambda step: step.prompts,
-    "the number of responses": lambda step: step.responses,
+    "the number of prompts": lambda step: step.scores.prompts,
+    "the number of responses": lambda step: step.scores.responses,
 }
 
 
@@ -138,8 +137,14 @@ def read_steps(folder: Path) -> dict[int, StepFinished]:
 def _step(path: Path, number: int, event: dict[str, Any]) -> StepFinished:
     """A line's step. Raises UsageError for one that lacks what is compared, or has no numbers there."""
     try:
-        step = step_from_json(event)
-        known = (step.step, step.target_rate, step.dual_before, step.dual_after, *(value(step) for value in MEASURES.values()))
+        step = StepFinished.from_json(event)
+        known = (
+            step.step,
+            step.control.target_rate,
+            step.control.dual_before,
+            step.control.dual_after,
+            *(value(step) for value in MEASURES.values()),
+        )
         if all(isinstance(value, int | float | None) for value in known):
             return step
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -206,7 +211,7 @@ def _measured(
 
 def _dual(a: list[list[StepFinished]], b: list[list[StepFinished]], rate: Difference, *, between: bool) -> Difference:
     """λ after the last step. It has added up η_λ times the rates' difference, so its error is that much of the rates' error."""
-    ends_a, ends_b = ([run[-1].dual_after for run in side] for side in (a, b))
+    ends_a, ends_b = ([run[-1].control.dual_after for run in side] for side in (a, b))
     if between:
         chance = welch(ends_a, ends_b)
     else:
@@ -217,9 +222,9 @@ def _dual(a: list[list[StepFinished]], b: list[list[StepFinished]], rate: Differ
 def dual_lr(steps: Sequence[StepFinished]) -> float:
     """η_λ as the steps show it: the largest move of λ for each unit of the rate's distance from τ."""
     moves = [
-        abs(step.dual_after - step.dual_before) / abs(step.assist_rate - step.target_rate)
+        abs(step.control.dual_after - step.control.dual_before) / abs(step.control.assist_rate - step.control.target_rate)
         for step in steps
-        if abs(step.assist_rate - step.target_rate) > 1e-9
+        if abs(step.control.assist_rate - step.control.target_rate) > 1e-9
     ]
     return max(moves, default=0.0)
 

@@ -174,9 +174,9 @@ class Desk:
         self._now = None
         if closed is None:
             return
-        event = replace(
-            self._event(now, numbers), dual_after=closed.terms.dual, offline=closed.unreported is not None, at=roles.clock.now()
-        )
+        event = self._event(now, numbers)
+        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
+        event = replace(event, control=control, at=roles.clock.now())
         roles.state.commit_step(_commit(now, event, closed, roles.state))
         roles.sink.emit(event)
 
@@ -188,7 +188,11 @@ class Desk:
             self._notice("the coordinator is away; reports that wait are delivered when the run goes on")
         state, clock = self._roles.state, self._roles.clock
         steps = state.steps(last=1)
-        totals = (steps[0].total_cloud_calls, steps[0].total_cloud_tokens, steps[0].total_spend_uusd) if steps else (0, 0, 0)
+        totals = (
+            (steps[0].cloud.total_cloud_calls, steps[0].cloud.total_cloud_tokens, steps[0].cloud.total_spend_uusd)
+            if steps
+            else (0, 0, 0)
+        )
         done = state.position().steps_done
         finished = RunFinished(state.run_id, reason, done, adapter_version, *totals, seconds, clock.now())
         self._roles.sink.emit(finished)
@@ -212,7 +216,13 @@ class Desk:
         ((task_step,),) = state.rows("SELECT task_step FROM steps WHERE step = ?", (plan.step,))
         size = self._settings.group_size
         return OpenStep(
-            event.task, int(task_step), event.dual_before, event.target_rate, len(plan.items), size, offline=event.offline
+            event.task,
+            int(task_step),
+            event.control.dual_before,
+            event.control.target_rate,
+            len(plan.items),
+            size,
+            offline=event.control.offline,
         )
 
     def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
@@ -222,7 +232,7 @@ class Desk:
 
     def _tell_otherwise(self, now: _Underway) -> None:
         before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
-        if before is not None and round(before.assist_rate * before.responses) != asked.help:
+        if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
             self._notice(
                 f"step {now.plan.step} was made again and turned out otherwise ({asked.help} of {asked.total} asked); "
                 "its first report stands"

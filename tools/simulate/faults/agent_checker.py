@@ -149,17 +149,21 @@ class AgentChecker:
         for number, ((event, place), told) in enumerate(zip(mine, closed, strict=False)):
             step = f"{task}#{number}"
             self._verdict.meet("step reported")
-            self._verdict.meet("step reported out of the outbox", event.offline)
+            self._verdict.meet("step reported out of the outbox", event.control.offline)
             rate = told["help_units"] / told["total_units"]
-            self._is("A4", abs(rate - event.assist_rate) < 1e-9, f"{step} had rate {event.assist_rate}, reported was {rate}")
-            if not event.offline:
+            self._is(
+                "A4",
+                abs(rate - event.control.assist_rate) < 1e-9,
+                f"{step} had rate {event.control.assist_rate}, reported was {rate}",
+            )
+            if not event.control.offline:
                 self._is("A4", place == number, f"{step} was committed as {task}#{place}")
                 self._online(step, task, number, event, told)
 
     def _online(self, step: str, task: str, number: int, event: StepFinished, told: Data) -> None:
         opened = self._fold.steps[self._name, task, number]
         way = (opened["dual"], told["dual_after"])
-        mine = (event.dual_before.hex(), event.dual_after.hex())
+        mine = (event.control.dual_before.hex(), event.control.dual_after.hex())
         self._is("A4", way == mine, f"{step} took λ from {mine[0]} to {mine[1]}, by the journal from {way[0]} to {way[1]}")
 
     def _closed(self, task: str) -> list[Data]:

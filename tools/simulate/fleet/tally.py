@@ -85,10 +85,15 @@ class GroupTally:
 
     def stepped(self, figures: DeviceFigures, at_s: float, event: StepFinished) -> None:
         """A learning step was committed."""
-        asking = round(event.assist_rate * event.responses)
-        self._add(at_s, Interval(calls=event.cloud_calls, spend_uusd=event.spend_uusd, units=event.responses, asking=asking))
+        asking = round(event.control.assist_rate * event.scores.responses)
+        self._add(
+            at_s,
+            Interval(
+                calls=event.cloud.cloud_calls, spend_uusd=event.cloud.spend_uusd, units=event.scores.responses, asking=asking
+            ),
+        )
         figures.steps += 1
-        figures.dual = event.dual_after
+        figures.dual = event.control.dual_after
 
     def _add(self, at_s: float, counts: Interval) -> None:
         place = int(min(at_s, self._lasts_s - 1e-6) // self._every_s)

@@ -220,7 +220,7 @@ class RealRun:
             self._tell(f"{plan.steps} learning steps")
             await self._agent.learn(max_steps=plan.steps)
         steps = [event for event in sink.events if isinstance(event, StepFinished)]
-        taken = tuple(Taken(event.assist_rate, event.dual_after, event.seconds) for event in steps)
+        taken = tuple(Taken(event.control.assist_rate, event.control.dual_after, event.time.seconds) for event in steps)
         cloud_tokens = tuple(self._count(each.cloud_text) if each.source == "cloud" else None for each in records)
         return Measured(Run(tuple(answers), taken, dual_init), tuple(self._local), tuple(self._cloud), cloud_tokens)
 

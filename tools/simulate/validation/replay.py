@@ -242,7 +242,7 @@ class _LearningDevice(FleetDevice):
         """Implements `EventSink`."""
         super().emit(event)
         if isinstance(event, StepFinished):
-            self.taken.append(Taken(event.assist_rate, event.dual_after, event.seconds))
+            self.taken.append(Taken(event.control.assist_rate, event.control.dual_after, event.time.seconds))
 
     def _practice(self) -> TaskSource:
         return _KnownPrompts(self._fitted.prompts, self.group.task)
