@@ -29,7 +29,7 @@ from edge.core.errors import AdapterError, StateError
 from edge.core.precedence import ServingPrecedence
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
-from edge.learning.activity import MadeSteps, daybook
+from edge.learning.activity import MadeSteps, activity_report
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
@@ -72,7 +72,7 @@ class Records:
 
     def report(self, since: float) -> dict[str, Any]:
         """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
-        return daybook(self._state.database, since, self._clock.now(), self._made_steps)
+        return activity_report(self._state.database, since, self._clock.now(), self._made_steps)
 
     def used_today(self) -> UsedToday:
         """What this device has used, today and ever."""
@@ -341,7 +341,7 @@ class Agent:
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
             await (await self.learning.roles.factory.step()).finish(cut)
         except AdapterError:
-            return False  # committed; looking for the newest usable adapter tells what is wrong with it
+            return False  # committed; looking for the newest usable adapter shows what is wrong with it
         except StateError as error:
             self._notice(f"{error}; step {cut.step} will be made again")
             return False

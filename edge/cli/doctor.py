@@ -181,11 +181,11 @@ def check_cores() -> Finding:
 def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
     """Whether other programs keep the cores busy, in which threads of ours would wait for each other."""
     from edge.app.agents import crowd_settings
-    from edge.learning.conditions import CROWDED
+    from edge.learning.conditions import HIGH_LOAD
 
     told = f"load {busy:.1f} on {usable} cores over the last minute"
     settings = " ".join(f"--set {one}" for one in crowd_settings(config))
-    if busy < CROWDED * usable or not settings:
+    if busy < HIGH_LOAD * usable or not settings:
         return Finding("other programs", "ok", told)
     hint = f"where that is not the agent itself try {settings}"
     return Finding("other programs", "warn", f"{told}: threads that wait for each other get many times slower", hint)

@@ -19,7 +19,7 @@ from edge.core.clock import SystemClock
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
-from edge.learning.figures import SHOWN_STEPS, Gallery
+from edge.learning.figures import SHOWN_STEPS, LiveFigures
 from edge.learning.forgetting import RetentionWatch
 from edge.learning.run_folder import RunFolder, require_same_run
 
@@ -93,7 +93,7 @@ async def _learn(config: AgentConfig, run_folder: RunFolder, options: LearnOptio
         for line in lines:
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        gallery = Gallery(run_folder.folder, console.say)
+        gallery = LiveFigures(run_folder.folder, console.say)
         sink = FanOutSink([run_folder, gallery, console.sink])
         async with build_agent(config, sink) as agent:
             _tell_where(agent, console)

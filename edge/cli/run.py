@@ -19,7 +19,7 @@ from edge.console import Console, open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
-from edge.learning.figures import SHOWN_STEPS, Gallery
+from edge.learning.figures import SHOWN_STEPS, LiveFigures
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -68,7 +68,7 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         for line in lines:
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        gallery = Gallery(state_folder(config) / "figures", console.say)
+        gallery = LiveFigures(state_folder(config) / "figures", console.say)
         agent, stop = build_agent(config, FanOutSink([console.sink, gallery]), lives_here=True), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()

@@ -1,7 +1,7 @@
-"""What an agent learned, gained, forgot and spent since a time, from its state folder. Knows the tables; changes and loads nothing.
+"""What an agent learned, gained, forgot and spent since a time, from its state folder.
 
-Anchors are compared item by item: what the version that served then made of each, and what the one that serves now does. Items that were
-examined with one of the two only are counted apart, so that "gained 4, lost 1 of 40" is exact.
+Anchors are compared item by item: what the version that served then made of each, and what the one that serves now does. Items that
+were examined with one of the two only are counted apart, so that "gained 4, lost 1 of 40" is exact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
             if missing := _TABLES - found:
                 text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
                 raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
-            return daybook(database, since, now)
+            return activity_report(database, since, now)
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
@@ -50,8 +50,8 @@ class MadeSteps:
     def read(self, database: sqlite3.Connection) -> Sequence[Mapping[str, Any]]:
         """All steps, oldest first."""
         for number, event in database.execute("SELECT step, event FROM steps WHERE step > ? ORDER BY step", (self._last,)):
-            told = json.loads(event)
-            self._steps.append({name: told[name] for name in _OF_A_STEP if name in told})
+            fields = json.loads(event)
+            self._steps.append({name: fields[name] for name in _OF_A_STEP if name in fields})
             self._last = number
         return self._steps
 
@@ -62,7 +62,9 @@ _OF_A_STEP = (
 )  # fmt: skip
 
 
-def daybook(database: sqlite3.Connection, since: float, now: float, made_steps: MadeSteps | None = None) -> dict[str, Any]:
+def activity_report(
+    database: sqlite3.Connection, since: float, now: float, made_steps: MadeSteps | None = None
+) -> dict[str, Any]:
     """The report from `since` to `now`, in seconds since the epoch. Shares are None where there was nothing to count.
 
     `made_steps` of the same database remembers steps from report to report.

@@ -187,8 +187,8 @@ class ServingAdapter:
             checkpoint = await asyncio.to_thread(self.versions.checkpoint, version)
             await self.backend.swap_adapter(checkpoint.adapter if checkpoint else None)
             line = self.versions.go_back(version, self._clock.now(), by, reason)
-        told = f" ({reason})" if reason else ""
-        self._notice(f"went back to {version_name(version)}{told}; serving and learning go on from there")
+        why = f" ({reason})" if reason else ""
+        self._notice(f"went back to {version_name(version)}{why}; serving and learning go on from there")
         self._sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 

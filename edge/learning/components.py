@@ -1,4 +1,4 @@
-"""What an agent is made of, and how it works. Knows roles and values; opens nothing."""
+"""What an agent is made of, and how it works."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from edge.state.folder import StateFolder
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What a machine tells of itself; None where it does not. `other_load`: share of its processors that other programs keep busy."""
+    """What a machine reports of itself; None where it does not. `other_load`: share of its processors that other programs keep busy."""
 
     on_mains: bool | None = None
     battery_percent: float | None = None
@@ -130,7 +130,7 @@ class MachineProbe:
         self._before: tuple[float, float, float] | None = None
 
     def read(self) -> Readings:
-        """The present readings; what this system does not tell is None."""
+        """The present readings; what this system does not report is None."""
         battery = _or_none(_battery)
         return Readings(
             on_mains=None if battery is None else battery[0],
@@ -293,7 +293,7 @@ def is_paused(state: StateFolder) -> bool:
 
 
 def set_paused(state: StateFolder, paused: bool) -> None:
-    """Pause or resume learning, for good; a running agent's `Readiness` must be told, too."""
+    """Pause or resume learning, for good; a running agent's `Readiness` must be informed, too."""
     state.set_meta(PAUSED, "1" if paused else "")
 
 
@@ -336,8 +336,8 @@ class Readiness:
         """Somebody is served, or the next step waits."""
         return self._gate.busy or bool(self.waiting)
 
-    def told(self) -> str:
-        """Why the next step waits, or would; a pause and its end are told at once."""
+    def reason(self) -> str:
+        """Why the next step waits, or would; a pause and its end take effect immediately."""
         if is_paused(self._state):
             return BY_YOU
         return "" if self.waiting == BY_YOU else self.waiting
@@ -361,10 +361,10 @@ class Readiness:
     def _reason(self) -> str:
         if is_paused(self._state):
             return BY_YOU
-        told = self._disk_space.shortage()
-        if not told and self._conditions is not None:
-            told = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
-        return f"waiting: {told}" if told else ""
+        why = self._disk_space.shortage()
+        if not why and self._conditions is not None:
+            why = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
+        return f"waiting: {why}" if why else ""
 
     async def _next_look(self) -> None:
         self._changed.clear()
@@ -405,7 +405,7 @@ def _kind(reason: str) -> str:
 
 SLOW_S = 10.0
 """A step that takes as long is worth a word."""
-CROWDED = 0.25
+HIGH_LOAD = 0.25
 """Share of the processors that other programs use, from which threads wait for each other."""
 
 
@@ -415,7 +415,7 @@ def thread_settings(engine_threads: int, torch_threads: int, cores: int) -> tupl
     return tuple(f"{name}=1" for name, count in threads.items() if count > 1)
 
 
-def crowded_line(other_load: float, settings: Sequence[str]) -> str:
+def machine_load_notice(other_load: float, settings: Sequence[str]) -> str:
     """What is in the way and what helps."""
     sets = " ".join(f"--set {one}" for one in settings)
     why = "and threads that wait for each other get many times slower"
@@ -453,6 +453,6 @@ class MachineLoadNotice:
     def _look(self) -> None:
         load = self._probe.read().other_load
         self._since = self._clock.monotonic()
-        if load is not None and load >= CROWDED:
-            self._inner.emit(Notice("this step is slow: " + crowded_line(load, self._settings), self._clock.now()))
+        if load is not None and load >= HIGH_LOAD:
+            self._inner.emit(Notice("this step is slow: " + machine_load_notice(load, self._settings), self._clock.now()))
             self._settings, self._since = (), None

@@ -1,4 +1,4 @@
-"""The order of learning: phases, their task streams and the data cursor. Knows what the next step is about; makes none."""
+"""The order of learning: phases, their task streams and the data cursor."""
 
 from __future__ import annotations
 

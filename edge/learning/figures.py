@@ -63,8 +63,8 @@ def _rate_and_price(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     highest = max(max(step.control.assist_rate, step.control.target_rate) for span in spans for step in span.steps)
     rate.set(ylabel="share of responses\nthat ask", ylim=(0, min(1.02, max(0.5, highest) * 1.1)))
     _steps(price, spans, lambda step: step.control.dual_before, _ORANGE, "price of asking λ", width=1.8)
-    dearest = max(step.control.dual_before for span in spans for step in span.steps)
-    price.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, dearest)))
+    highest = max(step.control.dual_before for span in spans for step in span.steps)
+    price.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, highest)))
     return _save(figure, (rate, price), spans, path, "How often it asks, and what asking costs")
 
 
@@ -230,7 +230,7 @@ SHOWN_STEPS = 2000
 Draw = Callable[[Path, Sequence[StepFinished], Sequence[HeldOutScored]], list[Path]]
 
 
-class Gallery:
+class LiveFigures:
     """An event sink that keeps the figures in a folder up to date while it is open."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], draw: Draw = write_figures) -> None:
@@ -286,7 +286,7 @@ class Gallery:
                 return
 
     async def _drawn(self) -> bool:
-        """Draw everything; False when it failed, which is told."""
+        """Draw everything; False when it failed, which is reported."""
         self._undrawn = 0
         try:
             await asyncio.to_thread(self._draw_all, tuple(self._steps), tuple(self._held_out))

@@ -144,7 +144,7 @@ class Learning:
     @property
     def waiting(self) -> str:
         """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
-        return self.roles.readiness.told()
+        return self.roles.readiness.reason()
 
     @property
     def paused(self) -> bool:

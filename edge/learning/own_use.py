@@ -115,7 +115,7 @@ def _whole(record: dict[str, object]) -> bool:
 
 
 def _item(known: _Known) -> OwnItem | None:
-    """None where no right answer is known, and for open questions whose answer only agreement would tell."""
+    """None where no right answer is known, and for open questions whose answer only agreement would show."""
     right = _right(known)
     if not right:
         return None
@@ -185,7 +185,7 @@ class WatchedFolder:
     """The `*.jsonl` files of one folder."""
 
     def __init__(self, folder: Path, notice: Callable[[str], None]) -> None:
-        """`notice` is told once of each bad file (and again when its content changes), and when the folder cannot be read."""
+        """`notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read."""
         self.folder = folder
         self.items: tuple[OwnItem, ...] = ()
         """Of every good file at the last look, files in the order of their names; a question that stands in several counts once."""
@@ -205,8 +205,8 @@ class WatchedFolder:
             if items is not None:
                 self.items = items
             self.problems = {path.name: look.problem for path, look in sorted(self._looks.items()) if look.problem}
-            told, self._notices = self._notices, []
-        for text in told:
+            notices, self._notices = self._notices, []
+        for text in notices:
             self._notice(text)
 
     def _items(self) -> tuple[OwnItem, ...] | None:
@@ -282,9 +282,9 @@ class WatchedFolder:
         known = self._looks.get(path)
         self._looks[path] = look
         if look.problem and (known is None or known.problem != look.problem or known.digest != look.digest):
-            told = look.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
+            problem = look.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
             where = ":" if look.problem.startswith(f"{path}:") and not look.problem.startswith(f"{path}: ") else ": "
-            self._notices.append(f"{shown(path.name)}{where}{told}; the file is left out until it changes")
+            self._notices.append(f"{shown(path.name)}{where}{problem}; the file is left out until it changes")
         if look.more:
             self._notices.append(f"{shown(path.name)}: {look.more}")
 

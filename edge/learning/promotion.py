@@ -1,5 +1,4 @@
-"""Judging a step's adapter before it may serve. Knows anchors, the order of the exam and what is remembered; knows nothing of the rules'
-numbers (edge.training.gate) or of swapping what serves.
+"""Judging a step's adapter before it may serve.
 
 Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
 them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
@@ -187,7 +186,11 @@ def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[st
 def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: Mapping[str, bool]) -> tuple[ExamResult, ...]:
     """What a version made of the candidates that were examined, source by source."""
     by_source = {source: {one.key: right[one.key] for one in own if one.key in right} for source, own in candidates.items()}
-    return tuple(ExamResult(version, source, candidates[source][0].item.task, told) for source, told in by_source.items() if told)
+    return tuple(
+        ExamResult(version, source, candidates[source][0].item.task, verdicts)
+        for source, verdicts in by_source.items()
+        if verdicts
+    )
 
 
 def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:

@@ -96,8 +96,8 @@ class RollbackMonitor:
         now, then = self._verdicts(serving), self._verdicts(before)
         if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
             return None
-        told = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
-        return Rollback(serving, before, "feedback", told)
+        evidence = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
+        return Rollback(serving, before, "feedback", evidence)
 
     async def _by_anchors(self, serving: int) -> Rollback | None:
         self._state.set_meta(_CHECKED, str(self._state.position().steps_done))
@@ -187,6 +187,6 @@ def _worse(
         gained = sum(now[key] and not then[key] for key in keys)
         if lost_more(lost, gained):
             where = f" of {source}" if source else ""
-            told = f"of {len(keys)} anchors{where} {lost} are wrong that were right, {gained} are right that were wrong"
-            return Rollback(serving, version, "anchors", told)
+            evidence = f"of {len(keys)} anchors{where} {lost} are wrong that were right, {gained} are right that were wrong"
+            return Rollback(serving, version, "anchors", evidence)
     return None

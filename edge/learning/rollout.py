@@ -165,7 +165,7 @@ class Rollout:
         self.left_out: list[str] = []
 
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
-        """The scored groups in the order of the batch. `on_group` is told how many are done.
+        """The scored groups in the order of the batch. `on_group` gets how many are done.
 
         A prompt that the engine refuses (too long for its context) is left out; `left_out` says why, a line each. Raises EdgeError
         when no prompt is left.

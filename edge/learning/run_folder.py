@@ -39,16 +39,16 @@ def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> s
     """In one line what differs so that the record would be false, `target_rate 0.3 -> 0.7`; "" where the run can go on.
 
     It may grow: its last phase may be longer now, and phases may follow it. `under` is the section of a larger configuration that the
-    agent's settings stand in, as `agent.`: keys are told with it and in full.
+    agent's settings stand in, as `agent.`: keys are named with it and in full.
     """
     before, after = _record(then, len(then.phases)), _record(now, len(then.phases))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     one_phase = len(then.phases) == 1 and not under
-    told = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
-    if not told and _ends_earlier(then, now):
+    changes = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
+    if not changes and _ends_earlier(then, now):
         place = f"{under}phases.{len(then.phases) - 1}." if under else ""
-        told = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
-    return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
+        changes = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
+    return ", ".join(changes[:_MOST_NAMED]) + (f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else "")
 
 
 def _record(config: AgentConfig, phases: int) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def require_same_run(folder: Path, config: AgentConfig) -> None:
         raise UsageError(
             f"{name} holds a run whose settings cannot be read ({error})", hint="give another folder with --out"
         ) from error
-    if told := other_settings(then, config) or _another_state(folder, then, config):
-        raise UsageError(f"{name} holds a run with other settings ({told})", hint="give another folder with --out")
+    if changed := other_settings(then, config) or _another_state(folder, then, config):
+        raise UsageError(f"{name} holds a run with other settings ({changed})", hint="give another folder with --out")
 
 
 def _has_begun(folder: Path) -> bool:
@@ -305,7 +305,7 @@ def _held_out_from(line: str, where: str) -> HeldOutScored:
 
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
-    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a told price's
+    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a stated price's
     `price_0.5.assist_rate`; empty where it did not occur.
     """
     rows = [_flat(step) for step in steps]

@@ -140,7 +140,7 @@ class StepReporter:
             )
             target_rate = opened.target_rate
         except StepMismatch:
-            target_rate = report.target_rate  # closed before with the answer lost, or a gap: closing tells
+            target_rate = report.target_rate  # closed before with the answer lost, or a gap: closing shows which
         try:
             closed = await self._closed(report)
         except StepMismatch as error:
@@ -167,8 +167,8 @@ class StepReporter:
     async def _first_terms(self, unknown: Terms) -> Terms:
         """What the coordinator holds a task to that this state folder does not know yet."""
         registration = await self._client.register(__version__, [unknown.task])
-        told = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
-        return unknown if told is None else replace(unknown, dual=told.dual, next_step=told.next_step)
+        offered = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
+        return unknown if offered is None else replace(unknown, dual=offered.dual, next_step=offered.next_step)
 
     def _notice(self, text: str) -> None:
         self._sink.emit(Notice(text=text, at=self._clock.now()))

@@ -137,7 +137,7 @@ def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepM
 
 
 def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
-    """The share that asks at each price that a prompt told, the lowest first."""
+    """The share that asks at each price that a prompt stated, the lowest first."""
     prices = sorted({group.prompt_dual for group in groups if group.prompt_dual is not None})
     return tuple(_price_rate(price, [group for group in groups if group.prompt_dual == price]) for price in prices)
 

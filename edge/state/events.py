@@ -84,7 +84,7 @@ class FamilyScores:
 
 @dataclass(frozen=True, slots=True)
 class PriceRate:
-    """What the prompts of a step that told one price of help made of it: how many, and the share of their responses that asked."""
+    """What the prompts of a step that stated one price of help made of it: how many, and the share of their responses that asked."""
 
     price: float
     prompts: int

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.learning import figures as gallery_module
-from edge.learning.figures import STEPS_BETWEEN, Gallery
+from edge.learning.figures import STEPS_BETWEEN, LiveFigures
 from edge.state.events import HeldOutScored, PhaseStarted, StepFinished
 from tests.unit.test_agent_retention import look
 from tests.unit.test_console import step
@@ -40,7 +40,7 @@ class Drawn:
 async def test_figures_are_drawn_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     said: list[str] = []
     draw = Drawn()
-    gallery = Gallery(tmp_path / "figures", said.append, draw)
+    gallery = LiveFigures(tmp_path / "figures", said.append, draw)
     async with gallery.open([]):
         for number in range(1, STEPS_BETWEEN + 1):
             gallery.emit(step(number))
@@ -52,7 +52,7 @@ async def test_figures_are_drawn_every_so_many_steps_and_at_the_end(tmp_path: Pa
 
 async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_drawn_at_once(tmp_path: Path) -> None:
     draw = Drawn()
-    gallery = Gallery(tmp_path, lambda line: None, draw)
+    gallery = LiveFigures(tmp_path, lambda line: None, draw)
     async with gallery.open([], at_the_end=False):
         gallery.emit(PhaseStarted(0, "a", "a", 0.3, 1, 1))
         gallery.emit(step(1))
@@ -66,11 +66,11 @@ async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_dra
 
 async def test_what_the_run_did_before_is_shown_too_and_alone_is_no_reason_to_draw(tmp_path: Path) -> None:
     draw = Drawn()
-    gallery = Gallery(tmp_path, lambda line: None, draw)
+    gallery = LiveFigures(tmp_path, lambda line: None, draw)
     async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
         pass
     assert draw.numbers == []
-    gallery = Gallery(tmp_path, lambda line: None, draw)
+    gallery = LiveFigures(tmp_path, lambda line: None, draw)
     async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
         gallery.emit(step(3))
     assert draw.numbers == [(3, 1)]
@@ -79,7 +79,7 @@ async def test_what_the_run_did_before_is_shown_too_and_alone_is_no_reason_to_dr
 async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Path) -> None:
     said: list[str] = []
     draw = Drawn(OSError("disk full"))
-    gallery = Gallery(tmp_path, said.append, draw)
+    gallery = LiveFigures(tmp_path, said.append, draw)
     async with gallery.open([]):
         gallery.emit(step(1))
         gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
@@ -93,7 +93,7 @@ async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path
     monkeypatch.setattr(gallery_module, "what_is_missing", lambda: "no figures: matplotlib is not installed")
     said: list[str] = []
     draw = Drawn()
-    gallery = Gallery(tmp_path / "figures", said.append, draw)
+    gallery = LiveFigures(tmp_path / "figures", said.append, draw)
     async with gallery.open([]):
         for number in range(50):
             gallery.emit(step(number))

@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.budget.whatif import past_answers, present, what_if
 from edge.core.errors import BudgetExhausted, NotFound, OutcomeUnknown, Withheld
 from edge.core.types import BeyondText, Message
-from edge.learning.activity import daybook
+from edge.learning.activity import activity_report
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudCompletion, CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.usage import used_today
@@ -87,7 +87,7 @@ async def test_report_usage_whatif_and_the_ledger_tell_the_same(tmp_path: Path) 
             replace(asked(7), beyond=BeyondText('{"tools": [{"type": "function", "function": {"name": "f"}}]}', ("tools",)))
         )
         database = agent.components.state.database
-        used, report = used_today(database, world.clock.now()).today, daybook(database, 0.0, world.clock.now())
+        used, report = used_today(database, world.clock.now()).today, activity_report(database, 0.0, world.clock.now())
     assert (used.calls, used.spend_uusd) == client.ledger == (7, 670)
     assert report["cloud"]["serving"] == {"calls": 7, "tokens": used.tokens, "spend_uusd": 670}
     assert sum(stretch["serving_uusd"] for stretch in report["spend"]["stretches"]) == 670

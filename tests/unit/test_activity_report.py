@@ -19,7 +19,7 @@ from edge.cli.since import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling
-from edge.learning.activity import MadeSteps, daybook, read_daybook
+from edge.learning.activity import MadeSteps, activity_report, read_daybook
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
@@ -102,7 +102,7 @@ def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_pa
         with state.database as database:
             rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
             database.executemany("INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)", rows)
-        assert daybook(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
+        assert activity_report(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
 
 
 def test_a_step_is_read_once_however_often_the_report_is_asked_for() -> None:
@@ -122,11 +122,11 @@ def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) ->
     with StateFolder(tmp_path) as state:
         for at, uusd in charges.items():
             state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
-        told = daybook(state.database, 0.0, 300.0)["spend"]
+        told = activity_report(state.database, 0.0, 300.0)["spend"]
         assert told["stretch_s"] == 60
         assert [(one["began"], one["serving_uusd"]) for one in told["stretches"]] == [(60.0, 12), (240.0, 2)]
         state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
-        told = daybook(state.database, 95.0, 2e5)["spend"]
+        told = activity_report(state.database, 95.0, 2e5)["spend"]
     assert (told["stretch_s"], told["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
     assert sum(one["serving_uusd"] for one in told["stretches"]) == 12
 
