@@ -191,3 +191,20 @@ def test_folders_that_the_guide_for_contributors_names_exist() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", guide)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_places_of_the_algorithm_s_open_points_exist() -> None:
+    table = [line for line in (ROOT / "DECISIONS.md").read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [line.split("|")[1].strip() for line in table] == [str(number) for number in range(1, 18)]
+    for line in table:
+        place = re.findall(r"`([\w.]+)` \|$", line)[0].replace(".", "/")
+        found = [ROOT / parent / place for parent in ("edge", "")]
+        assert any(path.is_dir() or path.with_suffix(".py").is_file() for path in found), line
+
+
+def test_the_records_of_decisions_are_numbered_without_a_gap_and_have_their_three_parts() -> None:
+    text = (ROOT / "DECISIONS.md").read_text(encoding="utf-8")
+    records = re.findall(r"^### (\d+)\. .*\n\n(.*?)(?=\n\n#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert sorted(int(number) for number, _ in records) == list(range(18, 18 + len(records)))
+    for number, body in records:
+        assert re.findall(r"^- \*(\w+)\*: ", body, re.MULTILINE) == ["Context", "Decision", "Consequence"], number
