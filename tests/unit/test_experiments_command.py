@@ -216,12 +216,12 @@ def _report(folder: Path, template: str) -> list[str]:
     return ["report", "--template", str(folder / "template"), "--out", str(out), "--data", str(NO_DATA)]
 
 
-def test_the_project_s_readme_is_left_beside_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_s_page_of_results_is_left_beside_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = tmp_path / "README.md"
     text = f"{_BEGIN}\nold\n{_END}\n"
     readme.write_text(text, encoding="utf-8")
     (tmp_path / "results").mkdir()
-    monkeypatch.setattr(report, "README", readme)
+    monkeypatch.setattr(report, "RESULTS_PAGE", readme)
     command = [*_report(tmp_path, "Nothing.\n"), "--results", str(tmp_path / "results")]
     assert main(command) == 0
     assert readme.read_text(encoding="utf-8") == text

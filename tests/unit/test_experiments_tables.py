@@ -35,7 +35,7 @@ from tools.experiments.kept_rates import kept_rates_table
 from tools.experiments.paper_tables import paper_table
 from tools.experiments.provenance import models_of
 from tools.experiments.published import read_published
-from tools.experiments.report import _BEGIN, _END, README, Report, with_main_table
+from tools.experiments.report import _BEGIN, _END, RESULTS_PAGE, Report, with_main_table
 from tools.experiments.result import Result, read_result, result_file, write_result
 from tools.experiments.show import tables_of
 from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
@@ -450,8 +450,8 @@ def test_the_commands_print_tables_draw_figures_and_write_the_report(tmp_path: P
     assert told.startswith(f"# A\n\n{_BEGIN}\n\n**Summary") and told.endswith(f"{_END}\n\n# B\n") and "old" not in told
 
 
-def test_the_main_table_of_the_readme_is_that_of_the_results() -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_main_table_of_the_results_page_is_that_of_the_results() -> None:
+    text = RESULTS_PAGE.read_text(encoding="utf-8")
     assert _BEGIN in text
     assert with_main_table(text, Findings.of(load_spec("table"), read_chosen())) == text, "run python -m tools.experiments report"
 

@@ -34,7 +34,7 @@ from tools.experiments.tables import Table
 
 TEMPLATE = Path(__file__).parent / "report.md.in"
 REPORT = Path(__file__).parent / "REPORT.md"
-README = Path(__file__).resolve().parents[2] / "README.md"
+RESULTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 _BEGIN, _END = "<!-- made by python -m tools.experiments report -->", "<!-- end of what is made -->"
 _MARK = re.compile(r"^\{\{ *([a-z]+)(?: +([a-z0-9-]+))?(?:: *(.+?))? *\}\}$")
 _MAIN = "table"
@@ -54,7 +54,7 @@ def add_report(commands: Any) -> None:
     report.add_argument(
         "--readme",
         type=Path,
-        help="file whose main table is made anew (usual: the project's, where results, choices and --out are the usual ones)",
+        help="file whose main table is made anew (usual: docs/results.md, where results, choices and --out are the usual ones)",
     )
     report.set_defaults(play=play_report)
 
@@ -93,7 +93,7 @@ def _readme_of(arguments: argparse.Namespace) -> Path | None:
     if given is None:
         given_places, usual_places = (arguments.results, arguments.chosen, arguments.out), (RESULTS, CHOSEN_FILE, REPORT)
         usual = [place.resolve() for place in given_places] == [place.resolve() for place in usual_places]
-        return README if usual and README.is_file() else None
+        return RESULTS_PAGE if usual and RESULTS_PAGE.is_file() else None
     try:
         text = given.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

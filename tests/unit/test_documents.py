@@ -1,0 +1,210 @@
+"""What the documents tell people to type must work, and where they point must exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from coordinator.cli import main as coordinator_main
+from coordinator.commands import app as coordinator_app
+from coordinator.config import CoordinatorConfig
+from edge.cli.app import app
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig
+from edge.tasks.practice_source import PracticeSource
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text(encoding="utf-8")
+FOLDERS = (
+    "",
+    "docs",
+    "coordinator",
+    "devices",
+    "tools/experiments",
+    "tools/integrations",
+    "tools/integrations/verl",
+    "tools/simulate",
+)
+PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md") if path.name not in ("LOG.md", "REPORT.md"))
+PROGRAMS: dict[str, Any] = {
+    "edge-agent": typer.main.get_command(app),
+    "edge-coordinator": typer.main.get_command(coordinator_app),
+}
+COMING = {"status", "extending.md"}
+"""A command and a page of other branches that the documents name already."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a page's headings have on a forge: lower case, without punctuation, blanks as hyphens."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target, fragment in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        path = page.parent / target if target else page
+        if path.name in COMING and not path.exists():
+            continue
+        assert path.exists(), f"{name(page)} links to {target}"
+        if fragment:
+            assert fragment in anchors(path), f"{name(page)} links to {target}#{fragment}"
+
+
+def test_the_readme_can_be_read_in_a_few_minutes() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert len(README.split()) <= 1500
+    assert [line for line in lines if len(line) > 140] == []
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "DECISIONS.md"])
+def test_lines_fit_a_screen(page: str) -> None:
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 140] == []
+
+
+def quoted_commands(page: str) -> list[str]:
+    """Every `edge-agent ...` and `edge-coordinator ...` of a page's code spans and shell blocks, without comment and redirection."""
+    shell = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    spans = re.findall(r"`((?:edge-agent|edge-coordinator) [^`]*)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
+    found = [line[line.index("edge-") :] for line in shell if re.search(r"(^|\| |/)edge-(agent|coordinator) ", line)]
+    return [re.split(r" #| > | < | \| ", command)[0] for command in [*spans, *found]]
+
+
+def subcommands(command: Any) -> dict[str, Any]:
+    return getattr(command, "commands", {})
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words lead to, and the words left."""
+    command, rest = PROGRAMS[words[0]], words[1:]
+    while rest and rest[0] in subcommands(command):
+        command, rest = subcommands(command)[rest[0]], rest[1:]
+    if subcommands(command) and rest and not rest[0].startswith("-"):
+        assert rest[0] in COMING, f"no command {' '.join(words)}"
+    return command, rest
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_quoted_commands_and_their_options_exist(page: Path) -> None:
+    for quoted in quoted_commands(page.read_text(encoding="utf-8")):
+        command, rest = command_of(shlex.split(quoted))
+        if rest and rest[0] in COMING:
+            continue
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        used = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert used <= known, f"{name(page)}: {quoted}"
+
+
+def test_the_readme_names_the_commands_that_matter() -> None:
+    table = re.findall(r"^\| `edge-agent (\w+)", README, re.MULTILINE)
+    assert len(table) == 10 and len(set(table)) == 10
+
+
+def test_every_command_of_the_agent_is_on_the_page_of_commands() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert [
+        command
+        for command in subcommands(PROGRAMS["edge-agent"])
+        if f"`edge-agent {command}" not in page and f"`{command} " not in page
+    ] == []
+
+
+def test_the_numbers_in_the_readme_are_those_of_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"\d\d\.\d ± \d\.\d", README)
+    assert len(numbers) == 12
+    assert [number for number in numbers if number not in results] == []
+
+
+def configuration(text: str, tmp_path: Path) -> CoordinatorConfig:
+    path = tmp_path / "coordinator.yaml"
+    path.write_text(text, encoding="utf-8")
+    return resolve(CoordinatorConfig, files=[path]).config
+
+
+def test_the_coordinator_configurations_are_accepted(tmp_path: Path) -> None:
+    (small,), (fleet,) = blocks(README, "yaml"), blocks(COORDINATOR, "yaml")
+    config = configuration(small, tmp_path)
+    assert config.upstreams["default"].base_url == yaml.safe_load(small)["upstreams"]["default"]["base_url"]
+    assert config.budgets.device.spend_limit_uusd == 5_000_000
+    config = configuration(fleet, tmp_path)
+    assert [choice.upstream for choice in config.aliases["default"]] == ["cheap", "strong"]
+    assert (config.tasks["*"].dual_scope, config.storage.backend) == ("fleet", "postgres")
+
+
+def test_the_privacy_configuration_is_accepted(tmp_path: Path) -> None:
+    (text,) = blocks((ROOT / "docs" / "privacy.md").read_text(encoding="utf-8"), "yaml")
+    path = tmp_path / "agent.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert resolve(AgentConfig, files=[path]).config.privacy.never_send == ("confidential", "like:PN-####")
+
+
+def test_the_request_is_valid_json_and_names_the_bundled_model() -> None:
+    (shell,) = [block for block in blocks(README, "sh") if "curl" in block]
+    body = json.loads(re.search(r"-d '(\{.*\})'", shell, re.DOTALL).group(1))  # type: ignore[union-attr]
+    assert body["model"] == "nano-edge" and body["messages"][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_token_is_for_the_labels_that_an_agent_learns_by_default() -> None:
+    (issued,) = re.findall(r"`edge-coordinator token issue lamp (.*?)`", COORDINATOR)
+    sources = [PracticeSource(phase.source.partition(":")[2]) for phase in AgentConfig().phases]
+    assert set(re.findall(r"--task (\S+)", issued)) == {next(source.train(0)).task for source in sources}
+
+
+def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = [line for block in blocks(COORDINATOR, "sh") for line in block.splitlines() if "pki init" in line]
+    assert coordinator_main(line.split()[1:]) == 0
+    tls = yaml.safe_load(blocks(COORDINATOR, "yaml")[0])["tls"]
+    assert tls and all(Path(path).is_file() for path in tls.values())
+
+
+def test_folders_that_the_guide_for_contributors_names_exist() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", guide)
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_places_of_the_algorithm_s_open_points_exist() -> None:
+    table = [line for line in (ROOT / "DECISIONS.md").read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [line.split("|")[1].strip() for line in table] == [str(number) for number in range(1, 18)]
+    for line in table:
+        place = re.findall(r"`([\w.]+)` \|$", line)[0].replace(".", "/")
+        found = [ROOT / parent / place for parent in ("edge", "")]
+        assert any(path.is_dir() or path.with_suffix(".py").is_file() for path in found), line
+
+
+def test_the_records_of_decisions_are_numbered_without_a_gap_and_have_their_three_parts() -> None:
+    text = (ROOT / "DECISIONS.md").read_text(encoding="utf-8")
+    records = re.findall(r"^### (\d+)\. .*\n\n(.*?)(?=\n\n#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert sorted(int(number) for number, _ in records) == list(range(18, 18 + len(records)))
+    for number, body in records:
+        assert re.findall(r"^- \*(\w+)\*: ", body, re.MULTILINE) == ["Context", "Decision", "Consequence"], number
