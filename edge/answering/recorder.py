@@ -1,4 +1,4 @@
-"""Keeping what became of an answer. Knows how a draft becomes a record and what is written with it; knows nothing of how it was made."""
+"""Keeping what became of an answer: its record, and what is written with it in one transaction."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AnswerRecorder:
         access.dials.save(access.dials.of(draft.task))
         access.quotas.save(draft.task)
         if draft.call_key and draft.call_state != UNSETTLED:
-            access.unconfirmed.cross_out(draft.call_key)
+            access.unconfirmed.confirm(draft.call_key)
 
     def record(self, draft: Draft) -> AnswerRecord:
         """What is known of an answer now."""

@@ -1,5 +1,4 @@
-"""What people may ask of the cloud, task by task: pause, dials and quotas. Knows which tasks have a budget here; knows nothing of how an
-answer is made."""
+"""What people may ask of the cloud, task by task: pause, dials and quotas."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from edge.budget.dial import DialReading, Dials
 from edge.budget.quota import Quota, Quotas
 from edge.cloud.connection import LearnedTasks
 from edge.cloud.switch import CloudSwitch
-from edge.cloud.unconfirmed import UnconfirmedCalls
+from edge.cloud.unconfirmed import AnswerCalls
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.state.events import Notice
@@ -18,12 +17,12 @@ from edge.state.events import Notice
 
 @dataclass(frozen=True, slots=True)
 class CloudAccess:
-    """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, calls whose end is not known."""
+    """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, unconfirmed calls."""
 
     switch: CloudSwitch
     dials: Dials
     quotas: Quotas
-    unconfirmed: UnconfirmedCalls
+    unconfirmed: AnswerCalls
 
 
 class TaskBudgets:
