@@ -1,4 +1,4 @@
-"""Why an answer came about as it did. Knows records and the ledger's entry of a call; knows nothing of how either is shown."""
+"""Why an answer came about as it did: its record, the decision in words, and the ledger's entry of its call."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.budget.dial import DialReading, Dials
+from edge.budget.dial import Dials, DialSnapshot
 from edge.budget.quota import Quota, Quotas
 from edge.cloud.connection import LearnedTasks
 from edge.cloud.switch import CloudSwitch
@@ -37,7 +37,7 @@ class TaskBudgets:
         sink: EventSink,
         clock: Clock,
     ) -> None:
-        """`adapter_version`: of the adapter that serves now, to which a dial's readings belong."""
+        """`adapter_version`: of the adapter that serves now, to which what a dial has seen belongs."""
         self.serving_task = serving_task
         self.switch = access.switch
         self.unconfirmed = access.unconfirmed
@@ -57,9 +57,9 @@ class TaskBudgets:
         """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""
         return self._quotas.now(task or self.serving_task, self._adapter_version())
 
-    def dial(self, task: str | None = None) -> DialReading:
+    def dial(self, task: str | None = None) -> DialSnapshot:
         """The dial of a task (None: the one that serving uses)."""
-        return self._dials.of(task or self.serving_task).reading(self._adapter_version())
+        return self._dials.of(task or self.serving_task).snapshot(self._adapter_version())
 
     @property
     def default_dial_rate(self) -> float | None:

@@ -1,5 +1,4 @@
-"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds. Knows quotas and dials; knows nothing of
-commands or HTTP."""
+"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
-from edge.budget.dial import DialReading, HelpDial, default_rate, stored_dials
+from edge.budget.dial import DialSnapshot, HelpDial, default_rate, stored_dials
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
 from edge.cloud.client import KnownBudget
 from edge.cloud.connection import CoordinatorLink
@@ -27,7 +26,7 @@ class TaskBudget:
     """One task's quota, its dial, and what the task alone has used by this device's records."""
 
     quota: Quota
-    dial: DialReading
+    dial: DialSnapshot
     used: OfTask = _NOTHING
 
     def to_json(self) -> dict[str, Any]:
@@ -152,8 +151,8 @@ def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[
 
 
 def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, told: Mapping[str, KnownBudget]) -> TaskBudget:
-    known, terms, reading = told.get(task) or stored_budget(state, task), state.terms(task), dial.reading()
-    return TaskBudget(quota_of(task, known, reading, now, terms.dual if terms else None), reading)
+    known, terms, snapshot = told.get(task) or stored_budget(state, task), state.terms(task), dial.snapshot()
+    return TaskBudget(quota_of(task, known, snapshot, now, terms.dual if terms else None), snapshot)
 
 
 def nothing_stored(settings: StoredSettings) -> Overview:

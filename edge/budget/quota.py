@@ -1,4 +1,4 @@
-"""What may still be asked of the cloud, as one value. Knows budgets, reachability and dials; knows nothing of who shows it.
+"""What may still be asked of the cloud, as one value.
 
 It travels with every answer, so that nobody meets the end of a budget by surprise: when nothing is left, answers go on from this device,
 and the quota says so.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edge.budget.dial import DialReading, Dials
+from edge.budget.dial import Dials, DialSnapshot
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
 from edge.core.money import dollars
@@ -67,7 +67,7 @@ class Circumstances:
 
 
 def quota_of(
-    task: str, known: KnownBudget | None, dial: DialReading | None, now: Circumstances, dual: float | None = None
+    task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances, dual: float | None = None
 ) -> Quota:
     """The quota from its parts; `dual` where no budget is known."""
     budget = known.budget if known else None
@@ -116,8 +116,8 @@ class Quotas:
         terms = self._state.terms(task)
         switch = self._switch
         now = Circumstances(switch.reason, switch.paused and not switch.always_off, self._away(), self._refused.get(task, ""))
-        reading = self._dials.of(task).reading(adapter_version)
-        return quota_of(task, self._known(task), reading, now, terms.dual if terms else None)
+        snapshot = self._dials.of(task).snapshot(adapter_version)
+        return quota_of(task, self._known(task), snapshot, now, terms.dual if terms else None)
 
     def refused(self, task: str, why: str) -> None:
         """The coordinator refused a call for want of budget; holds until it answers one."""
@@ -185,7 +185,7 @@ def _share_left(budget: BudgetSnapshot, unit: str) -> float | None:
     return None if limit is None or left is None else left / limit if limit else 0.0
 
 
-def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialReading | None, now: Circumstances) -> str:
+def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot | None, now: Circumstances) -> str:
     if state in ("paused", "switched_off"):
         return f"{now.switched_off}; {_HERE}"
     if state == "offline":
@@ -206,7 +206,7 @@ def _spent(budget: BudgetSnapshot) -> str:
     return f"{spent} spent" if limit is None else f"{spent} of {dollars(limit)}"
 
 
-def _rate(dial: DialReading | None) -> str:
+def _rate(dial: DialSnapshot | None) -> str:
     if dial is None or dial.target_rate is None:
         return ""
     asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"

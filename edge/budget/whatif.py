@@ -1,4 +1,4 @@
-"""What another rate would have meant for the answers that were given. Knows recorded answers and verdicts; knows nothing of dials.
+"""What another rate would have meant for the answers that were given.
 
 The help log-odds of an answer were recorded before any bias, so the threshold of another rate is known exactly for these answers: the
 questions with the highest log-odds ask. What they would have cost and how long they would have taken is taken from answers that did go the

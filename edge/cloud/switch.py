@@ -1,4 +1,4 @@
-"""Whether the cloud may be asked at all. Knows the kill switch and the pause, which outlives the process; knows nothing of budgets."""
+"""Whether the cloud may be asked at all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""OpenAI's fields that plain messages cannot say, as a call and its completion carry them. Knows which there are and what they may hold;
-knows nothing of who asks or answers.
+"""OpenAI's fields that plain messages cannot say, as a call and its completion carry them.
 
 A call's `openai_json` is the JSON text of one object with any of FIELDS, as the client sent them; `messages`, where it is there, stands for
 the call's own. What an upstream bills for the text and the tools in it has a bound; other contents have none, so they are refused.
