@@ -86,5 +86,5 @@ class TaskBudgets:
         """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
         now = self._clock.now()
         failure = self.switch.pause(paused, now)
-        told = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
-        self._sink.emit(Notice(f"{told}; only until this agent stops: {failure}" if failure else told, now))
+        text = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
+        self._sink.emit(Notice(f"{text}; only until this agent stops: {failure}" if failure else text, now))

@@ -30,7 +30,7 @@ class Quota:
     """What one task may still ask. Limits and what is left are None where there is no limit, or nothing is known (`as_of` None).
 
     `target_rate` is the dial's τ (None: the model decides alone), `realised_rate` the share of the last answers that asked; `dual` λ, spend
-    in micro-USD; `as_of` when the coordinator said so, in seconds since the epoch. `line` says it to a person.
+    in micro-USD; `as_of` when the coordinator reported it, in seconds since the epoch. `line` is for people.
     """
 
     task: str
@@ -94,7 +94,7 @@ def quota_of(
 
 
 class Quotas:
-    """The quotas of a running agent. `link` gives what the coordinator said last of a task, `away` why it is not reached ("": it is)."""
+    """The quotas of a running agent. `link` returns the last reported budget of a task, `away` why it is not reached ("": it is)."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot |
     if state == "offline":
         return f"offline ({now.away}); {_HERE}"
     if state == "unknown" or budget is None:
-        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not told the budget yet"
+        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
     what = {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, "")
     parts = [_used(budget.calls, budget.calls_limit, "calls"), _spent(budget), _rate(dial)]
     return " · ".join(part for part in (what, *parts) if part)

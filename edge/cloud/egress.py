@@ -85,14 +85,14 @@ class EgressClient:
             return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
-        """Ask the cloud once. Raises Withheld when the call may not leave."""
-        checked = await self._checked(call, "Complete")
-        with self._written_down(checked.request):
-            completion = await self._client.complete(checked.call, deadline_s)
+        """Ask the cloud once. Raises Withheld when the call may not be sent."""
+        checked = await self._checked(call, "Complete")  # rules, redaction, leak test
+        with self._written_down(checked.request):  # on disk
+            completion = await self._client.complete(checked.call, deadline_s)  # sent
         return _restored(completion, checked.redacted)
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
-        """Ask the cloud once and stream its answer. Raises Withheld when the call may not leave."""
+        """Ask the cloud once and stream its answer. Raises Withheld when the call may not be sent."""
         checked = await self._checked(call, "StreamComplete")
         restoring = checked.redacted.restoring()
         with self._written_down(checked.request):
@@ -106,29 +106,29 @@ class EgressClient:
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""
-        with self._inquired("GetCall", call_pb2.GetCallRequest(call_key=call_key)):
-            completion = await self._client.get_call(call_key)
+        self._write_inquiry("GetCall", call_pb2.GetCallRequest(call_key=call_key))
+        completion = await self._client.get_call(call_key)
         remembered = self._remembered.get(call_key)
         return completion if remembered is None else _restored(completion, remembered)
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """Stop waiting for a call."""
-        with self._inquired("CancelCall", call_pb2.CancelCallRequest(call_key=call_key)):
-            return await self._client.cancel_call(call_key)
+        self._write_inquiry("CancelCall", call_pb2.CancelCallRequest(call_key=call_key))
+        return await self._client.cancel_call(call_key)
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
         self._refuse_labels([task])
-        with self._inquired("GetBudget", budget_pb2.GetBudgetRequest(task=task)):
-            return await self._client.get_budget(task)
+        self._write_inquiry("GetBudget", budget_pb2.GetBudgetRequest(task=task))
+        return await self._client.get_budget(task)
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget, then each new version."""
         self._refuse_labels([task])
-        with self._inquired("WatchBudget", budget_pb2.WatchBudgetRequest(task=task)):
-            async with closing(self._client.watch_budget(task)) as budgets:
-                async for budget in budgets:
-                    yield budget
+        self._write_inquiry("WatchBudget", budget_pb2.WatchBudgetRequest(task=task))
+        async with closing(self._client.watch_budget(task)) as budgets:
+            async for budget in budgets:
+                yield budget
 
     async def aclose(self) -> None:
         """Write what is still counted and close the connection."""
@@ -168,18 +168,18 @@ class EgressClient:
         return _Checked(sent, request, redacted)
 
     def _refuse_labels(self, labels: Sequence[str]) -> None:
-        """The label of a task cannot be replaced, since both sides count by it. Raises Withheld for one that tells something private."""
+        """The label of a task cannot be replaced, since both sides count by it. Raises Withheld for one with something private in it."""
         if rule := self._registry.broken_rule(labels):
             raise Withheld(f"never-send rule {rule} forbids the task's name", hint="give the task another name")
-        if told := self._registry.told_by_names(labels):
-            raise Withheld(f"the task's name tells a {', a '.join(sorted(told))}", hint="give the task another name")
+        if kinds := self._registry.told_by_names(labels):
+            raise Withheld(f"the task's name tells a {', a '.join(sorted(kinds))}", hint="give the task another name")
 
     def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:
         messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
         return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id, redacted), openai_json=redacted.json)
 
     def _unnamed(self, prompt_id: str, redacted: Redacted) -> str:
-        """A prompt's id; one that tells something private, such as a name in a file of tasks, as a digest."""
+        """A prompt's id; one that has something private in it, such as a name in a file of tasks, as a digest."""
         if not self._registry.leaks([prompt_id], "", redacted.originals):
             return prompt_id
         return f"digest:{hashlib.blake2b(prompt_id.encode(), digest_size=16).hexdigest()}"
@@ -211,9 +211,8 @@ class EgressClient:
                 self._log.not_delivered(number, "the coordinator could not be reached; nothing left")
             raise
 
-    @contextmanager
-    def _inquired(self, method: str, message: WireMessage) -> Iterator[None]:
-        """A request without content of anybody's: one entry for the same bytes, however often they are sent."""
+    def _write_inquiry(self, method: str, message: WireMessage) -> None:
+        """Write down a request without content of anybody's: one entry for the same bytes, however often they are sent."""
         payload = message.SerializeToString()
         known = self._inquiries.get((method, payload))
         if known is None:
@@ -221,7 +220,6 @@ class EgressClient:
             self._inquiries[method, payload] = self._log.write(request)
         else:
             self._log.sent_again(known)
-        yield
 
 
 def _chars_of(call: CloudCall) -> int:

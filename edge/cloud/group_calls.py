@@ -23,13 +23,13 @@ _MOST_DIGITS = 19
 
 
 def what_is_used_up(error: BudgetExhausted) -> str:
-    """`62 of 60 calls`; where the coordinator tells no numbers, its own words."""
-    told = error.metadata
-    numbers = [_number(told, name) for name in ("used", "limit", "needed", "kept")]
+    """`62 of 60 calls`; where the coordinator reports no numbers, its own words."""
+    metadata = error.metadata
+    numbers = [_number(metadata, name) for name in ("used", "limit", "needed", "kept")]
     if None in numbers[:2]:
-        return told.get("told") or str(error)
+        return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
-    unit, whose = told.get("unit", "calls").partition(",")[0], _WHOSE.get(told.get("scope", ""), "")
+    unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
     aside = f", {_amount(kept, unit)} kept for other devices" if kept else ""
     short = f"; this call may need {_amount(needed, unit)}" if used + kept < limit else ""
     return f"{_share(used, limit, unit)}{whose}{aside}{short}"
@@ -52,8 +52,8 @@ def _amount(amount: int, unit: str) -> str:
     return dollars(amount) if unit == "uusd" else str(amount)
 
 
-def _number(told: Mapping[str, str], name: str) -> int | None:
-    text = told.get(name, "")
+def _number(metadata: Mapping[str, str], name: str) -> int | None:
+    text = metadata.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
@@ -62,7 +62,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CloudOutcome:
-    """`completion` when answered; else `refused` tells a budget's refusal from a failure, `reason` is one line.
+    """`completion` when answered; else `refused` marks a budget's refusal, not a failure; `reason` is one line.
 
     `unsent`: it was decided on this device, and the coordinator was not asked. `lost_uusd`: what the ledger charged for a call that has
     no answer to give, in micro-USD, where its reply says so.
@@ -159,9 +159,9 @@ class GroupCalls:
 
 
 def _charged(error: OutcomeUnknown) -> int | None:
-    """Micro-USD that the reply to a call without an answer tells; None where it does not say."""
-    told = error.metadata.get("charged_uusd", "")
-    return int(told) if told.isascii() and told.isdigit() else None
+    """Micro-USD in the reply to a call without an answer; None where it has none."""
+    charged = error.metadata.get("charged_uusd", "")
+    return int(charged) if charged.isascii() and charged.isdigit() else None
 
 
 def refusal_text(error: BudgetExhausted) -> str:

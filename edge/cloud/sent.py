@@ -218,9 +218,9 @@ class SentLog:
         row = self._db.execute(f"SELECT count(*), max(at) FROM sent WHERE {condition}", values).fetchone()  # noqa: S608
         if row[0]:
             before = SentReader(self._db).dropped()
-            told = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
+            dropped = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
             self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
-            self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(told)))
+            self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(dropped)))
 
 
 @contextmanager

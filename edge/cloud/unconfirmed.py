@@ -181,8 +181,8 @@ class AnswerCalls(UnconfirmedCalls):
 
 
 async def end_of_call(client: CoordinatorClient, key: str) -> dict[str, Any]:
-    """What a record has to say of a call whose reply was lost: `call_state`, `charged_uusd`, and of one that was answered its tokens and
-    model. Starts no work. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
+    """What became of a call whose reply was lost, as fields of its record: `call_state`, `charged_uusd`, and of one that was answered its
+    tokens and model. Starts no work. Raises CallInProgress, and CoordinatorUnavailable when nobody can be asked."""
     try:
         found = await client.get_call(key)
     except NotFound:

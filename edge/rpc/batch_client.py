@@ -39,7 +39,7 @@ class _Waiting:
 class BatchStream:
     """One batch. `open_stream(end)` gives the RPC, or None where there is no such RPC; at most `most` calls are under way.
 
-    `alone(call, end, seen)` asks for one call after the stream told `seen`, or None when the call was never on it.
+    `alone(call, end, seen)` asks for one call after the stream answered `seen`, or None when the call was never on it.
     """
 
     def __init__(self, open_stream: OpenStream, alone: Alone, *, most: int, max_bytes: int, deadline_s: float) -> None:
@@ -138,7 +138,7 @@ class BatchStream:
             self._end(CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST"))
 
     def _hand_out(self, reply: CallReply) -> None:
-        if not reply.call_key:  # nobody knows whose; asked for by itself, the bad one is told so and the others are answered
+        if not reply.call_key:  # nobody knows whose; asked for by itself, the bad one gets its error and the others are answered
             self._end(CoordinatorUnavailable("the coordinator could not read a call", reason="CONNECTION_LOST"))
         for waiting in self._waiting.get(reply.call_key, ()):
             if not waiting.reply.done():
@@ -207,7 +207,7 @@ class BatchingClient(GrpcCoordinatorClient):
         return batch if self._knows_batches else None
 
     async def _complete_alone(self, shown: object, call: CloudCall, end: float, seen: CoordinatorError | None) -> CallReply:
-        """One call of a batch by itself, after the stream told `seen` (None: it was never put there). Never raises CoordinatorError.
+        """One call of a batch by itself, after the stream answered `seen` (None: it was never put there). Never raises CoordinatorError.
 
         `shown` when the batch began; once there is a fresher credential, the stream's refusal of the old one concerns no call.
         """

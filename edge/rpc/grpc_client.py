@@ -390,16 +390,16 @@ class GrpcCoordinatorClient:
 
     async def _keep_renewed(self) -> None:
         """Renew the token again and again, each time before it ends. A failure is logged once and tried again."""
-        told = ""
+        logged = ""
         while True:
             try:
                 await asyncio.sleep(self._renew_in_s())
                 await self._renew()
-                told = ""
+                logged = ""
             except EdgeError as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("the token was not renewed: %s", told)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("the token was not renewed: %s", logged)
                 await asyncio.sleep(RENEW_AGAIN_S)
 
     def _renew_in_s(self) -> float:
