@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from edge.answering.answerer import Answerer
@@ -14,7 +15,7 @@ from edge.answering.draft import AnswerSettings
 from edge.answering.raw_text import ServedTexts
 from edge.answering.recorder import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
-from edge.budget.daily import DailyBudget, LimitedGroupCalls
+from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.quota import Quota, Quotas
 from edge.budget.whatif import WhatIf, what_if_recorded
@@ -22,7 +23,7 @@ from edge.cloud.connection import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
-from edge.cloud.unconfirmed import UnconfirmedCalls, end_of_call
+from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.clock import Clock
 from edge.core.concurrency import Stop
 from edge.core.errors import AdapterError, StateError
@@ -287,9 +288,9 @@ class Agent:
     def _learning(self, settings: AgentSettings) -> Learning:
         components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
         state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
-        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, lambda key: end_of_call(client, key))
+        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, partial(end_of_call, client))
         reporter = StepReporter(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
-        desk = LimitedGroupCalls(GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason), daily_budget)
+        calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
         open_engine = None if settings.gate is None else components.open_rollouts
         session = TrainingSession(
             adapter.backend, components.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing
@@ -299,7 +300,7 @@ class Agent:
             link=self.link,
             adapter=adapter,
             session=session,
-            factory=StepFactory(components, settings, adapter, session, reporter, desk),
+            factory=StepFactory(components, settings, adapter, session, reporter, calls),
             reporter=reporter,
             readiness=Readiness(self.gate, components.conditions, disk_space, state, sink, clock),
             disk_space=disk_space,
@@ -375,7 +376,8 @@ def _access_of(components: AgentComponents, settings: AgentSettings, link: Coord
     state, clock = components.state, components.clock
     switch, dials = CloudSwitch(state, settings.answers.switched_off), Dials(state, settings.dial_rate, clock)
     quotas = Quotas(state, link.known_budget, link.why_away, dials, switch)
-    return CloudAccess(switch, dials, quotas, UnconfirmedCalls(state, link.client, components.sink, clock))
+    answer_calls = AnswerCalls(state, partial(end_of_call, link.client), components.sink, clock)
+    return CloudAccess(switch, dials, quotas, answer_calls)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

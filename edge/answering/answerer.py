@@ -107,7 +107,7 @@ class Answerer:
                     if piece.text and draft.first_token_s is None:
                         draft.first_token_s = self._clock.monotonic() - draft.began
                     draft.text += piece.text
-                    tokens = draft.line.until(len(draft.text))
+                    tokens = draft.tokens.until(len(draft.text))
                     yield replace(piece, tokens=tokens) if tokens else piece
             record = self._recorder.keep(draft)
         yield AnswerDelta("", record.source, record)
@@ -170,6 +170,7 @@ class Answerer:
                 yield piece
 
     async def _as_the_model_decides(self, draft: Draft) -> Pieces:
+        """Mode auto: the model answers, or asks for help. The budget dial acts here: its bias shifts the log-odds of asking."""
         hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
         setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
         draft.sampling = replace(draft.sampling, help_bias=setting.bias)
@@ -177,9 +178,9 @@ class Answerer:
             async for text in texts:
                 yield AnswerDelta(hold.feed(text))
         draft.asked = self._asks(draft)
-        _tell(dial, draft, setting)
+        _update_dial(dial, draft, setting)
         if not draft.asked:
-            if draft.swayed == "not to ask":
+            if draft.overridden == "not to ask":
                 draft.reason = "the model wished to ask; the budget dial kept it on this device"
             yield AnswerDelta(hold.rest())
             return
@@ -190,7 +191,7 @@ class Answerer:
             async with closing(self._asker.pieces(draft)) as pieces:
                 async for piece in pieces:
                     yield piece
-            draft.reason = "the budget dial had the model ask for help" if draft.swayed else "the model asked for help"
+            draft.reason = "the budget dial had the model ask for help" if draft.overridden else "the model asked for help"
             yield AnswerDelta(draft.local_text[end:], "cloud")
         except CoordinatorError as error:
             failure = why_not(error)
@@ -209,7 +210,7 @@ class Answerer:
                 yield AnswerDelta(text, "local-fallback")
 
     async def _beyond_the_slm(self, draft: Draft) -> Pieces:
-        """Tools and the like, which only the cloud follows: it is asked at once where that is allowed. What must be followed has no
+        """Tools and the like, which only the cloud follows: it is asked immediately where that is allowed. What must be followed has no
         local answer. Raises Unsupported where the cloud is not asked here, and CoordinatorError where it fails."""
         beyond = draft.request.beyond
         wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
@@ -239,7 +240,7 @@ class Answerer:
         async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
             async for text in texts:
                 yield AnswerDelta(text)
-        _tell(self._access.dials.of(draft.task), draft, None)
+        _update_dial(self._access.dials.of(draft.task), draft, None)
         if draft.mode != "prefer-local" or off or self._usable(draft):
             return
         draft.asked = True
@@ -254,10 +255,10 @@ class Answerer:
 
     async def _local_pieces(self, draft: Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
         messages, began = local_messages(draft.request.messages, self._settings.prompt_form), self._clock.monotonic()
-        draft.line.begin(len(draft.text))
+        draft.tokens.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
             async for delta in deltas:
-                draft.line.add(delta.tokens)
+                draft.tokens.add(delta.tokens)
                 if delta.response is not None:
                     draft.local_s += self._clock.monotonic() - began
                     draft.responses.append(delta.response)
@@ -270,7 +271,7 @@ class Answerer:
         last = draft.responses[-1] if draft.responses else None
         if last is None or last.finish is not FinishReason.EOS:
             return False
-        if draft.swayed == "to ask":
+        if draft.overridden == "to ask":
             return True
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
 
@@ -280,8 +281,8 @@ class Answerer:
         return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
 
 
-def _tell(dial: HelpDial, draft: Draft, setting: Setting | None) -> None:
-    """Tell the dial of a local answer; without a setting asking was impossible."""
+def _update_dial(dial: HelpDial, draft: Draft, setting: Setting | None) -> None:
+    """The dial learns from a local answer; without a setting asking was impossible."""
     response = draft.responses[-1] if draft.responses else None
     if response is None:
         return

@@ -1,5 +1,4 @@
-"""Asking the cloud for a person. Knows what goes into a call, how long it may take, and what is noted before and after; knows nothing of
-when it is right to ask."""
+"""Asking the cloud for a person: the call, its deadline, and what is written down before and after it."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class CloudQuestions:
         """Stream the cloud's answer into the draft. Raises CoordinatorError; Withheld when the cloud was switched off meanwhile."""
         if off := self._access.switch.reason:
             raise Withheld(off)
-        draft.line.begin()
+        draft.tokens.begin()
         draft.call_key, draft.call_state = f"{self._run_id}-{draft.id}", UNSETTLED
         call, deadline_s = self._call(draft), self._deadline_s()
         with self._settling(draft):

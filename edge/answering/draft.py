@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from edge.cloud.hints import Cut
 from edge.config.schema import Mode
 from edge.core.errors import Unsupported
-from edge.core.types import BeyondText, LocalResponse, Sampling, ScoredToken, Sway
+from edge.core.types import BeyondText, DialOverride, LocalResponse, Sampling, ScoredToken
 from edge.privacy.cutting import private_cut
 from edge.rpc.client import CloudCompletion
 from edge.state.answer_record import AnswerDelta, AnswerRequest
@@ -86,7 +86,7 @@ class Draft:
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
     completion: CloudCompletion | None = None
-    line: AnswerTokens = field(default_factory=AnswerTokens)
+    tokens: AnswerTokens = field(default_factory=AnswerTokens)
     asked: bool = False
     call_key: str = ""
     call_state: str = ""
@@ -96,9 +96,9 @@ class Draft:
     might_ask: bool = False
 
     @property
-    def swayed(self) -> Sway:
-        """What the budget dial has made of the last local response's decision."""
-        return self.responses[-1].swayed if self.responses else ""
+    def overridden(self) -> DialOverride:
+        """The decision that the budget dial forced in the last local response, "" where it forced none."""
+        return self.responses[-1].overridden if self.responses else ""
 
 
 UNFOLLOWED = "could not be followed"
@@ -106,7 +106,7 @@ _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
 def refusal_of(beyond: BeyondText, why: str) -> Unsupported:
-    """What is said to a demand that no local answer meets, where the cloud is not asked (`why`, in a few words)."""
+    """The error for a demand that no local answer meets, where the cloud is not asked (`why`, in a few words)."""
     name = beyond.required or beyond.wants[0]
     return Unsupported(
         f"{name}: only the cloud can do this, and it is not asked here ({why})",
@@ -116,6 +116,6 @@ def refusal_of(beyond: BeyondText, why: str) -> Unsupported:
 
 
 def finish_of(openai_json: str) -> str:
-    """Why a cloud completion ended, in OpenAI's words; "" where it is not told or the word is another one."""
-    told = json.loads(openai_json).get("finish_reason") if openai_json else None
-    return told if isinstance(told, str) and told in _FINISHES else ""
+    """Why a cloud completion ended, in OpenAI's words; "" where it is missing or another word."""
+    reason = json.loads(openai_json).get("finish_reason") if openai_json else None
+    return reason if isinstance(reason, str) and reason in _FINISHES else ""

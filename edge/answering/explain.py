@@ -1,4 +1,4 @@
-"""Why an answer came about as it did. Knows records and the ledger's entry of a call; knows nothing of how either is shown."""
+"""Why an answer came about as it did: its record, the decision in words, and the ledger's entry of its call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def explained(
     `ledger` is None when no call was made; else it has state, tokens, charged_uusd, model and call_key, and `told_by` is coordinator, or
     record where the coordinator cannot be asked (`note` says why). `get_call` None: there is nobody to ask, for the reason `why_nobody`.
     """
-    told = {"verdict": said.verdict, "correction": said.correction} if said else {"verdict": "none", "correction": None}
-    return {**record, **told, "decision": decision(record), "ledger": await _ledger(record, get_call, why_nobody)}
+    feedback = {"verdict": said.verdict, "correction": said.correction} if said else {"verdict": "none", "correction": None}
+    return {**record, **feedback, "decision": decision(record), "ledger": await _ledger(record, get_call, why_nobody)}
 
 
 def decision(record: Mapping[str, Any]) -> str:

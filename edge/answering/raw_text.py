@@ -1,4 +1,4 @@
-"""Raw texts continued and read for programs. Knows that people come first; knows nothing of decisions, clouds or records.
+"""Raw texts continued and read for programs.
 
 A raw text is no question to the agent: nothing is decided, nothing leaves the machine and nothing is learned from it, so there is no record
 to explain it with. It is served all the same: learning waits for it.

@@ -1,4 +1,4 @@
-"""Keeping what became of an answer. Knows how a draft becomes a record and what is written with it; knows nothing of how it was made."""
+"""Keeping what became of an answer: its record, and what is written with it in one transaction."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AnswerRecorder:
         access.dials.save(access.dials.of(draft.task))
         access.quotas.save(draft.task)
         if draft.call_key and draft.call_state != UNSETTLED:
-            access.unconfirmed.cross_out(draft.call_key)
+            access.unconfirmed.confirm(draft.call_key)
 
     def record(self, draft: Draft) -> AnswerRecord:
         """What is known of an answer now."""
@@ -76,7 +76,7 @@ class AnswerRecorder:
         first = draft.responses[0] if draft.responses else None
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
-        told = draft.completion.openai_json if draft.completion and draft.source == "cloud" else ""
+        openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else ""
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
         cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
         return AnswerRecord(
@@ -99,7 +99,8 @@ class AnswerRecorder:
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
             charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
             created_at=draft.began_at,
-            finish=finish_of(told) or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
+            finish=finish_of(openai_json)
+            or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
             prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,
@@ -115,7 +116,7 @@ class AnswerRecorder:
             cloud_latency_s=draft.cloud_s,
             first_token_s=draft.first_token_s,
             quota=quota.to_json(),
-            openai_json=told,
+            openai_json=openai_json,
             cached=draft.completion is not None and draft.completion.cached,
             might_ask=draft.might_ask,
             cloud_output_tokens=usage.output_tokens if usage else 0,

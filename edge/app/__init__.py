@@ -1,7 +1,7 @@
 """The composition root of the agent: the only place that names concrete classes. Heavy imports happen inside the builders."""
 
 from edge.app.agents import build_agent, build_components, build_conditions, build_own_use, check_inputs, check_serving
-from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, guarded_client
+from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, egress_client
 from edge.app.device_profile import kept_profile, own_profile
 from edge.app.engines import (
     MlxWeights,
@@ -45,11 +45,11 @@ __all__ = [
     "check_serving",
     "cloud_prompt_form",
     "coordinator_address",
+    "egress_client",
     "engine_backend",
     "eval_candidates",
     "evaluate",
     "gate_rules",
-    "guarded_client",
     "kept_profile",
     "latest_adapters",
     "local_prompt_form",

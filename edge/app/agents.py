@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.app.coordinator import build_embedded, coordinator_address, guarded_client
+from edge.app.coordinator import build_embedded, coordinator_address, egress_client
 from edge.app.engines import MlxWeights, SharedWorker, engine_backend, open_backend, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.places import model_file, state_folder
@@ -104,7 +104,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             curriculum=curriculum,
             open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
             open_learner=trainer.open,
-            client=guarded_client(config, registry, address, state, clock),
+            client=egress_client(config, registry, address, state, clock),
             coordinator=build_embedded(config, state.folder, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),

@@ -76,10 +76,10 @@ def build_embedded(config: AgentConfig, folder: Path, sink: EventSink, clock: Cl
     )
 
 
-def guarded_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
-    """The gRPC client behind the seam that redacts, tests and writes down what leaves. Raises UsageError, ConfigError."""
-    from edge.cloud.egress import GuardedClient
+def egress_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
+    """The gRPC client behind the egress layer: redact, write down, send. Raises UsageError, ConfigError."""
+    from edge.cloud.egress import EgressClient
     from edge.cloud.sent import Keep, SentLog
 
     keep = Keep(config.privacy.keep_days, config.privacy.keep_entries)
-    return GuardedClient(build_client(config, address, state.run_id), registry, SentLog(state.database, clock, keep))
+    return EgressClient(build_client(config, address, state.run_id), registry, SentLog(state.database, clock, keep))

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.app.coordinator import build_embedded, coordinator_address, guarded_client
+from edge.app.coordinator import build_embedded, coordinator_address, egress_client
 from edge.app.engines import SharedWorker, open_backend, require_onnx
 from edge.app.judging import build_policy, build_verifier, policy_name
 from edge.app.places import adapter_version, model_file, state_folder
@@ -203,7 +203,7 @@ async def _eval_desk(
     if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()
-    client = guarded_client(config, registry, coordinator_address(config, state.folder), state, clock)
+    client = egress_client(config, registry, coordinator_address(config, state.folder), state, clock)
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)

@@ -1,1 +1,1 @@
-"""What this device may spend and has spent: the dial, quotas, the daily budget of learning."""
+"""What this device may spend and has spent: the budget dial, the quota of each task, the daily budget of learning."""

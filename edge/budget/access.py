@@ -1,16 +1,15 @@
-"""What people may ask of the cloud, task by task: pause, dials and quotas. Knows which tasks have a budget here; knows nothing of how an
-answer is made."""
+"""What people may ask of the cloud, task by task: pause, dials and quotas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.budget.dial import DialReading, Dials
+from edge.budget.dial import Dials, DialSnapshot
 from edge.budget.quota import Quota, Quotas
 from edge.cloud.connection import LearnedTasks
 from edge.cloud.switch import CloudSwitch
-from edge.cloud.unconfirmed import UnconfirmedCalls
+from edge.cloud.unconfirmed import AnswerCalls
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.state.events import Notice
@@ -18,12 +17,12 @@ from edge.state.events import Notice
 
 @dataclass(frozen=True, slots=True)
 class CloudAccess:
-    """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, calls whose end is not known."""
+    """What decides whether the cloud is asked for people, and counts it: switch, dials, quotas, unconfirmed calls."""
 
     switch: CloudSwitch
     dials: Dials
     quotas: Quotas
-    unconfirmed: UnconfirmedCalls
+    unconfirmed: AnswerCalls
 
 
 class TaskBudgets:
@@ -38,7 +37,7 @@ class TaskBudgets:
         sink: EventSink,
         clock: Clock,
     ) -> None:
-        """`adapter_version`: of the adapter that serves now, to which a dial's readings belong."""
+        """`adapter_version`: of the adapter that serves now, to which what a dial has seen belongs."""
         self.serving_task = serving_task
         self.switch = access.switch
         self.unconfirmed = access.unconfirmed
@@ -58,9 +57,9 @@ class TaskBudgets:
         """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""
         return self._quotas.now(task or self.serving_task, self._adapter_version())
 
-    def dial(self, task: str | None = None) -> DialReading:
+    def dial(self, task: str | None = None) -> DialSnapshot:
         """The dial of a task (None: the one that serving uses)."""
-        return self._dials.of(task or self.serving_task).reading(self._adapter_version())
+        return self._dials.of(task or self.serving_task).snapshot(self._adapter_version())
 
     @property
     def default_dial_rate(self) -> float | None:
@@ -87,5 +86,5 @@ class TaskBudgets:
         """Ask no cloud, for people or for learning, until it is resumed. Kept over restarts."""
         now = self._clock.now()
         failure = self.switch.pause(paused, now)
-        told = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
-        self._sink.emit(Notice(f"{told}; only until this agent stops: {failure}" if failure else told, now))
+        text = "the cloud is paused; answers come from this device" if paused else "the cloud may be asked again"
+        self._sink.emit(Notice(f"{text}; only until this agent stops: {failure}" if failure else text, now))

@@ -1,4 +1,8 @@
-"""The budget dial: a bias on the help phrase that makes a frozen model ask at a chosen rate, one dial for each task."""
+"""The budget dial: a bias on the help phrase that makes a frozen model ask at a chosen rate, one dial for each task.
+
+It acts in `Answerer._as_the_model_decides`: `HelpDial.setting` becomes `Sampling.help_bias`; `HelpDial.answered` learns from
+the answer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ STEADINESS = 4.0
 WINDOW = 100
 """Answers whose log-odds tell where the threshold lies."""
 RATE_WINDOW = 200
-"""Answers over which the realised rate is told."""
+"""Answers over which the realised rate is taken."""
 ENOUGH_OF_ONE_ADAPTER = 20
 """So many log-odds of the adapter in use, and older adapters' are left out."""
 _LEAST_SPREAD = 1.0
@@ -33,9 +37,9 @@ def dial_step(bias: float, asked: bool, target_rate: float, lr: float = DIAL_LR)
     return _bounded(bias - lr * (float(asked) - target_rate))
 
 
-def wanted_rate(target_rate: float, owed: float) -> float:
-    """τ corrected by what is owed, Σ(τ - asked): τ + owed / H, within [0, 1]. τ itself at τ = 0 and 1."""
-    return min(1.0, max(0.0, target_rate + owed * target_rate * (1.0 - target_rate) / STEADINESS))
+def wanted_rate(target_rate: float, accumulated_error: float) -> float:
+    """τ corrected by the accumulated error e = Σ(τ - asked): τ + e / H, within [0, 1]. τ itself at τ = 0 and 1."""
+    return min(1.0, max(0.0, target_rate + accumulated_error * target_rate * (1.0 - target_rate) / STEADINESS))
 
 
 def threshold(log_odds_N: Sequence[float], rate: float) -> float:
@@ -65,7 +69,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class DialReading:
+class DialSnapshot:
     """A dial at a moment. `realised_rate` is over the last 200 counted answers, `realised_since_set` over all since τ was set (None before
     the first one); `questions` and `asked` are since then. `without_decision`: share of the last answers that no bias could make ask.
     """
@@ -99,7 +103,7 @@ class HelpDial:
         self.set_at = set_at
         self.target_rate = check_rate(target_rate)
         self._correction = 0.0
-        self._owed = 0.0
+        self._accumulated_error = 0.0
         self._questions = 0
         self._asks = 0
         self._asked: deque[bool] = deque(maxlen=RATE_WINDOW)
@@ -111,14 +115,14 @@ class HelpDial:
         Raises UsageError outside [0, 1].
         """
         self.target_rate, self.own, self.set_at = check_rate(target_rate), own, at
-        self._owed, self._questions, self._asks = 0.0, 0, 0
+        self._accumulated_error, self._questions, self._asks = 0.0, 0, 0
         self._asked.clear()
 
     def setting(self, adapter_version: int = 0) -> Setting:
         """What to ask the next question with, answered by this adapter."""
         if self.target_rate is None:
             return Setting(0.0, 0.0)
-        rate = wanted_rate(self.target_rate, self._owed)
+        rate = wanted_rate(self.target_rate, self._accumulated_error)
         seen = self._of_adapter(adapter_version)
         known = [log_odds for log_odds in seen if log_odds is not None]
         rate = min(1.0, rate * len(seen) / len(known)) if known else rate
@@ -134,7 +138,7 @@ class HelpDial:
         self._questions += 1
         self._asks += asked
         self._asked.append(asked)
-        self._owe(asked)
+        self._accumulate(asked)
 
     def seen(self, log_odds: float | None, adapter_version: int = 0) -> None:
         """Take note of an answer for which asking was impossible: it tells about the model, and does not count."""
@@ -147,10 +151,10 @@ class HelpDial:
             for adapter_version, log_odds in earlier:
                 self.seen(log_odds, adapter_version)
 
-    def reading(self, adapter_version: int = 0) -> DialReading:
+    def snapshot(self, adapter_version: int = 0) -> DialSnapshot:
         """The dial now."""
         reached = sum(log_odds is not None for _, log_odds in self._seen)
-        return DialReading(
+        return DialSnapshot(
             task=self.task,
             target_rate=self.target_rate,
             own=self.own,
@@ -172,7 +176,7 @@ class HelpDial:
                 "own": self.own,
                 "set_at": self.set_at,
                 "correction": self._correction,
-                "owed": self._owed,
+                "owed": self._accumulated_error,
                 "questions": self._questions,
                 "asks": self._asks,
                 "asked": "".join("1" if asked else "0" for asked in self._asked),
@@ -185,19 +189,19 @@ class HelpDial:
         """The dial that `to_json` was made of."""
         kept = json.loads(text)
         dial = cls(kept["target_rate"], task, own=kept["own"], set_at=kept["set_at"])
-        dial._correction, dial._owed = kept["correction"], kept["owed"]
+        dial._correction, dial._accumulated_error = kept["correction"], kept["owed"]
         dial._questions, dial._asks = kept["questions"], kept["asks"]
         dial._asked.extend(mark == "1" for mark in kept["asked"])
         dial._seen.extend((version, log_odds) for version, log_odds in kept["seen"])
         return dial
 
-    def _owe(self, asked: bool) -> None:
+    def _accumulate(self, asked: bool) -> None:
         """Held where the wanted rate meets 0 and 1."""
         rate = self.target_rate
         if rate is None or rate in (0.0, 1.0):
             return
         most, least = STEADINESS / rate, -STEADINESS / (1.0 - rate)
-        self._owed = min(most, max(least, self._owed + rate - float(asked)))
+        self._accumulated_error = min(most, max(least, self._accumulated_error + rate - float(asked)))
 
     def _of_adapter(self, version: int) -> list[float | None]:
         """The log-odds seen under the adapter in use where there are enough of them, else all."""

@@ -1,5 +1,4 @@
-"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds. Knows quotas and dials; knows nothing of
-commands or HTTP."""
+"""The budgets of all tasks at a glance, from a running agent or from what a state folder holds."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
-from edge.budget.dial import DialReading, HelpDial, default_rate, stored_dials
+from edge.budget.dial import DialSnapshot, HelpDial, default_rate, stored_dials
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
 from edge.cloud.client import KnownBudget
 from edge.cloud.connection import CoordinatorLink
@@ -27,7 +26,7 @@ class TaskBudget:
     """One task's quota, its dial, and what the task alone has used by this device's records."""
 
     quota: Quota
-    dial: DialReading
+    dial: DialSnapshot
     used: OfTask = _NOTHING
 
     def to_json(self) -> dict[str, Any]:
@@ -37,7 +36,7 @@ class TaskBudget:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All budgets. `origin`: a running agent told, the coordinator did, or it is what the state folder knew last.
+    """All budgets. `origin`: reported by a running agent, by the coordinator, or the last known values in the state folder.
 
     `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "".
     """
@@ -53,9 +52,9 @@ class Overview:
 
     @property
     def device(self) -> dict[str, Any] | None:
-        """The units that the tasks share with their limits, as they were told last; None where they share none.
+        """The units that the tasks share with their limits, as reported last; None where they share none.
 
-        The coordinator tells the device's own total where no budget of the task alone is tighter, so every task then tells the same.
+        The coordinator reports the device's own total where no budget of the task alone is tighter: then all tasks report the same.
         """
         known = sorted((one.quota for one in self.tasks if one.quota.as_of is not None), key=lambda quota: quota.as_of or 0.0)
         shared = [unit for unit in UNITS if known and _is_shared(unit, known)]
@@ -86,7 +85,7 @@ UNITS = {
 
 
 def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
-    """Without any limit it is the device's total, whenever each task was told; else all must tell the same."""
+    """Without any limit it is the device's total, whenever each task was reported; else all must report the same."""
     limit = UNITS[unit][0]
     if all(getattr(quota, limit) is None for quota in known):
         return True
@@ -129,15 +128,15 @@ def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...
     return tuple(dict.fromkeys([*named, *known, *dials]))
 
 
-def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[str, KnownBudget]) -> Overview:
-    """Of a state folder without an agent, or beside one that cannot be spoken to; `told` is what the coordinator says now, by task."""
+def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget]) -> Overview:
+    """Of a state folder without an agent, or beside one that cannot be spoken to; `reported` by the coordinator now, by task."""
     dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
     return Overview(
-        origin="coordinator" if told else "stored",
+        origin="coordinator" if reported else "stored",
         serving_task=settings.serving_task,
         target_rate=default,
         paused=paused,
@@ -145,15 +144,17 @@ def stored_overview(state: StateReader, settings: StoredSettings, told: Mapping[
         outbox=len(state.outbox()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
         tasks=tuple(
-            replace(_stored(state, task, dials.get(task) or HelpDial(default, task), now, told), used=used.get(task, _NOTHING))
+            replace(
+                _stored(state, task, dials.get(task) or HelpDial(default, task), now, reported), used=used.get(task, _NOTHING)
+            )
             for task in tasks
         ),
     )
 
 
-def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, told: Mapping[str, KnownBudget]) -> TaskBudget:
-    known, terms, reading = told.get(task) or stored_budget(state, task), state.terms(task), dial.reading()
-    return TaskBudget(quota_of(task, known, reading, now, terms.dual if terms else None), reading)
+def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, reported: Mapping[str, KnownBudget]) -> TaskBudget:
+    known, terms, snapshot = reported.get(task) or stored_budget(state, task), state.terms(task), dial.snapshot()
+    return TaskBudget(quota_of(task, known, snapshot, now, terms.dual if terms else None), snapshot)
 
 
 def nothing_stored(settings: StoredSettings) -> Overview:

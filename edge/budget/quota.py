@@ -1,4 +1,4 @@
-"""What may still be asked of the cloud, as one value. Knows budgets, reachability and dials; knows nothing of who shows it.
+"""What may still be asked of the cloud, as one value.
 
 It travels with every answer, so that nobody meets the end of a budget by surprise: when nothing is left, answers go on from this device,
 and the quota says so.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edge.budget.dial import DialReading, Dials
+from edge.budget.dial import Dials, DialSnapshot
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
 from edge.core.money import dollars
@@ -30,7 +30,7 @@ class Quota:
     """What one task may still ask. Limits and what is left are None where there is no limit, or nothing is known (`as_of` None).
 
     `target_rate` is the dial's τ (None: the model decides alone), `realised_rate` the share of the last answers that asked; `dual` λ, spend
-    in micro-USD; `as_of` when the coordinator said so, in seconds since the epoch. `line` says it to a person.
+    in micro-USD; `as_of` when the coordinator reported it, in seconds since the epoch. `line` is for people.
     """
 
     task: str
@@ -67,7 +67,7 @@ class Circumstances:
 
 
 def quota_of(
-    task: str, known: KnownBudget | None, dial: DialReading | None, now: Circumstances, dual: float | None = None
+    task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances, dual: float | None = None
 ) -> Quota:
     """The quota from its parts; `dual` where no budget is known."""
     budget = known.budget if known else None
@@ -94,7 +94,7 @@ def quota_of(
 
 
 class Quotas:
-    """The quotas of a running agent. `link` gives what the coordinator said last of a task, `away` why it is not reached ("": it is)."""
+    """The quotas of a running agent. `link` returns the last reported budget of a task, `away` why it is not reached ("": it is)."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Quotas:
         terms = self._state.terms(task)
         switch = self._switch
         now = Circumstances(switch.reason, switch.paused and not switch.always_off, self._away(), self._refused.get(task, ""))
-        reading = self._dials.of(task).reading(adapter_version)
-        return quota_of(task, self._known(task), reading, now, terms.dual if terms else None)
+        snapshot = self._dials.of(task).snapshot(adapter_version)
+        return quota_of(task, self._known(task), snapshot, now, terms.dual if terms else None)
 
     def refused(self, task: str, why: str) -> None:
         """The coordinator refused a call for want of budget; holds until it answers one."""
@@ -185,13 +185,13 @@ def _share_left(budget: BudgetSnapshot, unit: str) -> float | None:
     return None if limit is None or left is None else left / limit if limit else 0.0
 
 
-def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialReading | None, now: Circumstances) -> str:
+def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot | None, now: Circumstances) -> str:
     if state in ("paused", "switched_off"):
         return f"{now.switched_off}; {_HERE}"
     if state == "offline":
         return f"offline ({now.away}); {_HERE}"
     if state == "unknown" or budget is None:
-        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not told the budget yet"
+        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
     what = {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, "")
     parts = [_used(budget.calls, budget.calls_limit, "calls"), _spent(budget), _rate(dial)]
     return " · ".join(part for part in (what, *parts) if part)
@@ -206,7 +206,7 @@ def _spent(budget: BudgetSnapshot) -> str:
     return f"{spent} spent" if limit is None else f"{spent} of {dollars(limit)}"
 
 
-def _rate(dial: DialReading | None) -> str:
+def _rate(dial: DialSnapshot | None) -> str:
     if dial is None or dial.target_rate is None:
         return ""
     asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"

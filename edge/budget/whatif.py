@@ -1,8 +1,8 @@
-"""What another rate would have meant for the answers that were given. Knows recorded answers and verdicts; knows nothing of dials.
+"""What another rate would have meant for the answers that were given.
 
 The help log-odds of an answer were recorded before any bias, so the threshold of another rate is known exactly for these answers: the
 questions with the highest log-odds ask. What they would have cost and how long they would have taken is taken from answers that did go the
-other way; how good they would have been is only told where people judged enough answers of both kinds.
+other way; how good they would have been is only stated where people judged enough answers of both kinds.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ def _too_few_local(judged: int) -> str:
 
 def _too_few_in_all(judged: Sequence[PastAnswer]) -> str:
     cloud = sum(answer.from_cloud for answer in judged)
-    told = f"{len(judged) - cloud} local and {cloud} of the cloud were judged"
-    return f"how good answers were is not known: {told}, {LEAST_VERDICTS} together are needed"
+    counts = f"{len(judged) - cloud} local and {cloud} of the cloud were judged"
+    return f"how good answers were is not known: {counts}, {LEAST_VERDICTS} together are needed"
 
 
 def _times(cloud: Sequence[PastAnswer], sent: Sequence[PastAnswer], kept: Sequence[PastAnswer]) -> list[float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edge.core.clock import Clock
@@ -14,7 +14,6 @@ from edge.core.errors import CoordinatorError, CoordinatorUnavailable, NotImplem
 from edge.core.events import EventSink
 from edge.rpc.client import (
     BudgetSnapshot,
-    CallReply,
     CancelledCall,
     CloudCall,
     CloudCompletion,
@@ -37,7 +36,7 @@ def why_away(error: CoordinatorUnavailable) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownBudget:
-    """What the coordinator said of a task's budget, and when (seconds since the epoch)."""
+    """A task's budget as the coordinator reported it, and when (seconds since the epoch)."""
 
     budget: BudgetSnapshot
     as_of: float
@@ -56,7 +55,7 @@ class WatchedClient:
         self._budgets: dict[str, KnownBudget] = {}
 
     def budget_of(self, task: str) -> KnownBudget | None:
-        """What was said last of a task's budget, None before that."""
+        """The last reported budget of a task, None before that."""
         return self._budgets.get(task)
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
@@ -82,16 +81,6 @@ class WatchedClient:
                     if delta.completion is not None:
                         self._noted(delta.completion, call.task)
                     yield delta
-
-    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
-        """Ask the cloud for many calls."""
-        async with closing(self._client.complete_batch(calls, deadline_s)) as replies:
-            async for reply in replies:
-                with suppress(CoordinatorError), self._watching():
-                    if isinstance(reply.outcome, CoordinatorError):
-                        raise reply.outcome
-                    self._noted(reply.outcome)
-                yield reply
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """Stop waiting for a call."""
@@ -170,17 +159,17 @@ LONGEST_PAUSE_S = 60.0
 class BudgetWatch:
     """Keeps the newest budget of `task`, the one that is followed. Belongs to one event loop."""
 
-    def __init__(self, client: CoordinatorClient, rng: random.Random, heard: Callable[[], None] = lambda: None) -> None:
-        """`rng` jitters the pauses between tries. `heard` is told of each budget: the coordinator is there."""
+    def __init__(self, client: CoordinatorClient, rng: random.Random, reached: Callable[[], None] = lambda: None) -> None:
+        """`rng` jitters the pauses between tries. `reached` is called with each budget: the coordinator is there."""
         self._client = client
-        self._heard = heard
+        self._reached = reached
         self._rng = rng
         self.task = ""
         self._newest: BudgetSnapshot | None = None
         self._following: asyncio.Task[None] | None = None
 
     def newest(self, task: str) -> BudgetSnapshot | None:
-        """The budget as its stream told it last; None for another task than the followed one, and once the client gave a broken one up."""
+        """The last budget of the stream; None for another task than the followed one, and once the client gave a broken one up."""
         return self._newest if task == self.task else None
 
     async def follow(self, task: str) -> None:
@@ -206,7 +195,7 @@ class BudgetWatch:
                 async with closing(self._client.watch_budget(task)) as budgets:
                     async for budget in budgets:
                         failures, self._newest = 0, budget
-                        self._heard()
+                        self._reached()
             except NotImplementedThere:
                 return
             except CoordinatorError:

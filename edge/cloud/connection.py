@@ -1,5 +1,4 @@
-"""Being in touch with the coordinator: starting our own, registering, and what it told of budgets. Knows who was reached and what was
-refused; knows nothing of answers or steps.
+"""The connection to the coordinator: starting our own, registering, and the budgets it reports.
 
 Being offline is fine at any time. A credential that is refused, or an unknown task, is not.
 """
@@ -89,7 +88,7 @@ class CoordinatorLink:
             self.client.lost(why_away(error))
 
     def require_all_tasks(self) -> None:
-        """Raises PermissionDenied: a phase that may not be learned is told before the first step, not when its turn comes."""
+        """Raises PermissionDenied, before the first step, where a phase may not be learned."""
         if self._refusal is not None:
             hint = f"{self._refusal.hint}; set phases, or --tasks, to what it may work on".removeprefix("; ")
             raise PermissionDenied(str(self._refusal), hint=hint)
@@ -106,18 +105,18 @@ class CoordinatorLink:
         return await self.client.get_budget(task or self._learned.present_task)
 
     def followed_budget(self) -> BudgetSnapshot | None:
-        """The budget of the task at hand as the coordinator told it last of its own accord; None while it cannot be followed."""
+        """The followed budget of the task at hand; None while it cannot be followed."""
         return self.watch.newest(self.watch.task)
 
     def follows(self, task: str) -> bool:
-        """Whether the coordinator tells of this task's budget by itself."""
+        """Whether the coordinator reports this task's budget by itself."""
         return self.watch.newest(task) is not None
 
     def known_budget(self, task: str) -> KnownBudget | None:
-        """What the coordinator said last of a task's budget, by itself or with an answer."""
-        told, followed = self.client.budget_of(task), self.watch.newest(task)
-        if followed is None or (told is not None and told.budget.version > followed.version):
-            return told
+        """The budget of a task that the coordinator reported last, by itself or with an answer."""
+        reported, followed = self.client.budget_of(task), self.watch.newest(task)
+        if followed is None or (reported is not None and reported.budget.version > followed.version):
+            return reported
         return KnownBudget(followed, self._clock.now())
 
     def why_away(self) -> str:

@@ -1,4 +1,4 @@
-"""The embedded coordinator: a child process on a Unix socket. Knows how to start, watch, restart and stop it; knows nothing of budgets.
+"""The embedded coordinator: a child process on a Unix socket.
 
 The child's ledger and configuration live in the state folder, so that the budget survives restarts. It is started with
 `--exit-with-parent`, so that a killed agent leaves no coordinator behind; one that is still settling holds the ledger's lock for a

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from edge.core.concurrency import closing
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
 from edge.core.money import dollars
-from edge.rpc.client import CallReply, CloudCall, CloudCompletion, CoordinatorClient
+from edge.rpc.client import CloudCall, CloudCompletion, CoordinatorClient
 
 _WHOSE = {
     "device_task": " of this task",
@@ -24,13 +23,13 @@ _MOST_DIGITS = 19
 
 
 def what_is_used_up(error: BudgetExhausted) -> str:
-    """`62 of 60 calls`; where the coordinator tells no numbers, its own words."""
-    told = error.metadata
-    numbers = [_number(told, name) for name in ("used", "limit", "needed", "kept")]
+    """`62 of 60 calls`; where the coordinator reports no numbers, its own words."""
+    metadata = error.metadata
+    numbers = [_number(metadata, name) for name in ("used", "limit", "needed", "kept")]
     if None in numbers[:2]:
-        return told.get("told") or str(error)
+        return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
-    unit, whose = told.get("unit", "calls").partition(",")[0], _WHOSE.get(told.get("scope", ""), "")
+    unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
     aside = f", {_amount(kept, unit)} kept for other devices" if kept else ""
     short = f"; this call may need {_amount(needed, unit)}" if used + kept < limit else ""
     return f"{_share(used, limit, unit)}{whose}{aside}{short}"
@@ -53,8 +52,8 @@ def _amount(amount: int, unit: str) -> str:
     return dollars(amount) if unit == "uusd" else str(amount)
 
 
-def _number(told: Mapping[str, str], name: str) -> int | None:
-    text = told.get(name, "")
+def _number(metadata: Mapping[str, str], name: str) -> int | None:
+    text = metadata.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
@@ -63,7 +62,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CloudOutcome:
-    """`completion` when answered; else `refused` tells a budget's refusal from a failure, `reason` is one line.
+    """`completion` when answered; else `refused` marks a budget's refusal, not a failure; `reason` is one line.
 
     `unsent`: it was decided on this device, and the coordinator was not asked. `lost_uusd`: what the ledger charged for a call that has
     no answer to give, in micro-USD, where its reply says so.
@@ -76,38 +75,58 @@ class CloudOutcome:
     lost_uusd: int | None = None
 
 
+class CallLimit(Protocol):
+    """What else must allow a call, and counts it: learning's daily budget."""
+
+    async def admit(self, call: CloudCall) -> None:
+        """Count a call, durably, before it is sent. Raises BudgetExhausted, and sqlite3.Error where it cannot be written."""
+        ...
+
+    async def ended(self, call: CloudCall, outcome: CloudOutcome | None) -> None:
+        """Note what became of an admitted call (None: it was cut off)."""
+        ...
+
+
 class GroupCalls:
-    """Asks the cloud, or says why not."""
+    """Asks the cloud, or reports why not. Any number of calls at once, each one a Complete of its own."""
 
     def __init__(
         self,
         client: CoordinatorClient,
         deadline_s: float,
         switched_off: Callable[[], str] = lambda: "",
-        complete: Callable[[CloudCall, float], Awaitable[CloudCompletion]] | None = None,
+        limit: CallLimit | None = None,
     ) -> None:
-        """`switched_off` tells why nothing may be asked now ("" when it may). `complete` asks once, by default each call by itself."""
+        """`switched_off` returns why nothing may be asked now ("" when it may). `limit`: what learning may spend in a day.
+
+        To learning a refusal of `limit` is a failure: the responses that asked are left out. It binds learning alone, so it must not teach
+        the model to ask less of what serving may still ask.
+        """
         self._client = client
         self._deadline_s = deadline_s
-        self._complete = complete or client.complete
+        self._limit = limit
         self.switched_off = switched_off
-
-    @asynccontextmanager
-    async def together(self, calls: int) -> AsyncIterator[GroupCalls]:
-        """A desk whose calls share one batch, where more than one may come."""
-        if calls < 2 or self.switched_off():
-            yield self
-            return
-        batch = SharedBatch(self._client, self._deadline_s, self.switched_off)
-        try:
-            yield GroupCalls(self._client, self._deadline_s, self.switched_off, batch.complete)
-        finally:
-            await batch.aclose()
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """Ask once; the same call key never pays twice. Never raises CoordinatorError."""
         if off := self.switched_off():
             return CloudOutcome(None, reason=off, unsent=True)
+        if self._limit is None:
+            return await self._asked(call)
+        try:
+            await self._limit.admit(call)
+        except BudgetExhausted as error:
+            return CloudOutcome(None, reason=f"{error}; learning goes on without the cloud", unsent=True)
+        except sqlite3.Error as error:
+            return CloudOutcome(None, reason=f"the call cannot be written down ({error})", unsent=True)
+        outcome = None
+        try:
+            outcome = await self._asked(call)
+        finally:
+            await self._limit.ended(call, outcome)
+        return outcome
+
+    async def _asked(self, call: CloudCall) -> CloudOutcome:
         try:
             async with asyncio.timeout(self._deadline_s + 5.0):
                 return CloudOutcome(await self._waiting_out(call))
@@ -131,7 +150,7 @@ class GroupCalls:
                     return await self._client.get_call(call.call_key)
                 if off := self.switched_off():
                     raise Withheld(off)
-                return await self._complete(call, self._deadline_s)
+                return await self._client.complete(call, self._deadline_s)
             except RateLimited as error:
                 await asyncio.sleep(error.retry_after_s or _POLL_S)
             except CallInProgress as error:
@@ -140,57 +159,9 @@ class GroupCalls:
 
 
 def _charged(error: OutcomeUnknown) -> int | None:
-    """Micro-USD that the reply to a call without an answer tells; None where it does not say."""
-    told = error.metadata.get("charged_uusd", "")
-    return int(told) if told.isascii() and told.isdigit() else None
-
-
-class SharedBatch:
-    """One batch of the client, opened by its first call. Everybody who asks waits for the reply to the own call."""
-
-    def __init__(self, client: CoordinatorClient, deadline_s: float, switched_off: Callable[[], str] = lambda: "") -> None:
-        """`switched_off` is asked once more as each call leaves; what may not is answered Withheld."""
-        self._client = client
-        self._deadline_s = deadline_s
-        self._switched_off = switched_off
-        self._calls: asyncio.Queue[CloudCall] = asyncio.Queue()
-        self._waiting: dict[str, list[asyncio.Future[CallReply]]] = defaultdict(list)
-        self._replies: asyncio.Task[None] | None = None
-
-    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
-        """Ask once, within the deadline of the batch. Raises CoordinatorError like CoordinatorClient.complete."""
-        reply = asyncio.get_running_loop().create_future()
-        self._waiting[call.call_key].append(reply)
-        self._calls.put_nowait(call)
-        if self._replies is None:
-            self._replies = asyncio.create_task(self._hand_out(), name="cloud-batch")
-        await asyncio.wait([reply, self._replies], return_when=asyncio.FIRST_COMPLETED)
-        if not reply.done():
-            self._replies.result()
-            raise AssertionError("a batch without an end has ended")
-        outcome: CloudCompletion | CoordinatorError = reply.result().outcome
-        if isinstance(outcome, CoordinatorError):
-            raise outcome
-        return outcome
-
-    async def aclose(self) -> None:
-        """End the batch; a failure of its own was raised to those who waited."""
-        if self._replies is not None:
-            self._replies.cancel()
-            await asyncio.gather(self._replies, return_exceptions=True)
-
-    async def _hand_out(self) -> None:
-        async with closing(self._client.complete_batch(self._as_they_come(), self._deadline_s)) as replies:
-            async for reply in replies:
-                self._waiting[reply.call_key].pop(0).set_result(reply)
-
-    async def _as_they_come(self) -> AsyncIterator[CloudCall]:
-        while True:
-            call = await self._calls.get()
-            if off := self._switched_off():
-                self._waiting[call.call_key].pop(0).set_result(CallReply(call.call_key, Withheld(off)))
-            else:
-                yield call
+    """Micro-USD in the reply to a call without an answer; None where it has none."""
+    charged = error.metadata.get("charged_uusd", "")
+    return int(charged) if charged.isascii() and charged.isdigit() else None
 
 
 def refusal_text(error: BudgetExhausted) -> str:

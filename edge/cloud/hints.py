@@ -1,4 +1,4 @@
-"""The SLM's own attempt as a hint for the cloud LLM. Knows how one is made and where it goes; knows nothing of who asks.
+"""The SLM's own attempt as a hint for the cloud LLM.
 
 Off unless `coordinator.hint_chars` says how much may go along. What the privacy registry knows is cut out first, and every number of more
 than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.

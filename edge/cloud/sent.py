@@ -1,4 +1,4 @@
-"""The log of every request that left the device, in the state folder, and its messages for people."""
+"""The log of every request that was sent from the device, in the state folder, and its messages for people."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SentKind = Literal["answering", "learning", "evaluation", "step report", "regist
 SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
 _DROPPED = "sent_dropped"
 _DAY_S = 86400.0
-_LOOK_EVERY = 256
-"""Entries between two looks at what is too old."""
+_CHECK_EVERY = 256
+"""Entries between two checks for what is too old."""
 _COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
-    """One request about to leave: `payload` is its message as it is sent, `replaced` counts what stands for something private in it."""
+class EgressRequest:
+    """One request to be sent: `payload` is its message as it is sent, `replaced` counts the private values that were replaced in it."""
 
     kind: SentKind
     why: str
@@ -45,7 +45,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class SentEntry:
-    """What is told of one departure without its content. `times`: how often the same bytes were sent, until `last_at`. `outcome`: why they
+    """One request of the log without its content. `times`: how often the same bytes were sent, until `last_at`. `outcome`: why they
     did not leave after all, or "". Times are seconds since the epoch."""
 
     id: int
@@ -94,7 +94,7 @@ class Choice:
 
 
 class SentReader:
-    """What is asked of the entries without changing any."""
+    """Reads the entries."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
@@ -123,7 +123,7 @@ class SentReader:
         """One entry with the very bytes of its message. Raises NotFound."""
         row = self._db.execute(f"SELECT {_COLUMNS}, payload FROM sent WHERE id = ?", (entry_id,)).fetchone()  # noqa: S608
         if row is None:
-            raise NotFound(f"nothing with the number {entry_id} is kept of what left")
+            raise NotFound(f"nothing with the number {entry_id} is kept of what was sent")
         *about, payload = row
         return self._entry(about), payload
 
@@ -133,7 +133,7 @@ class SentReader:
         return Dropped(**json.loads(row[0])) if row else Dropped()
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Reports of learning steps that have not left yet, oldest first."""
+        """Reports of learning steps that have not been sent yet, oldest first."""
         names = [
             "id",
             "task",
@@ -165,41 +165,41 @@ class SentLog:
         self._db = database
         self._clock = clock
         self._keep = keep
-        self._since_look = _LOOK_EVERY
+        self._since_check = _CHECK_EVERY
         self._again: Counter[int] = Counter()
 
-    def before_leaving(self, departures: Sequence[Departure]) -> list[int]:
-        """Keep entries, in one transaction; their numbers. Raises Withheld when they cannot be written: then nothing may leave."""
+    def write(self, request: EgressRequest) -> int:
+        """Keep a request before it is sent; its number. Raises Withheld when it cannot be written: then it must not be sent."""
         now = self._clock.now()
         try:
             with self._db:
-                numbers = [self._insert(departure, now) for departure in departures]
+                number = self._insert(request, now)
                 self._write_repeats(now)
-                self._drop_old(now, len(departures))
+                self._drop_old(now)
         except sqlite3.Error as error:
             raise Withheld(f"what leaves the device cannot be written down ({error})", hint="make room on the disk") from error
-        return numbers
+        return number
 
-    def again(self, number: int) -> None:
-        """The same bytes leave once more; counted with the next entry."""
+    def sent_again(self, number: int) -> None:
+        """The same bytes are sent once more; counted with the next entry."""
         self._again[number] += 1
 
-    def not_delivered(self, numbers: Sequence[int], outcome: str) -> None:
-        """Note that these did not leave after all, and why; where that cannot be written they stay as if they had left."""
+    def not_delivered(self, number: int, outcome: str) -> None:
+        """Note that it was not sent after all, and why; where that cannot be written it stays as if it had been sent."""
         with suppress(sqlite3.Error), self._db:
-            self._db.executemany("UPDATE sent SET outcome = ? WHERE id = ?", [(outcome, number) for number in numbers])
+            self._db.execute("UPDATE sent SET outcome = ? WHERE id = ?", (outcome, number))
 
     def flush(self) -> None:
         """Write what is still counted; where that fails, only the count of repeated inquiries is lost."""
         with suppress(sqlite3.Error), self._db:
             self._write_repeats(self._clock.now())
 
-    def _insert(self, departure: Departure, now: float) -> int:
-        replaced = json.dumps(dict(sorted(departure.replaced.items())))
-        about = (departure.kind, departure.why, departure.method, departure.answer_id, departure.call_key)
+    def _insert(self, request: EgressRequest, now: float) -> int:
+        replaced = json.dumps(dict(sorted(request.replaced.items())))
+        about = (request.kind, request.why, request.method, request.answer_id, request.call_key)
         cursor = self._db.execute(
             "INSERT INTO sent (at, kind, why, method, answer_id, call_key, payload, replaced, last_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (now, *about, departure.payload, replaced, now),
+            (now, *about, request.payload, replaced, now),
         )
         return int(cursor.lastrowid or 0)
 
@@ -208,19 +208,19 @@ class SentLog:
         self._db.executemany("UPDATE sent SET times = times + ?, last_at = ? WHERE id = ?", rows)
         self._again.clear()
 
-    def _drop_old(self, now: float, added: int) -> None:
-        self._since_look += added
-        if self._since_look < _LOOK_EVERY:
+    def _drop_old(self, now: float) -> None:
+        self._since_check += 1
+        if self._since_check < _CHECK_EVERY:
             return
-        self._since_look = 0
+        self._since_check = 0
         newest = self._db.execute("SELECT id FROM sent ORDER BY id DESC LIMIT 1 OFFSET ?", (self._keep.entries,)).fetchone()
         condition, values = "last_at < ? OR id <= ?", (now - self._keep.days * _DAY_S, newest[0] if newest else 0)
         row = self._db.execute(f"SELECT count(*), max(at) FROM sent WHERE {condition}", values).fetchone()  # noqa: S608
         if row[0]:
             before = SentReader(self._db).dropped()
-            told = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
+            dropped = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
             self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
-            self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(told)))
+            self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(dropped)))
 
 
 @contextmanager

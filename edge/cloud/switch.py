@@ -1,4 +1,4 @@
-"""Whether the cloud may be asked at all. Knows the kill switch and the pause, which outlives the process; knows nothing of budgets."""
+"""Whether the cloud may be asked at all."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CloudSwitch:
         return self.always_off or (PAUSED if self.paused else "")
 
     def pause(self, paused: bool, at: float) -> str:
-        """Pause or resume, on disk before it holds. A pause that cannot be written holds as long as the process, and why is told ("": it
-        was written). Raises StateError for a resumption that cannot be written: the pause goes on."""
+        """Pause or resume, on disk before it holds. A pause that cannot be written holds as long as the process, and why is
+        returned ("": it was written). Raises StateError for a resumption that cannot be written: the pause goes on."""
         failure = ""
         try:
             set_paused(self._state, paused, at)

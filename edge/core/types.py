@@ -147,7 +147,7 @@ class ScoredToken:
     end: int = 0
 
 
-Sway = Literal["", "to ask", "not to ask"]
+DialOverride = Literal["", "to ask", "not to ask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class LocalResponse:
     `token_ids` are the sampled ids, EOS included, never re-tokenised. `logprobs` (nats, same length) are the behaviour
     log-probabilities at temperature 1 of the row each token was sampled from. `help_log_odds` is log p/(1-p) of the help
     phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
-    `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off. `swayed`: what `help_bias` made of the decision,
-    "" where it would have been the same without. Where it made the response ask, the text ends there, with the help phrase in
-    place of the last token: what a model says after a beginning that it would not have chosen is no request.
+    `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off. `overridden`: the decision that the budget
+    dial's `help_bias` forced, "" where it would have been the same without. Where it made the response ask, the text ends there, with the
+    help phrase in place of the last token: what a model says after a beginning that it would not have chosen is no request.
     """
 
     text: str
@@ -169,7 +169,7 @@ class LocalResponse:
     adapter_version: int = 0
     help_log_odds: float | None = None
     tokens: tuple[ScoredToken, ...] = ()
-    swayed: Sway = ""
+    overridden: DialOverride = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.rng import stream
-from edge.core.types import FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, Sway, TokenChance
+from edge.core.types import DialOverride, FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, TokenChance
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener
@@ -123,11 +123,11 @@ class _Sequence:
         "limit",
         "logits_V",
         "logprobs",
+        "overridden",
         "pieces",
         "request",
         "said_times",
         "spoken",
-        "swayed",
         "temperature",
         "token_ids",
         "uniform",
@@ -154,7 +154,7 @@ class _Sequence:
         self.help_log_odds: float | None = None
         self.decided = False
         self.free_choice: int | None = None
-        self.swayed: Sway = ""
+        self.overridden: DialOverride = ""
 
     @property
     def position(self) -> int:
@@ -179,7 +179,7 @@ class _Sequence:
         text = b"".join(self.pieces).decode("utf-8", "replace") if self.spoken is None else self.spoken.text
         tokens = () if self.spoken is None else self.spoken.tokens
         return LocalResponse(
-            text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens, self.swayed
+            text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens, self.overridden
         )
 
 
@@ -413,7 +413,7 @@ class Batcher:
             logits_V[:] = -np.inf
             logits_V[wanted] = kept
 
-    def _sway(self, sequence: _Sequence, token: int) -> Sway:
+    def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:
         """What the bias has made of this token, where there was one."""
         free, sequence.free_choice = sequence.free_choice, None
         if free is None:
@@ -425,8 +425,8 @@ class Batcher:
     def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
         """Append a token to its response; true when the response is over."""
         piece = self._tokens.pieces[token]
-        sequence.swayed = self._sway(sequence, token) or sequence.swayed
-        if sequence.swayed == "to ask":
+        sequence.overridden = self._dial_override(sequence, token) or sequence.overridden
+        if sequence.overridden == "to ask":
             piece = sequence.follower.request_text.encode()
         if sequence.follower.pending == "" and not self._help.is_space[token]:
             sequence.decided = True
@@ -434,7 +434,7 @@ class Batcher:
         sequence.logprobs.append(logprob)
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
-        finish = sequence.finish_reason(self._tokens.ends[token] or sequence.swayed == "to ask")
+        finish = sequence.finish_reason(self._tokens.ends[token] or sequence.overridden == "to ask")
         if sequence.attended and self._say(sequence, token, finish is not None):
             finish = FinishReason.STOP
         if finish is None:

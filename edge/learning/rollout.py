@@ -183,8 +183,7 @@ class Rollout:
                 done += 1
                 on_group(done)
 
-        async with self._cloud.together(len(batch.items)) as cloud:
-            collected = await all_of(one(index, cloud) for index in range(len(batch.items)))
+        collected = await all_of(one(index, self._cloud) for index in range(len(batch.items)))
         groups = [group for group in collected if isinstance(group, ScoredGroup)]
         failures = [failure for failure in collected if isinstance(failure, EdgeError)]
         if not groups:

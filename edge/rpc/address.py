@@ -1,4 +1,4 @@
-"""Addresses of a coordinator: HOST:PORT and unix:PATH. Knows their form and what stays on this machine; knows nothing of channels."""
+"""Addresses of a coordinator: HOST:PORT and unix:PATH."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Cassettes: recorded cloud answers, one JSON object a line. Knows the format that an evaluation and the coordinator's
-`recorded` provider write and play; knows nothing of who asks or answers.
+"""Cassettes: recorded cloud answers, one JSON object a line.
 
     {"request": "<sha256>", "result": {"text": "...", "usage": {"input_tokens": 9, "output_tokens": 5}, "upstream_id": "",
      "finish": "stop", "beyond_text": ""}, "charged_uusd": 0, "cached": false, "model": "default", "max_output_tokens": 512,

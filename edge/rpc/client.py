@@ -1,4 +1,4 @@
-"""The role of a coordinator client, in plain values. Knows what the coordinator promises; knows nothing of gRPC.
+"""The role of a coordinator client, in plain values.
 
 Contract (tests/contracts/test_coordinator_client.py): every method raises a CoordinatorError of edge.core.errors and nothing else;
 `complete` is idempotent by `call_key`; `open_step` by (task, step); `close_step` applies the dual update exactly once and a repeated
@@ -8,7 +8,7 @@ call returns the first answer. Retries (only of UNAVAILABLE and of RATE_LIMITED 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -169,13 +169,6 @@ class CoordinatorClient(Protocol):
 
     def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
-        ...
-
-    def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
-        """Ask the cloud for many calls as they come; one reply for each, in any order.
-
-        `deadline_s` counts for each call from when it was taken from `calls`. A call that fails is a reply and ends nothing.
-        """
         ...
 
     async def get_call(self, call_key: str) -> CloudCompletion:

@@ -1,4 +1,4 @@
-"""Messages <-> the values of edge/rpc/client.py. Knows both shapes; knows nothing of channels.
+"""Messages <-> the values of edge/rpc/client.py.
 
 An error inside a message travels as rpc/errors.py says.
 `step` -1 (outside training) travels as an absent field; a limit that is None travels as an absent field; λ travels as binary64, so

@@ -1,4 +1,4 @@
-"""What a device shows to its coordinator: certificates and a token from files. Knows files, TLS and when a token ends; asks nothing itself.
+"""What a device shows to its coordinator: certificates and a token from files.
 
 Files are looked at before a connection or a call uses them, so that a renewed certificate or a token that was put there by hand is taken
 without a restart. The token's end is read without checking its signature: it only tells when to renew.

@@ -1,4 +1,4 @@
-"""One table: what went wrong <-> how it travels. Knows gRPC status codes and google.rpc details; knows nothing of calls or budgets.
+"""One table: what went wrong <-> how it travels.
 
 Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
 where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),

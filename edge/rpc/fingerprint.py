@@ -1,4 +1,4 @@
-"""What a call asks, as a digest. Knows which parts of a call are its content; knows nothing of keys or answers."""
+"""What a call asks, as a digest."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""The coordinator client over grpc.aio. Knows deadlines, retries and lost replies; knows nothing of why a call is made.
+"""The coordinator client over grpc.aio: deadlines, retries, lost replies, credentials.
 
 Only UNAVAILABLE (and a call that still runs elsewhere, or comes too early for a rate limit) is asked again, with the same key, within
 the caller's deadline: the delay is the coordinator's RetryInfo or a jittered exponential one. A failing cloud LLM (UPSTREAM_FAILED) is
 asked again once only: the coordinator has retried already. When a reply was lost after the request went out, GetCall recovers it; nothing
-is asked twice; so it is with the calls of a batch whose stream broke. A stream that outlived the credential it began with goes on with the
-renewed one: a watch is opened again, the rest of a batch is asked for call by call. A coordinator that does not know CompleteBatch is asked
-for each call by itself. A coordinator that cannot be connected to within `connect_timeout_s` is UNREACHABLE at once, so that the agent can
-answer locally. A token is renewed before it ends, by a task that lives from the first call to `aclose`.
+is asked twice. A watch that outlived the credential it began with is opened again with the renewed one. A coordinator that cannot be
+connected to within `connect_timeout_s` is UNREACHABLE, so that the agent can answer locally. A token is renewed before it ends, by a task
+that lives from the first call to `aclose`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -37,10 +35,8 @@ from edge.core.errors import (
 from edge.core.rng import stream
 from edge.rpc import codec
 from edge.rpc.address import Address, parse_address
-from edge.rpc.batch_stream import BatchStream
 from edge.rpc.client import (
     BudgetSnapshot,
-    CallReply,
     CancelledCall,
     CloudCall,
     CloudCompletion,
@@ -61,7 +57,6 @@ DEVICE_ID_KEY = "device-id"
 AUTHORIZATION_KEY = "authorization"
 OLD_CHANNEL_GRACE_S = 60.0
 RENEW_AGAIN_S = 5.0
-GREETING_TIMEOUT_S = 1.0
 PASSING = (CoordinatorUnavailable, CallInProgress, RateLimited)
 
 
@@ -70,7 +65,7 @@ class ClientPolicy:
     """Patience: seconds to connect, seconds for a control call, retries of one call, and the backoff between them.
 
     `max_upstream_failures`: how often one call may end with UPSTREAM_FAILED before it is given up. `batch_calls`: how many calls of one
-    batch may be under way.
+    batch may be under way (`BatchingClient`).
     """
 
     connect_timeout_s: float = 2.0
@@ -108,7 +103,6 @@ class GrpcCoordinatorClient:
         self._policy = policy or ClientPolicy()
         self._device_id = device_id
         self._jitter = rng or stream(seed, "rpc-backoff", device_id)
-        self._knows_batches = True
         self._channel: grpc.aio.Channel | None = None
         self._channel_files: Stamp = ()
         self._closing: set[asyncio.Task[None]] = set()
@@ -181,27 +175,13 @@ class GrpcCoordinatorClient:
                 yield delta
             return
         except PASSING as error:
-            failures, delay_s = int(_is_upstream_failure(error)), self._delay_s(error, 0)
+            failures, delay_s = int(is_upstream_failure(error)), self._delay_s(error, 0)
             if not self._goes_on(error, failures) or delay_s >= self._left(end):
                 raise
         await asyncio.sleep(delay_s)
         completion = await self._complete_until(call, end, failures)
         rest = completion.text.removeprefix(received) if completion.text.startswith(received) else ""
         yield CloudDelta(rest, completion)
-
-    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
-        """Ask for many calls on one stream, replies in any order; what the stream loses or refuses for now is asked for by itself."""
-        policy = self._policy
-        batch = BatchStream(
-            self._open_batch,
-            partial(self._complete_alone, self._shown()),
-            most=policy.batch_calls,
-            max_bytes=policy.max_message_bytes,
-            deadline_s=deadline_s,
-        )
-        async with aclosing(batch.replies(calls)) as replies:
-            async for reply in replies:
-                yield reply
 
     async def aclose(self) -> None:
         """Close the connection. Safe to call twice."""
@@ -213,42 +193,6 @@ class GrpcCoordinatorClient:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
-
-    async def _open_batch(self, end: float) -> Any:
-        """The stream of a batch; None where the coordinator is known to have none. Raises CoordinatorUnavailable.
-
-        A coordinator greets with its metadata at once, so that one without batches is known before anything is written.
-        """
-        if not self._knows_batches:
-            return None
-        stub = await self._ready_stub(end)
-        batch = stub.CompleteBatch(metadata=self._metadata)
-        greeting = asyncio.create_task(batch.initial_metadata())
-        await asyncio.wait([greeting], timeout=min(GREETING_TIMEOUT_S, self._left(end)))
-        if batch.done() and await batch.code() is grpc.StatusCode.UNIMPLEMENTED:
-            self._knows_batches = False
-        await _ended(greeting)
-        return batch if self._knows_batches else None
-
-    async def _complete_alone(self, shown: object, call: CloudCall, end: float, seen: CoordinatorError | None) -> CallReply:
-        """One call of a batch by itself, after the stream told `seen` (None: it was never put there). Never raises CoordinatorError.
-
-        `shown` when the batch began; once there is a fresher credential, the stream's refusal of the old one concerns no call.
-        """
-        if isinstance(seen, Unauthenticated) and self._has_fresher_than(shown):
-            seen = None
-        if seen is not None and not _may_be_asked_again(seen):
-            return CallReply(call.call_key, seen)
-        failures = int(seen is not None and _is_upstream_failure(seen))
-        delay_s = 0.0 if seen is None else self._delay_s(seen, 0)
-        if seen is not None and (not self._goes_on(seen, failures) or delay_s >= self._left(end)):
-            return CallReply(call.call_key, seen)
-        await asyncio.sleep(delay_s)
-        try:
-            lost = seen is not None and seen.reason == "CONNECTION_LOST"
-            return CallReply(call.call_key, await self._complete_until(call, end, failures, lost=lost))
-        except CoordinatorError as error:
-            return CallReply(call.call_key, error)
 
     async def _watch_once(self, task: str) -> AsyncGenerator[BudgetSnapshot, None]:
         request = _encode(lambda: budget_pb2.WatchBudgetRequest(task=task))
@@ -292,7 +236,7 @@ class GrpcCoordinatorClient:
         except (NotFound, CallInProgress):
             return None
         except CoordinatorUnavailable as error:
-            if _is_upstream_failure(error):
+            if is_upstream_failure(error):
                 return None
             raise
 
@@ -321,7 +265,7 @@ class GrpcCoordinatorClient:
             try:
                 return await attempt()
             except PASSING as error:
-                failures += _is_upstream_failure(error)
+                failures += is_upstream_failure(error)
                 delay_s = self._delay_s(error, tried)
                 if not self._goes_on(error, failures) or delay_s >= self._left(end):
                     raise
@@ -330,7 +274,7 @@ class GrpcCoordinatorClient:
 
     def _goes_on(self, error: CoordinatorError, failures: int) -> bool:
         """Whether to ask again after this error, the upstream having failed `failures` times."""
-        return _may_be_asked_again(error) and failures < self._policy.max_upstream_failures
+        return may_be_asked_again(error) and failures < self._policy.max_upstream_failures
 
     def _delay_s(self, error: CoordinatorError, tried: int) -> float:
         """Jittered exponential backoff, never below what the coordinator asked for."""
@@ -445,17 +389,17 @@ class GrpcCoordinatorClient:
         return self._credentials.tls is not None and self._credentials.tls.cert is not None
 
     async def _keep_renewed(self) -> None:
-        """Renew the token again and again, each time before it ends. A failure is told once and tried again."""
-        told = ""
+        """Renew the token again and again, each time before it ends. A failure is logged once and tried again."""
+        logged = ""
         while True:
             try:
                 await asyncio.sleep(self._renew_in_s())
                 await self._renew()
-                told = ""
+                logged = ""
             except EdgeError as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("the token was not renewed: %s", told)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("the token was not renewed: %s", logged)
                 await asyncio.sleep(RENEW_AGAIN_S)
 
     def _renew_in_s(self) -> float:
@@ -486,17 +430,13 @@ class GrpcCoordinatorClient:
         return max(0.001, end - asyncio.get_running_loop().time())
 
 
-async def _ended(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _may_be_asked_again(error: CoordinatorError) -> bool:
+def may_be_asked_again(error: CoordinatorError) -> bool:
     """With the same key: what is UNAVAILABLE, a call that still runs elsewhere, and one for which nothing was held: it came too early."""
     return isinstance(error, (CallInProgress, RateLimited)) or is_worth_retrying(error)
 
 
-def _is_upstream_failure(error: CoordinatorError) -> bool:
+def is_upstream_failure(error: CoordinatorError) -> bool:
+    """The coordinator answered, and the cloud LLM behind it failed."""
     return error.reason == "UPSTREAM_FAILED"
 
 

@@ -1,4 +1,4 @@
-"""Why a connection to a coordinator fails: one line, and what to do. Knows TLS and what servers say when they refuse it; sends no request.
+"""Why a connection to a coordinator fails: one line, and what to do.
 
 gRPC tells of a failed handshake only that nothing answers, so one is made again by itself, with Python's own TLS. A device without TLS
 shakes hands as well: a server that answers it wants TLS.

@@ -1,4 +1,4 @@
-"""Asking a coordinator whether it serves. Knows the standard health service; knows nothing of what is served."""
+"""Asking a coordinator whether it serves."""
 
 from __future__ import annotations
 

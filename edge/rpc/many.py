@@ -1,6 +1,6 @@
-"""Many items answered at once, in any order. Knows how many may be under way and when to stop reading; knows nothing of calls or gRPC.
+"""Many items answered at once, in any order; both ends of a CompleteBatch stream are made of it.
 
-Both ends of a batch are made of it. Flow control: while `most` items are under way, or answered but not yet taken, no further item is read;
+Flow control: while `most` items are under way, or answered but not yet taken, no further item is read;
 who makes the items then waits.
 """
 

@@ -1,5 +1,4 @@
-"""OpenAI's fields that plain messages cannot say, as a call and its completion carry them. Knows which there are and what they may hold;
-knows nothing of who asks or answers.
+"""OpenAI's fields that plain messages cannot say, as a call and its completion carry them.
 
 A call's `openai_json` is the JSON text of one object with any of FIELDS, as the client sent them; `messages`, where it is there, stands for
 the call's own. What an upstream bills for the text and the tools in it has a bound; other contents have none, so they are refused.
@@ -41,8 +40,8 @@ def openai_fields(text: str) -> dict[str, Any]:
 
 def completion_json(finish_reason: str, beyond_text: str) -> str:
     """A completion's `openai_json`. `beyond_text`: the JSON object of what the assistant's message had beyond its text, or ""."""
-    told = json.dumps({"finish_reason": finish_reason}, ensure_ascii=False, separators=(",", ":"))
-    return f"{told[:-1]},{beyond_text[1:]}" if beyond_text else told  # as text: what was paid for arrives as it was stored
+    text = json.dumps({"finish_reason": finish_reason}, ensure_ascii=False, separators=(",", ":"))
+    return f"{text[:-1]},{beyond_text[1:]}" if beyond_text else text  # as text: what was paid for arrives as it was stored
 
 
 def _object(text: str) -> dict[str, Any]:

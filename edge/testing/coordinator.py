@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge.core.errors import (
@@ -28,7 +27,6 @@ from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integ
 from edge.rpc.client import (
     BudgetSnapshot,
     CallProgress,
-    CallReply,
     CancelledCall,
     CloudCall,
     CloudCompletion,
@@ -38,7 +36,6 @@ from edge.rpc.client import (
     StepOpened,
     TaskTerms,
 )
-from edge.rpc.many import ManyAtOnce
 from edge.rpc.openai_fields import completion_json, openai_fields
 
 MOST_AT_ONCE = 256
@@ -175,20 +172,6 @@ class ScriptedCoordinatorClient:
         for piece in (completion.text[:middle], completion.text[middle:]):
             yield CloudDelta(piece)
         yield CloudDelta("", completion)
-
-    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
-        """Each call by itself, all at once, as they come."""
-        self._fail_if_told("complete_batch")
-
-        async def answer(call: CloudCall) -> CallReply:
-            try:
-                return CallReply(call.call_key, await self.complete(call, deadline_s))
-            except CoordinatorError as error:
-                return CallReply(call.call_key, error)
-
-        async with aclosing(ManyAtOnce(answer, CallReply.failed, MOST_AT_ONCE).replies(calls)) as replies:
-            async for reply in replies:
-                yield reply
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """A call that is answered stays so; the scripted coordinator knows no other."""

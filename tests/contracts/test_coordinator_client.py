@@ -184,8 +184,6 @@ async def test_calls_of_tools_come_back_whole_streamed_in_a_batch_and_again(make
     assert replace(await client.get_call("k1"), budget=None) == replace(whole, budget=None)
     deltas = [delta async for delta in client.stream_complete(call("k2", "other", openai_json=TOOLS), 5.0)]
     assert json.loads(deltas[-1].completion.openai_json) == called
-    (reply,) = [reply async for reply in client.complete_batch(batch_of([call("k3", "third", openai_json=TOOLS)]), 5.0)]
-    assert json.loads(reply.outcome.openai_json) == called
 
 
 async def test_a_plain_answer_says_why_it_ended(make_client) -> None:
@@ -207,53 +205,6 @@ async def test_openai_fields_that_cannot_be_are_refused_and_cost_nothing(make_cl
     with pytest.raises(InvalidRequest, match="unknown field 'web_search_options'"):
         await client.complete(call(openai_json='{"web_search_options": {}}'), 5.0)
     assert (await client.get_budget("math")).calls == 0
-
-
-async def batch_of(calls):
-    for each in calls:
-        yield each
-
-
-async def test_a_batch_answers_every_call_once_and_a_bad_one_ends_nothing(make_client) -> None:
-    client = await make_client()
-    calls = [call(f"k{number}", f"question {number}") for number in range(20)]
-    calls.insert(5, call("bad", max_output_tokens=0))
-    calls.insert(9, call("worse", messages=()))
-    replies = [reply async for reply in client.complete_batch(batch_of(calls), 5.0)]
-    outcomes = {reply.call_key: reply.outcome for reply in replies}
-    assert sorted(outcomes) == sorted(each.call_key for each in calls) and len(replies) == len(calls)
-    assert all(outcomes[f"k{number}"].text == f"QUESTION {number}" for number in range(20))
-    assert isinstance(outcomes["bad"], InvalidRequest) and (await client.get_budget("math")).calls == 20
-
-
-async def test_a_batch_bills_a_prompt_group_once_and_its_answers_can_be_recovered(make_client) -> None:
-    client = await make_client()
-    await client.open_step("math", 0, 4, 4, 0.5)
-    calls = [call(f"k{number}", step=0, prompt_id="group") for number in range(6)]
-    replies = [reply async for reply in client.complete_batch(batch_of(calls), 5.0)]
-    assert sum(reply.outcome.charged_uusd > 0 for reply in replies) == 1
-    assert (await client.get_call("k3")).text == "WHAT IS 2+2?"
-
-
-async def test_a_batch_whose_budget_runs_out_answers_the_rest_with_the_refusal(make_client) -> None:
-    client = await make_client(calls_limit=3)
-    calls = [call(f"k{number}", f"question {number}") for number in range(5)]
-    outcomes = [reply.outcome async for reply in client.complete_batch(batch_of(calls), 5.0)]
-    assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 2
-
-
-async def test_an_empty_batch_ends(make_client) -> None:
-    client = await make_client()
-    assert [reply async for reply in client.complete_batch(batch_of([]), 5.0)] == []
-
-
-async def test_a_batch_can_be_left_early(make_client) -> None:
-    client = await make_client()
-    async with aclosing(client.complete_batch(batch_of([call("k1"), call("k2", "two")]), 5.0)) as replies:
-        async for reply in replies:
-            assert reply.outcome.text
-            break
-    assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
 
 
 async def test_cancelling_an_answered_call_takes_nothing_back(make_client) -> None:

@@ -17,8 +17,9 @@ from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Upstream
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
+from edge.rpc.batch_client import BatchingClient
 from edge.rpc.client import CloudCall
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.grpc_client import ClientPolicy
 
 Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
@@ -122,9 +123,9 @@ async def running_coordinator(
 
 
 @asynccontextmanager
-async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIterator[GrpcCoordinatorClient]:
+async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIterator[BatchingClient]:
     """A client of the coordinator in `folder`."""
-    client = GrpcCoordinatorClient(f"unix:{folder}/c.sock", device_id=device_id, policy=ClientPolicy(**policy))
+    client = BatchingClient(f"unix:{folder}/c.sock", device_id=device_id, policy=ClientPolicy(**policy))
     try:
         yield client
     finally:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from edge.agent import AgentStatus
 from edge.answering.explain import explained
-from edge.budget.dial import DialReading
+from edge.budget.dial import DialSnapshot
 from edge.budget.overview import Overview, TaskBudget
 from edge.budget.quota import Circumstances, quota_of
 from edge.budget.whatif import PastAnswer, what_if
@@ -172,12 +172,12 @@ def overview() -> Overview:
     return Overview("agent", "math", 0.2, False, "", 1, 0, tuple(tasks))
 
 
-def dials() -> list[DialReading]:
+def dials() -> list[DialSnapshot]:
     """The readings of their dials."""
     return [
-        DialReading("math", 0.2, False, -0.41, 0.184, 0.19, 212, 40, 0.0, 100, BEGAN),
-        DialReading("code", None, True, 0.0, 0.31, 0.31, 40, 12, 0.1, 40, BEGAN),
-        DialReading(GARDEN, 0.05, True, -2.2, 0.19, 0.19, 18, 3, 0.0, 18, BEGAN),
+        DialSnapshot("math", 0.2, False, -0.41, 0.184, 0.19, 212, 40, 0.0, 100, BEGAN),
+        DialSnapshot("code", None, True, 0.0, 0.31, 0.31, 40, 12, 0.1, 40, BEGAN),
+        DialSnapshot(GARDEN, 0.05, True, -2.2, 0.19, 0.19, 18, 3, 0.0, 18, BEGAN),
     ]
 
 

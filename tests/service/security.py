@@ -12,8 +12,9 @@ from coordinator.bootstrap import Coordinator
 from coordinator.pki import Authority, Holder, Written
 from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock, SystemClock
+from edge.rpc.batch_client import BatchingClient
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.grpc_client import ClientPolicy
 from tests.service.in_process import ProgrammedProvider, running_coordinator
 
 
@@ -69,7 +70,7 @@ class SecureFleet:
 @asynccontextmanager
 async def device(address: str, tls: ClientTls | None = None, token: TokenFile | None = None, **policy: Any) -> AsyncIterator[Any]:
     """A client that shows this."""
-    client = GrpcCoordinatorClient(
+    client = BatchingClient(
         address,
         device_id="pretender",
         policy=ClientPolicy(**{"connect_timeout_s": 10.0, **policy}),

@@ -120,7 +120,7 @@ async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) ->
 async def test_an_agent_whose_coordinator_is_away_says_no_more_and_learns_no_less_than_before(tmp_path) -> None:
     world = World(tmp_path)
     away = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
-    for method in ("register", "open_step", "close_step", "complete_batch", "get_budget", "watch_budget"):
+    for method in ("register", "open_step", "close_step", "complete", "get_budget", "watch_budget"):
         world.client.fail_next(method, away, times=10_000)
     async with world.agent() as agent:
         finished = await agent.learn(max_steps=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
@@ -11,13 +12,13 @@ import pytest
 from coordinator.admission import Gate
 from coordinator.providers.provider import ProviderError, ProviderResult
 from coordinator.stores.memory import MemoryLedgerStore
-from edge.core.errors import CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
+from edge.core.errors import BudgetExhausted, CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
 from edge.core.types import TokenUsage
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error, from_status
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, call_pb2, device_pb2_grpc
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.service.in_process import CALLED, TOOLS, Held, ProgrammedProvider, answer, call, connected, running_coordinator
 
 CHARGE_UUSD = 10 + 2 * 5
 
@@ -49,6 +50,70 @@ async def replies_of(client, calls, deadline_s: float = 10.0):
 
 def numbered(count: int):
     return [call(f"k{number}", f"question {number}") for number in range(count)]
+
+
+@pytest.fixture
+async def make_client(tmp_path):
+    """Makes one client whose device may make `calls_limit` calls; everything is closed at the end."""
+    opened = []
+
+    async def make(calls_limit: int | None = None):
+        opened.append(running_coordinator(tmp_path, ProgrammedProvider(), budgets={"device": {"calls_limit": calls_limit}}))
+        await opened[-1].__aenter__()
+        opened.append(connected(tmp_path))
+        return await opened[-1].__aenter__()
+
+    yield make
+    for context in reversed(opened):
+        await context.__aexit__(None, None, None)
+
+
+async def test_a_batch_answers_every_call_once_and_a_bad_one_ends_nothing(make_client) -> None:
+    client = await make_client()
+    calls = [call(f"k{number}", f"question {number}") for number in range(20)]
+    calls.insert(5, call("bad", max_output_tokens=0))
+    calls.insert(9, call("worse", messages=()))
+    replies = [reply async for reply in client.complete_batch(of(calls), 5.0)]
+    outcomes = {reply.call_key: reply.outcome for reply in replies}
+    assert sorted(outcomes) == sorted(each.call_key for each in calls) and len(replies) == len(calls)
+    assert all(outcomes[f"k{number}"].text == f"QUESTION {number}" for number in range(20))
+    assert isinstance(outcomes["bad"], InvalidRequest) and (await client.get_budget("math")).calls == 20
+
+
+async def test_a_batch_bills_a_prompt_group_once_and_its_answers_can_be_recovered(make_client) -> None:
+    client = await make_client()
+    await client.open_step("math", 0, 4, 4, 0.5)
+    calls = [call(f"k{number}", step=0, prompt_id="group") for number in range(6)]
+    replies = [reply async for reply in client.complete_batch(of(calls), 5.0)]
+    assert sum(reply.outcome.charged_uusd > 0 for reply in replies) == 1
+    assert (await client.get_call("k3")).text == "WHAT IS 2+2?"
+
+
+async def test_a_batch_whose_budget_runs_out_answers_the_rest_with_the_refusal(make_client) -> None:
+    client = await make_client(calls_limit=3)
+    calls = [call(f"k{number}", f"question {number}") for number in range(5)]
+    outcomes = [reply.outcome async for reply in client.complete_batch(of(calls), 5.0)]
+    assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 2
+
+
+async def test_an_empty_batch_ends(make_client) -> None:
+    client = await make_client()
+    assert [reply async for reply in client.complete_batch(of([]), 5.0)] == []
+
+
+async def test_a_batch_can_be_left_early(make_client) -> None:
+    client = await make_client()
+    async with aclosing(client.complete_batch(of([call("k1"), call("k2", "two")]), 5.0)) as replies:
+        async for reply in replies:
+            assert reply.outcome.text
+            break
+    assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
+
+
+async def test_a_batch_carries_tools_and_their_calls(make_client) -> None:
+    client = await make_client()
+    (reply,) = [reply async for reply in client.complete_batch(of([call("k3", "third", openai_json=TOOLS)]), 5.0)]
+    assert json.loads(reply.outcome.openai_json) == {"finish_reason": "tool_calls", **json.loads(CALLED)}
 
 
 async def test_replies_come_in_the_order_of_the_answers(tmp_path) -> None:

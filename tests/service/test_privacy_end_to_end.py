@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from edge.cloud.egress import GuardedClient
+from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import with_hint
 from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
@@ -36,7 +36,7 @@ REGISTRY = Registry(terms=TERMS, never_send=["the vault code"])
 class Wire:
     """Everything between a guarded client and the upstream."""
 
-    client: GuardedClient
+    client: EgressClient
     upstream: FakeUpstream
     state: StateFolder
     bodies: list[bytes] = field(default_factory=list)
@@ -77,7 +77,7 @@ async def guarded_wire(folder: Path) -> AsyncIterator[Wire]:
     async with fake_upstream() as upstream, coordinator_process(folder, settings_for(upstream)) as child:
         inner = GrpcCoordinatorClient(child.address)
         with StateFolder(folder / "agent") as state:
-            wire = Wire(GuardedClient(inner, REGISTRY, SentLog(state.database, ManualClock(), Keep())), upstream, state)
+            wire = Wire(EgressClient(inner, REGISTRY, SentLog(state.database, ManualClock(), Keep())), upstream, state)
             upstream.reply = wire.keep
             try:
                 yield wire
@@ -122,8 +122,8 @@ async def _learned(wire: Wire, secrets) -> None:
     calls = [
         call(f"l{n}", one.text, step=0, prompt_id=f"{n}:{one.secret}", max_output_tokens=900) for n, one in enumerate(secrets)
     ]
-    async with GroupCalls(wire.client, 30.0).together(len(calls)) as desk:
-        outcomes = await asyncio.gather(*(desk.ask(each) for each in calls))
+    asking = GroupCalls(wire.client, 30.0)
+    outcomes = await asyncio.gather(*(asking.ask(each) for each in calls))
     assert {outcome.reason for outcome in outcomes} == {""}
     await wire.client.close_step("math", 0, 4 * len(secrets), len(secrets))
 

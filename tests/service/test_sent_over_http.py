@@ -10,7 +10,7 @@ import pytest
 
 from edge.cli.outbox import OutboxOptions, _entry, _listing, choice_of
 from edge.cli.running import announced
-from edge.cloud.egress import GuardedClient
+from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound
@@ -27,7 +27,7 @@ from tests.unit.agent_world import World
 async def place(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
     world = World(tmp_path)
     async with world.agent() as agent:
-        client = GuardedClient(world.client, Registry(), SentLog(agent.components.state.database, world.clock, Keep()))
+        client = EgressClient(world.client, Registry(), SentLog(agent.components.state.database, world.clock, Keep()))
         for number in range(3):
             await client.complete(call(f"k{number}", f"What is {number} + 1? I am p{number}@x.org", prompt_id=f"a{number}"), 5.0)
         async with serving(build_app(ScriptedAnswers(["4"]), RunningAgent(agent), ManualClock()), "127.0.0.1", 0) as url:

@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process() -> Non
 
 
 def test_a_planted_bug_is_gone_once_its_scenario_is_played() -> None:
-    assert not played(AGENTS, CALM, "learning's purse forgets what it paid").ok
+    assert not played(AGENTS, CALM, "learning's daily budget forgets what it paid").ok
     assert played(AGENTS, CALM).ok
     assert run_seed(0).ok
 

@@ -58,7 +58,7 @@ def test_greedy_answers_follow_the_log_odds_and_the_bias_moves_them() -> None:
         assert plain.help_log_odds == pytest.approx(log_odds)
         assert (plain.text == ASKING) == (log_odds > 0)
         assert biased.text == ASKING
-        assert biased.swayed == ("" if log_odds > 0 else "to ask")
+        assert biased.overridden == ("" if log_odds > 0 else "to ask")
         assert biased.help_log_odds == plain.help_log_odds
 
 

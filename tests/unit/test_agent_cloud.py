@@ -1,4 +1,4 @@
-"""The desk that asks the cloud: the calls of a step share one batch, and what happens to one of them is nobody else's business."""
+"""The calls of a step to the cloud: made at once, and what happens to one of them changes no other."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited
 from edge.core.events import MemorySink
-from edge.rpc.client import CallReply
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.in_process import call
 
 
 class CountingClient(ScriptedCoordinatorClient):
-    """Counts batches, and answers the first reply of a batch for `instead` with that error."""
+    """Answers the first call with a key of `instead` with that error, after it was done."""
 
     def __init__(self, **settings) -> None:
         super().__init__(lambda asked: asked.messages[-1].content.upper(), **settings)
-        self.batches = 0
-        self.alone: list[str] = []
+        self.begun = 0
+        self.looked_up: list[str] = []
         self.instead: dict[str, Exception] = {}
 
-    async def complete_batch(self, calls, deadline_s):
-        self.batches += 1
-        async for reply in super().complete_batch(calls, deadline_s):
-            error = self.instead.pop(reply.call_key, None)
-            yield CallReply(reply.call_key, error) if error else reply
+    async def complete(self, call, deadline_s):
+        self.begun += 1
+        completion = await super().complete(call, deadline_s)
+        if error := self.instead.pop(call.call_key, None):
+            raise error
+        return completion
 
     async def get_call(self, call_key):
-        self.alone.append(call_key)
+        self.looked_up.append(call_key)
         return await super().get_call(call_key)
 
 
@@ -41,30 +41,21 @@ def numbered(count: int):
 
 
 async def asked_together(client, calls):
-    async with GroupCalls(client, 5.0).together(len(calls)) as desk:
-        return await asyncio.gather(*(desk.ask(each) for each in calls))
+    asking = GroupCalls(client, 5.0)
+    return await asyncio.gather(*(asking.ask(each) for each in calls))
 
 
-async def test_the_calls_of_a_step_share_one_batch() -> None:
+async def test_the_calls_of_a_step_are_made_at_once() -> None:
     client = CountingClient()
     outcomes = await asked_together(client, numbered(8))
     assert [outcome.completion.text for outcome in outcomes] == [f"QUESTION {number}" for number in range(8)]
-    assert client.batches == 1 and len(client.calls) == 8
-
-
-async def test_a_single_call_and_a_step_without_calls_need_no_batch() -> None:
-    client = CountingClient()
-    assert (await asked_together(client, numbered(1)))[0].completion.text == "QUESTION 0"
-    async with GroupCalls(client, 5.0).together(8):
-        pass
-    assert client.batches == 0
+    assert len(client.calls) == 8
 
 
 async def test_nothing_is_asked_where_the_cloud_is_switched_off() -> None:
     client = CountingClient()
-    async with GroupCalls(client, 5.0, lambda: "off").together(8) as desk:
-        assert (await desk.ask(call())).reason == "off"
-    assert client.batches == 0 and not client.calls
+    assert (await GroupCalls(client, 5.0, lambda: "off").ask(call())).reason == "off"
+    assert client.begun == 0 and not client.calls
 
 
 async def test_a_refused_call_leaves_the_others_answered() -> None:
@@ -81,12 +72,12 @@ async def test_what_can_be_waited_out_is_waited_out(error) -> None:
     client.instead["k1"] = error
     outcomes = await asked_together(client, numbered(3))
     assert [outcome.completion.text for outcome in outcomes] == ["QUESTION 0", "QUESTION 1", "QUESTION 2"]
-    assert len(client.calls) == 3 and client.alone == (["k1"] if isinstance(error, CallInProgress) else [])
+    assert len(client.calls) == 3 and client.looked_up == (["k1"] if isinstance(error, CallInProgress) else [])
 
 
-async def test_a_batch_that_fails_as_a_whole_is_a_failed_call_each_and_not_a_crash() -> None:
+async def test_a_coordinator_that_is_away_is_a_failed_call_each_and_not_a_crash() -> None:
     client = ScriptedCoordinatorClient()
-    client.fail_next("complete_batch", CoordinatorUnavailable("away"))
+    client.fail_next("complete", CoordinatorUnavailable("away"), times=3)
     outcomes = await asked_together(client, numbered(3))
     assert [outcome.reason for outcome in outcomes] == ["away"] * 3 and not any(outcome.refused for outcome in outcomes)
 
@@ -95,7 +86,7 @@ async def test_leaving_a_step_in_the_middle_leaves_no_task_behind() -> None:
     client = CountingClient(delay_s=60.0)
     before = asyncio.all_tasks()
     asking = asyncio.create_task(asked_together(client, numbered(3)))
-    while not client.batches:
+    while client.begun < 3:
         await asyncio.sleep(0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -115,41 +106,24 @@ async def test_a_gone_budget_says_which() -> None:
     assert "device calls 3 of 3" in outcomes[0].reason and outcomes[1].completion is not None
 
 
-async def test_what_a_batch_meets_is_noticed_and_the_newest_budget_kept() -> None:
+async def test_what_calls_made_at_once_meet_is_noticed_and_the_newest_budget_kept() -> None:
     sink, client = MemorySink(), CountingClient()
     watched = WatchedClient(client, sink, ManualClock())
     client.instead = {"k0": CoordinatorUnavailable("gone", reason="CONNECTION_LOST")}
-
-    async def calls():
-        for each in numbered(2):
-            yield each
-
-    replies = [reply async for reply in watched.complete_batch(calls(), 5.0)]
-    assert len(replies) == 2 and [type(event).__name__ for event in sink.events] == ["Offline", "Online"]
+    outcomes = await asyncio.gather(*(watched.complete(each, 5.0) for each in numbered(2)), return_exceptions=True)
+    assert isinstance(outcomes[0], CoordinatorUnavailable)
+    assert [type(event).__name__ for event in sink.events] == ["Offline", "Online"]
     assert watched.online and watched.newest_budget is not None and watched.newest_budget.calls == 2
 
 
 async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:
     client, off = CountingClient(), []
     client.fail_next("complete", RateLimited("soon", retry_after_s=0.01))
-    desk = GroupCalls(client, 5.0, lambda: off.pop() if off else "")
-    asking = asyncio.create_task(desk.ask(numbered(1)[0]))
+    asking = GroupCalls(client, 5.0, lambda: off.pop() if off else "")
+    asked = asyncio.create_task(asking.ask(numbered(1)[0]))
     while client._failures["complete"]:
         await asyncio.sleep(0)
     off.append("paused")
-    outcome = await asking
+    outcome = await asked
     assert (outcome.completion, outcome.reason, outcome.unsent) == (None, "paused", True)
     assert client.calls == []
-
-
-async def test_a_call_of_a_batch_does_not_leave_after_the_cloud_was_switched_off() -> None:
-    client, off = CountingClient(), ""
-    async with GroupCalls(client, 5.0, lambda: off).together(2) as desk:
-        first, second = numbered(2)
-        assert (await desk.ask(first)).completion is not None
-        asking = asyncio.create_task(desk.ask(second))
-        await asyncio.sleep(0)
-        off = "paused"
-        outcome = await asking
-    assert (outcome.completion, outcome.reason, outcome.unsent) == (None, "paused", True)
-    assert [call.call_key for call in client.calls] == [first.call_key]

@@ -380,7 +380,7 @@ def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request() -
     ((thought,), (answered,)) = run(
         batcher, request(1, help_bias=40.0, temperature=0.0), request(2, help_bias=40.0, temperature=0.0)
     )
-    assert (thought.text, thought.finish, thought.swayed) == (
+    assert (thought.text, thought.finish, thought.overridden) == (
         "a</think>\nI need external assistance.",
         FinishReason.EOS,
         "to ask",
@@ -391,7 +391,7 @@ def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request() -
 def test_a_bias_inside_the_answer_closes_it_behind_the_request() -> None:
     batcher, _ = planned(1, {1: ids("<answer>", "b")}, favour=20.0)
     ((response,),) = run(batcher, request(1, help_bias=40.0, temperature=0.0))
-    assert (response.text, response.swayed) == ("<answer>I need external assistance.</answer>", "to ask")
+    assert (response.text, response.overridden) == ("<answer>I need external assistance.</answer>", "to ask")
 
 
 def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
@@ -402,12 +402,12 @@ def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
         request(2, help_bias=-3.0, temperature=0.0),
         request(1, help_bias=-60.0, temperature=0.0),
     )
-    assert (asks.text, asks.swayed) == ("</think>\nI need", "")
-    assert (stays.text, stays.swayed) == ("</think>\nb", "")
-    assert kept.swayed == "not to ask" and first_letter_of_decision(kept.text) != "i"
+    assert (asks.text, asks.overridden) == ("</think>\nI need", "")
+    assert (stays.text, stays.overridden) == ("</think>\nb", "")
+    assert kept.overridden == "not to ask" and first_letter_of_decision(kept.text) != "i"
 
 
-@pytest.mark.parametrize("kept", [{"suppress_help": True}, {"help_bias": -60.0}], ids=["suppressed", "swayed by the dial"])
+@pytest.mark.parametrize("kept", [{"suppress_help": True}, {"help_bias": -60.0}], ids=["suppressed", "overridden by the dial"])
 def test_a_model_kept_from_its_request_goes_on_with_an_answer(kept: dict[str, object]) -> None:
     engine = PlannedEngine(1, {1: ids("</think>\n", "I", "a")}, favour=20.0)
     plain_logits = engine._logits

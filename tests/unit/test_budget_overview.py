@@ -15,9 +15,9 @@ from edge.state.usage import OfTask, used_by_task
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:
-    reading = HelpDial(None, name).reading()
+    snapshot = HelpDial(None, name).snapshot()
     known = KnownBudget(BudgetSnapshot(1, 0.5, 0.3, calls, limit, 90, None, 1500, None), at)
-    return TaskBudget(quota_of(name, known, reading, Circumstances(away=away)), reading, OfTask(used, 10 * used, 100 * used))
+    return TaskBudget(quota_of(name, known, snapshot, Circumstances(away=away)), snapshot, OfTask(used, 10 * used, 100 * used))
 
 
 def overview(*tasks: TaskBudget) -> Overview:

@@ -12,7 +12,7 @@ from edge.app import build_registry
 from edge.cli.settings import Settings
 from edge.cli.shell import run_command
 from edge.cli.since import since_of
-from edge.cloud.egress import GuardedClient
+from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
 from edge.core.clock import ManualClock
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     with StateFolder(tmp_path) as state:
-        client = GuardedClient(ScriptedCoordinatorClient(), Registry(), SentLog(state.database, ManualClock(), Keep()))
+        client = EgressClient(ScriptedCoordinatorClient(), Registry(), SentLog(state.database, ManualClock(), Keep()))
         await client.register("1.0", ["math"])
         await client.complete(call("k1", "write to jo@x.org", prompt_id="a1"), 5.0)
         state.put_request("a1", 0.0, {"reason": "the model asked for help"})

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits, LimitedGroupCalls
-from edge.cloud.group_calls import CloudOutcome, GroupCalls
+from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits
+from edge.cloud.group_calls import GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.clock import ManualClock
 from edge.core.days import local_day
@@ -22,6 +22,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.usage import used_today
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at
 
@@ -32,25 +33,25 @@ def call(number: int) -> CloudCall:
     return CloudCall(f"{number:032x}", "math", 0, f"{number}:x", 1, (Message("user", "?"),), 8)
 
 
-class PaidDesk(GroupCalls):
+class PaidClient(ScriptedCoordinatorClient):
     """Answers every call at the next prepared price; None: it fails."""
 
     def __init__(self, *prices: int | None) -> None:
+        super().__init__()
         self.prices = list(prices)
         self.asked: list[str] = []
-        self.most_at_once = self._now = 0
-        self.switched_off = lambda: ""
 
-    async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+    async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         self.asked.append(call.call_key)
-        self._now += 1
-        self.most_at_once = max(self.most_at_once, self._now)
         price = self.prices.pop(0) if len(self.prices) > 1 else self.prices[0]
         await asyncio.sleep(0)
-        self._now -= 1
         if price is None:
-            return CloudOutcome(None, reason="failed")
-        return CloudOutcome(CloudCompletion(call.call_key, "x", TokenUsage(3, 4), price, False, "m"))
+            raise CoordinatorUnavailable("failed")
+        return CloudCompletion(call.call_key, "x", TokenUsage(3, 4), price, False, "m")
+
+
+def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCalls:
+    return GroupCalls(client, 5.0, limit=budget)
 
 
 @pytest.fixture
@@ -59,42 +60,42 @@ def state(tmp_path: Path):  # type: ignore[no-untyped-def]
         yield folder
 
 
-async def asked(desk: LimitedGroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
+async def asked(asking: GroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
     """Which of the calls were answered, when all are made at once."""
-    outcomes = await asyncio.gather(*(desk.ask(one) for one in calls))
+    outcomes = await asyncio.gather(*(asking.ask(one) for one in calls))
     return [outcome.completion is not None for outcome in outcomes]
 
 
 async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state: StateFolder) -> None:
-    clock, paid = ManualClock(), PaidDesk(5)
-    desk = LimitedGroupCalls(paid, DailyBudget(state, clock, DailyLimits(calls=2)))
-    assert await asked(desk, [call(1), call(2), call(3)]) == [True, True, False]
-    outcome = await desk.ask(call(4))
+    clock, paid = ManualClock(), PaidClient(5)
+    asking = limited(paid, DailyBudget(state, clock, DailyLimits(calls=2)))
+    assert await asked(asking, [call(1), call(2), call(3)]) == [True, True, False]
+    outcome = await asking.ask(call(4))
     assert outcome.unsent and not outcome.refused
     assert outcome.reason == "learning, today's calls 2 of 2; learning goes on without the cloud"
     clock.advance(DAY_S)
-    assert await asked(desk, [call(4)]) == [True]
+    assert await asked(asking, [call(4)]) == [True]
     assert len(paid.asked) == 3
 
 
 async def test_a_call_that_is_made_again_is_counted_once_even_when_the_day_is_used_up(state: StateFolder) -> None:
-    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
-    desk = LimitedGroupCalls(PaidDesk(5), purse)
-    assert await asked(desk, [call(1)]) == [True]
-    assert await asked(desk, [call(1), call(2)]) == [True, False]
-    assert (purse.today().calls, purse.today().spend_uusd, purse.today().tokens) == (1, 5, 7)
+    budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
+    asking = limited(PaidClient(5), budget)
+    assert await asked(asking, [call(1)]) == [True]
+    assert await asked(asking, [call(1), call(2)]) == [True, False]
+    assert (budget.today().calls, budget.today().spend_uusd, budget.today().tokens) == (1, 5, 7)
 
 
 async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
-    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
+    budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
 
-    class Looks(PaidDesk):
-        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
-            assert (purse.today().calls, purse.today().open_calls) == (1, 1)
+    class Looks(PaidClient):
+        async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+            assert (budget.today().calls, budget.today().open_calls) == (1, 1)
             raise Crash
 
     with pytest.raises(Crash):
-        await LimitedGroupCalls(Looks(1), purse).ask(call(1))
+        await limited(Looks(1), budget).ask(call(1))
     again = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     with pytest.raises(BudgetExhausted):
         await again.admit(call(2))
@@ -102,32 +103,32 @@ async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
 
 
 async def test_a_call_that_failed_stays_counted(state: StateFolder) -> None:
-    desk = LimitedGroupCalls(PaidDesk(None), DailyBudget(state, ManualClock(), DailyLimits(calls=1)))
-    assert await asked(desk, [call(1), call(2)]) == [False, False]
-    assert (await desk.ask(call(2))).unsent
+    asking = limited(PaidClient(None), DailyBudget(state, ManualClock(), DailyLimits(calls=1)))
+    assert await asked(asking, [call(1), call(2)]) == [False, False]
+    assert (await asking.ask(call(2))).unsent
 
 
 async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder) -> None:
-    class Refuses(PaidDesk):
-        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
-            return CloudOutcome(None, refused=True, reason="the step's calls are used up")
+    class Refuses(PaidClient):
+        async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+            raise BudgetExhausted("the step's calls are used up")
 
-    purse = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
-    assert (await LimitedGroupCalls(Refuses(1), purse).ask(call(1))).refused
-    assert purse.today().calls == 0
+    budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
+    assert (await limited(Refuses(1), budget).ask(call(1))).refused
+    assert budget.today().calls == 0
 
 
 async def test_nothing_may_be_spent_where_the_limit_is_zero(state: StateFolder) -> None:
     for limits in (DailyLimits(calls=0), DailyLimits(spend_uusd=0)):
-        paid = PaidDesk(5)
-        assert await asked(LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), limits)), [call(1)]) == [False]
+        paid = PaidClient(5)
+        assert await asked(limited(paid, DailyBudget(state, ManualClock(), limits)), [call(1)]) == [False]
         assert paid.asked == []
 
 
 async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder) -> None:
-    paid = PaidDesk(10)
-    desk = LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=35)))
-    assert (await asked(desk, [call(number) for number in range(8)])).count(True) == 3
+    paid = PaidClient(10)
+    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=35)))
+    assert (await asked(asking, [call(number) for number in range(8)])).count(True) == 3
     assert len(paid.asked) == 3
 
 
@@ -136,13 +137,13 @@ async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder
 async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_under_way_are_dearer(
     tmp_path_factory: pytest.TempPathFactory, prices: list[int], limit: int, at_once: int
 ) -> None:
-    with StateFolder(tmp_path_factory.mktemp("purse")) as state:
-        purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=limit))
-        desk, calls = LimitedGroupCalls(PaidDesk(*prices), purse), [call(number) for number in range(len(prices))]
+    with StateFolder(tmp_path_factory.mktemp("budget")) as state:
+        budget = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=limit))
+        asking, calls = limited(PaidClient(*prices), budget), [call(number) for number in range(len(prices))]
         for first in range(0, len(calls), at_once):
-            await asked(desk, calls[first : first + at_once])
+            await asked(asking, calls[first : first + at_once])
             dearer = at_once * (max(prices) - min(prices))
-            assert purse.today().spend_uusd <= limit + max(dearer, max(prices) if limit else 0)
+            assert budget.today().spend_uusd <= limit + max(dearer, max(prices) if limit else 0)
 
 
 async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tm
     ]
 
 
-async def test_what_the_purse_refuses_moves_no_weight(tmp_path: Path) -> None:
+async def test_what_the_daily_budget_refuses_moves_no_weight(tmp_path: Path) -> None:
     """The responses that asked are left out, as those whose call failed: the same update as with a cloud that is away."""
     updates = []
     for own in (True, False):
@@ -217,25 +218,25 @@ class Ledger:
 
 
 async def test_calls_that_were_charged_without_an_answer_use_the_days_money_up(state: StateFolder) -> None:
-    paid, ledger = PaidDesk(None), Ledger()
+    paid, ledger = PaidClient(None), Ledger()
     ledger.ends = {call(number).call_key: {"call_state": "in_doubt", "charged_uusd": 200} for number in range(9)}
-    purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
-    assert not any(await asked(LimitedGroupCalls(paid, purse), [call(number) for number in range(9)]))
+    budget = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    assert not any(await asked(limited(paid, budget), [call(number) for number in range(9)]))
     assert len(paid.asked) == 2
-    assert (purse.today().spend_uusd, purse.today().open_calls) == (400, 0)
+    assert (budget.today().spend_uusd, budget.today().open_calls) == (400, 0)
 
 
 async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_other_out(state: StateFolder) -> None:
-    paid, ledger = PaidDesk(None), Ledger()
-    purse = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
-    desk = LimitedGroupCalls(paid, purse)
-    await asked(desk, [call(1), call(2)])
+    paid, ledger = PaidClient(None), Ledger()
+    budget = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
+    asking = limited(paid, budget)
+    await asked(asking, [call(1), call(2)])
     assert paid.asked == [call(1).call_key]
-    assert (await desk.ask(call(3))).reason.startswith("learning, what 1 of today's calls cost is not known yet")
+    assert (await asking.ask(call(3))).reason.startswith("learning, what 1 of today's calls cost is not known yet")
     ledger.ends[call(1).call_key] = {"call_state": "completed", "charged_uusd": 30, "cloud_tokens": 7}
     paid.prices = [20]
-    assert await asked(desk, [call(3)]) == [True]
-    assert (purse.today().spend_uusd, purse.today().tokens, purse.today().open_calls) == (50, 14, 0)
+    assert await asked(asking, [call(3)]) == [True]
+    assert (budget.today().spend_uusd, budget.today().tokens, budget.today().open_calls) == (50, 14, 0)
 
 
 async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_its_old_end(state: StateFolder) -> None:
@@ -255,50 +256,50 @@ async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_i
             await made.wait()
         return {"call_state": "never_arrived", "charged_uusd": 0}
 
-    class Desk(PaidDesk):
-        async def ask(self, call: CloudCall):  # type: ignore[no-untyped-def]
+    class Slow(PaidClient):
+        async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
             made.set()
             await asyncio.sleep(0)
-            return await super().ask(call)
+            return await super().complete(call, deadline_s)
 
-    desk = LimitedGroupCalls(Desk(7), DailyBudget(state, clock, DailyLimits(calls=9), end_of=end_of))
-    first = asyncio.create_task(desk.ask(call(1)))
+    asking = limited(Slow(7), DailyBudget(state, clock, DailyLimits(calls=9), end_of=end_of))
+    first = asyncio.create_task(asking.ask(call(1)))
     await asked_for.wait()
-    await asyncio.gather(first, desk.ask(call(2)))
+    await asyncio.gather(first, asking.ask(call(2)))
     today = DailyBudget(state, clock, DailyLimits()).today()
     assert (today.calls, today.spend_uusd, today.open_calls) == (2, 14, 0)
 
 
-async def test_one_call_dearer_than_a_days_limit_does_not_end_learnings_help_for_good(state: StateFolder) -> None:
-    clock, paid = ManualClock(), PaidDesk(5000, 10)
-    desk = LimitedGroupCalls(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
-    assert await asked(desk, [call(0)]) == [True]
+async def test_one_call_that_costs_more_than_a_days_limit_does_not_end_learnings_help_for_good(state: StateFolder) -> None:
+    clock, paid = ManualClock(), PaidClient(5000, 10)
+    asking = limited(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
+    assert await asked(asking, [call(0)]) == [True]
     clock.advance(DAY_S)
     told = "learning, today's spend 0 of 4000 micro-USD, and a call may cost 5000; learning goes on without the cloud"
-    assert (await desk.ask(call(1))).reason == told
+    assert (await asking.ask(call(1))).reason == told
     clock.advance((PRICE_DAYS - 1) * DAY_S)
-    assert await asked(desk, [call(2), call(3)]) == [True, True]
+    assert await asked(asking, [call(2), call(3)]) == [True, True]
 
 
-async def test_an_unsettled_call_counts_as_the_dearest_one(state: StateFolder) -> None:
-    paid, ledger = PaidDesk(100, None), Ledger()
-    desk = LimitedGroupCalls(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=350), end_of=ledger.end_of))
+async def test_an_unsettled_call_counts_at_the_maximum_cost(state: StateFolder) -> None:
+    paid, ledger = PaidClient(100, None), Ledger()
+    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=350), end_of=ledger.end_of))
     for number in range(5):
-        await desk.ask(call(number))
+        await asking.ask(call(number))
     assert len(paid.asked) == 3
 
 
 async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when_it_is_made_again(state: StateFolder) -> None:
-    paid, ledger, clock = PaidDesk(None), Ledger(), ManualClock()
-    purse = DailyBudget(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
-    desk = LimitedGroupCalls(paid, purse)
+    paid, ledger, clock = PaidClient(None), Ledger(), ManualClock()
+    budget = DailyBudget(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
+    asking = limited(paid, budget)
     ledger.ends[call(1).call_key] = {"call_state": "never_arrived", "charged_uusd": 0}
-    await desk.ask(call(1))
-    assert (purse.today().calls, purse.today().open_calls) == (1, 1)  # its request may still be on its way
+    await asking.ask(call(1))
+    assert (budget.today().calls, budget.today().open_calls) == (1, 1)  # its request may still be on its way
     clock.advance(ARRIVES_WITHIN_S)
     paid.prices = [5]
-    assert await asked(desk, [call(2)]) == [True]
-    assert (await desk.ask(call(1))).unsent
+    assert await asked(asking, [call(2)]) == [True]
+    assert (await asking.ask(call(1))).unsent
 
 
 async def test_learning_asks_the_ledger_what_a_lost_reply_has_cost(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_rate_set_in_mid_stream_is_realised_over_the_200_questions_after_it(fi
         ask(dial, rng, bimodal, 77)
         dial.set(then, own=True, at=1.0)
         assert abs(ask(dial, rng, bimodal, 200) - then) <= TOLERANCE
-        assert (dial.reading().questions, dial.reading().realised_rate) == (200, dial.reading().realised_since_set)
+        assert (dial.snapshot().questions, dial.snapshot().realised_rate) == (200, dial.snapshot().realised_since_set)
 
 
 def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
@@ -129,7 +129,7 @@ def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> 
                 dial.answered(setting, log_odds + setting.bias > 0, log_odds)
         for setting, log_odds in under_way:
             dial.answered(setting, log_odds + setting.bias > 0, log_odds)
-        asks = dial.reading().asked
+        asks = dial.snapshot().asked
         assert abs(asks / 200 - rate) <= 0.05
 
 
@@ -137,8 +137,8 @@ def test_answers_for_which_asking_was_impossible_are_seen_and_not_counted() -> N
     dial = HelpDial(0.3)
     for number in range(50):
         dial.seen(float(number % 10))
-    reading = dial.reading()
-    assert (reading.questions, reading.realised_rate, reading.known_log_odds) == (0, None, 50)
+    snapshot = dial.snapshot()
+    assert (snapshot.questions, snapshot.realised_rate, snapshot.known_log_odds) == (0, None, 50)
     assert -7.5 < dial.setting().bias < -5.5
 
 
@@ -154,7 +154,7 @@ def test_log_odds_of_another_adapter_serve_only_until_there_are_enough_of_the_on
 def test_a_dial_that_is_off_adds_nothing_and_goes_on_watching() -> None:
     dial, rng = HelpDial(None), random.Random(1)
     assert ask(dial, rng, MODELS["far below"], 50) == 0.0
-    assert (dial.setting().bias, dial.reading().known_log_odds, dial.reading().questions) == (0.0, 50, 50)
+    assert (dial.setting().bias, dial.snapshot().known_log_odds, dial.snapshot().questions) == (0.0, 50, 50)
     dial.set(0.3, own=False, at=0.0)
     assert 5.0 < dial.setting().bias < 9.0
 
@@ -176,8 +176,8 @@ def test_the_threshold_falls_as_the_rate_rises(log_odds: list[float], one: float
 
 
 @given(st.floats(0.0, 1.0), st.floats(-500, 500))
-def test_the_wanted_rate_is_a_rate_and_the_target_where_nothing_is_owed(rate: float, owed: float) -> None:
-    assert 0.0 <= wanted_rate(rate, owed) <= 1.0
+def test_the_wanted_rate_is_a_rate_and_the_target_where_no_error_accumulated(rate: float, error: float) -> None:
+    assert 0.0 <= wanted_rate(rate, error) <= 1.0
     assert wanted_rate(rate, 0.0) == rate
 
 
@@ -197,8 +197,8 @@ def test_whatever_a_model_does_the_bias_is_finite_and_a_dial_read_back_goes_on_t
         assert -BIAS_BOUND <= setting.bias <= BIAS_BOUND and 0.0 <= setting.rate <= 1.0
         dial.answered(setting, asked, log_odds)
     again = HelpDial.from_json("math", dial.to_json())
-    assert (again.reading(), again.to_json()) == (dial.reading(), dial.to_json())
-    assert dial.reading().asked == sum(asked for _, asked in answers)
+    assert (again.snapshot(), again.to_json()) == (dial.snapshot(), dial.to_json())
+    assert dial.snapshot().asked == sum(asked for _, asked in answers)
 
 
 @settings(deadline=None)
@@ -247,9 +247,9 @@ async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_en
         with reading(tmp_path / "state") as state:  # what a kill would leave, while the agent is still open
             assert state is not None
             [kept] = stored_dials(state, None)
-            assert len(state.requests(100)) == kept.reading().questions == 9
+            assert len(state.requests(100)) == kept.snapshot().questions == 9
         before = agent.budgets.dial()
-    assert kept.reading() == before
+    assert kept.snapshot() == before
     async with world.agent() as agent:
         assert agent.budgets.dial() == before
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
@@ -265,7 +265,7 @@ async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tm
         with state.database as database:
             database.execute("DELETE FROM dials")
         book = Dials(state, 0.3, ManualClock())
-        assert (book.of("code").reading().known_log_odds, book.of("math").reading().known_log_odds) == (5, 0)
+        assert (book.of("code").snapshot().known_log_odds, book.of("math").snapshot().known_log_odds) == (5, 0)
 
 
 async def test_of_the_labels_that_clients_make_up_only_the_last_ones_keep_a_dial(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_a_pause_holds_while_the_agent_lives_and_a_resumption_needs_the_di
     assert any("only until this agent stops" in notice.text for notice in world.events(Notice))
 
 
-async def test_learning_makes_no_call_that_its_purse_cannot_count(world: World) -> None:
+async def test_learning_makes_no_call_that_its_daily_budget_cannot_count(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
         workshop = agent.learning.roles.factory

@@ -53,7 +53,7 @@ def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBu
     ],
 )
 def test_the_state_of_a_quota_and_its_line(known: KnownBudget | None, now: Circumstances, state: str, words: str) -> None:
-    quota = quota_of("math", known, HelpDial(0.15, "math").reading(), now)
+    quota = quota_of("math", known, HelpDial(0.15, "math").snapshot(), now)
     assert (quota.state, quota.target_rate, quota.as_of) == (state, 0.15, 7.0 if known else None)
     assert words in quota.line and "\n" not in quota.line
 

@@ -142,11 +142,12 @@ class Crowd:
     @asynccontextmanager
     async def _client(self, at: int) -> AsyncIterator[Any]:
         from edge.core.clock import SystemClock
+        from edge.rpc.batch_client import BatchingClient
         from edge.rpc.credentials import ClientCredentials, TokenFile
-        from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+        from edge.rpc.grpc_client import ClientPolicy
 
         token = TokenFile(Path(self.tokens[at]), SystemClock())
-        client = GrpcCoordinatorClient(
+        client = BatchingClient(
             self.address, policy=ClientPolicy(max_retries=1), seed=at, credentials=ClientCredentials(None, token)
         )
         try:

@@ -244,7 +244,7 @@ async def _open_desk(
         build_registry,
         build_verifier,
         coordinator_address,
-        guarded_client,
+        egress_client,
         switched_off,
     )
     from edge.cloud.client import WatchedClient
@@ -257,7 +257,7 @@ async def _open_desk(
     if embedded is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()
-    plain = guarded_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
+    plain = egress_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
     stack.push_async_callback(plain.aclose)
     client = WatchedClient(plain, sink, clock)
     off = switched_off(agent)

@@ -206,7 +206,7 @@ class AgentChecker:
     def _dial(self, dial: HelpDial, asked: Sequence[Asked]) -> None:
         sure = [one.record for one in asked if one.record is not None and one.record.might_ask and not one.dial_set]
         unsure = sum(one.record is None or one.dial_set for one in asked)
-        told = dial.reading()
+        told = dial.snapshot()
         asks = sum(record.asked for record in sure)
         counted = len(sure) <= told.questions <= len(sure) + unsure and asks <= told.asked <= asks + unsure
         what = f"the dial has counted {told.asked} of {told.questions}"

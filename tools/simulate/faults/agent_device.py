@@ -8,7 +8,7 @@ as the system does. What SQLite or a checkpoint had not synced yet is not lost h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
 from edge.routing.self_offload import SelfOffload
 from edge.rpc.client import (
-    CallReply,
     CloudCall,
     CloudCompletion,
     CloudDelta,
@@ -136,22 +135,6 @@ class LoggedClient(SimulatedClient):
         except CoordinatorError as error:
             self._note("complete", key, error.reason, told_by(error))
             raise
-
-    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncIterator[CallReply]:
-        """Ask the cloud for many calls."""
-
-        async def asked() -> AsyncIterator[CloudCall]:
-            async for call in calls:
-                self._note("complete", self._known(call), "asked")
-                yield call
-
-        async with aclosing(super().complete_batch(asked(), deadline_s)) as replies:  # type: ignore[type-var]
-            async for reply in replies:
-                if isinstance(reply.outcome, CoordinatorError):
-                    self._note("complete", reply.call_key, reply.outcome.reason, told_by(reply.outcome))
-                else:
-                    self._note("complete", reply.call_key, "completed", told_of(reply.outcome))
-                yield reply
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""

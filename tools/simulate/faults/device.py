@@ -15,8 +15,9 @@ from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
 from edge.core.types import Message
+from edge.rpc.batch_client import BatchingClient
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.virtual.network import SimulatedChannel
 
 TASKS = ("math",)
@@ -75,7 +76,7 @@ class Notebook:
         return self.pages.setdefault(task, Page())
 
 
-class SimulatedClient(GrpcCoordinatorClient):
+class SimulatedClient(BatchingClient):
     """The real client over a simulated channel."""
 
     def __init__(self, channel: SimulatedChannel, device_id: str, policy: ClientPolicy, seed: int) -> None:
@@ -95,7 +96,7 @@ class SimulatedDevice:
         others: tuple[str, ...],
         notebook: Notebook,
         log: list[DeviceEvent],
-        client: GrpcCoordinatorClient,
+        client: BatchingClient,
         rng: random.Random,
         steps: int,
         prompts: int,
@@ -357,7 +358,7 @@ def told_of(value: Any) -> tuple[Any, ...]:
 
 
 async def last_questions(
-    name: str, notebook: Notebook, log: list[DeviceEvent], client: GrpcCoordinatorClient, tasks: tuple[str, ...] = TASKS
+    name: str, notebook: Notebook, log: list[DeviceEvent], client: BatchingClient, tasks: tuple[str, ...] = TASKS
 ) -> None:
     """After all faults: what became of every call, and the budgets. A call that never arrived is NOT_FOUND."""
     device = SimulatedDevice(name, (), notebook, log, client, random.Random(0), 0, 0)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
-from edge.cloud.unconfirmed import Arrivals, UnconfirmedCalls
+from edge.cloud.unconfirmed import AnswerCalls, UnconfirmedCalls
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
 from edge.learning.step_reporter import ClosedStep, StepReporter
@@ -537,13 +537,13 @@ def _no_windows(patch: Patch) -> None:
 # the agent ---------------------------------------------------------------------------------------------------------------------
 
 
-@mutation("learning's purse forgets what it paid", "A6", kind="agents")
-def _purse_forgets(patch: Patch) -> None:
-    patch.replace(DailyBudget, "_settle", lambda self, key, tokens, spend_uusd: self._forget(key))
+@mutation("learning's daily budget forgets what it paid", "A6", kind="agents")
+def _daily_budget_forgets(patch: Patch) -> None:
+    patch.replace(DailyBudget, "_write_paid", lambda self, key, tokens, spend_uusd: self._forget(key))
 
 
-@mutation("learning's purse does not look at the day's limit", "A6", kind="agents")
-def _purse_without_limit(patch: Patch) -> None:
+@mutation("learning's daily budget does not check the day's limit", "A6", kind="agents")
+def _daily_budget_without_limit(patch: Patch) -> None:
     patch.replace(DailyBudget, "_used_up", lambda self: "")
 
 
@@ -590,22 +590,22 @@ def _weighed_by_others(patch: Patch) -> None:
 
 @mutation("a call for a person is not noted before it is sent", "A2", kind="agents")
 def _not_noted(patch: Patch) -> None:
-    patch.replace(UnconfirmedCalls, "begin", lambda self, record: None)
+    patch.replace(AnswerCalls, "begin", lambda self, record: None)
 
 
 @mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=53)
 def _never_arrived_at_once(patch: Patch) -> None:
-    patch.replace(Arrivals, "is_lost", lambda self, key: True)
+    patch.replace(UnconfirmedCalls, "_is_lost", lambda self, key: True)
 
 
 @mutation("what a lost reply has cost is not written down", "A3", kind="agents")
 def _cost_not_written(patch: Patch) -> None:
-    real = UnconfirmedCalls._write
+    real = AnswerCalls.write_end
 
-    def write(self: UnconfirmedCalls, key: str, end: dict[str, Any]) -> bool:
+    def write_end(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
         return real(self, key, {**end, "charged_uusd": 0})
 
-    patch.replace(UnconfirmedCalls, "_write", write)
+    patch.replace(AnswerCalls, "write_end", write_end)
 
 
 @mutation("the dial forgets what it counted when the agent starts again", "A7", kind="agents")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge.core.errors import AdapterError
 from edge.core.rng import stream
-from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, Sway, TextDelta
+from edge.core.types import AdapterRef, DialOverride, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.testing.backend import ScriptedBackend
@@ -40,7 +40,7 @@ class Decision:
 
     outcome: Outcome
     log_odds: float | None
-    swayed: Sway = ""
+    overridden: DialOverride = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class SimulatedBackend(ScriptedBackend):
         ids = (1 + OUTCOMES.index(decision.outcome),) * count
         text = _text(question, decision)
         text = text.removeprefix(prefix) if text.startswith(prefix) else text.removeprefix(THINKING)
-        return LocalResponse(text, ids, (-0.5,) * count, finish, version, decision.log_odds, swayed=decision.swayed)
+        return LocalResponse(text, ids, (-0.5,) * count, finish, version, decision.log_odds, overridden=decision.overridden)
 
     def _length(self, decision: Decision, draws: random.Random, prefix: str) -> int:
         tokens = self._tokens
@@ -155,8 +155,8 @@ def decide(mind: Mind, nature: Nature, question: Question, sampling: Sampling, d
         is_right = right < sigmoid(rightly)
     if sampling.suppress_help:
         return Decision("right" if is_right else "wrong", log_odds)
-    swayed: Sway = "" if wishes == asks else "to ask" if asks else "not to ask"
-    return Decision("asked" if asks else "right" if is_right else "wrong", log_odds, swayed)
+    overridden: DialOverride = "" if wishes == asks else "to ask" if asks else "not to ask"
+    return Decision("asked" if asks else "right" if is_right else "wrong", log_odds, overridden)
 
 
 def prompt_ids(question: Question) -> tuple[int, ...]:

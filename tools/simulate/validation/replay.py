@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.providers.provider import ProviderRequest, ProviderResult
 from edge.core.events import Event
 from edge.core.rng import stream
-from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, Sway, TaskItem
+from edge.core.types import AnswerKind, DialOverride, FinishReason, LocalResponse, Message, Sampling, TaskItem
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import StepFinished
 from edge.tasks.source import TaskSource
@@ -149,16 +149,22 @@ class _ReplayedBackend(SimulatedBackend):
 
     def _respond_to(self, question: Question, sampling: Sampling, seed: int, version: int, prefix: str = "") -> LocalResponse:
         facts = self._replay.facts[question.number]
-        asks, swayed = _decision(facts.log_odds, sampling)
+        asks, overridden = _decision(facts.log_odds, sampling)
         text = ASKING if asks else THINKING + boxed(right_answer(question))
         count = facts.asking_tokens if asks else facts.local_tokens
         count = max(1, count - facts.asking_tokens if prefix else count)
         return LocalResponse(
-            text.removeprefix(prefix), (1,) * count, (-0.5,) * count, FinishReason.EOS, version, facts.log_odds, swayed=swayed
+            text.removeprefix(prefix),
+            (1,) * count,
+            (-0.5,) * count,
+            FinishReason.EOS,
+            version,
+            facts.log_odds,
+            overridden=overridden,
         )
 
 
-def _decision(log_odds: float | None, sampling: Sampling) -> tuple[bool, Sway]:
+def _decision(log_odds: float | None, sampling: Sampling) -> tuple[bool, DialOverride]:
     """Whether a greedy response asks, and what the bias made of that."""
     if log_odds is None or sampling.suppress_help:
         return False, ""

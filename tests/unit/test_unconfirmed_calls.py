@@ -1,3 +1,5 @@
+"""Calls whose reply was lost: what they cost is found out exactly once, and a request that may be on its way is waited for."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,11 +11,14 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S, AnswerCalls
+from edge.core.clock import ManualClock
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
+from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
@@ -138,3 +143,43 @@ async def test_an_answer_that_outlives_the_state_folder_ends_without_a_word(worl
         outliving.__enter__()
     outliving.__exit__(None, None, None)
     assert not agent.access.unconfirmed.wake.is_set()
+
+
+class Lost:
+    """Calls in a table of their own, none of which the coordinator knows."""
+
+    def __init__(self, folder: Path, *keys: str) -> None:
+        self.state = StateFolder(folder)
+        self.clock = ManualClock()
+        self.calls = AnswerCalls(self.state, self.end_of, MemorySink(), self.clock)
+        with self.state.database as database:
+            database.executemany("INSERT INTO calls_in_doubt VALUES (?, ?, 0, '{}')", [(key, f"answer-{key}") for key in keys])
+
+    async def end_of(self, key: str) -> dict[str, Any]:
+        return {"call_state": "never_arrived", "charged_uusd": 0}
+
+    async def still_waiting(self) -> list[str]:
+        await self.calls.settle()
+        return self.calls.waiting()
+
+
+async def test_a_call_is_lost_once_it_is_unknown_for_so_long(tmp_path: Path) -> None:
+    lost = Lost(tmp_path, "k")
+    assert await lost.still_waiting() == ["k"]
+    lost.clock.advance(ARRIVES_WITHIN_S - 1.0)
+    assert await lost.still_waiting() == ["k"]
+    with lost.state.database as database:
+        database.execute("INSERT INTO calls_in_doubt VALUES ('other', 'answer-other', 1, '{}')")
+    lost.clock.advance(1.0)
+    assert await lost.still_waiting() == ["other"]
+    lost.state.close()
+
+
+async def test_a_call_that_is_sent_again_may_be_on_its_way_again(tmp_path: Path) -> None:
+    lost = Lost(tmp_path, "k")
+    assert await lost.still_waiting() == ["k"]
+    lost.clock.advance(ARRIVES_WITHIN_S)
+    lost.calls.sent("k")
+    lost.calls.returned("k")
+    assert await lost.still_waiting() == ["k"]
+    lost.state.close()

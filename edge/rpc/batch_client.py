@@ -1,6 +1,7 @@
-"""The sender's side of CompleteBatch. Knows which calls are on the stream and who gets each reply; knows nothing of retries.
+"""A coordinator client that can also put many calls on one CompleteBatch stream: for load tools, fault tools and gateways.
 
-Whatever the stream did not take or did not answer for good goes to `alone`, which asks for that call by itself.
+The agent makes plain concurrent Complete calls: at the 8 prompts of a step a stream gains nothing (docs/notes-cloud.md has the figures).
+Whatever the stream did not take or did not answer for good is asked for by itself; so is every call at a coordinator without CompleteBatch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest, Unauthenticated
 from edge.rpc import codec
 from edge.rpc.client import CallReply, CloudCall
 from edge.rpc.errors import from_rpc_error
+from edge.rpc.grpc_client import GrpcCoordinatorClient, is_upstream_failure, may_be_asked_again
 from edge.rpc.many import ManyAtOnce
 from edge.rpc.v1 import call_pb2
 
 OpenStream = Callable[[float], Awaitable[Any]]
 Alone = Callable[[CloudCall, float, CoordinatorError | None], Awaitable[CallReply]]
+GREETING_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class _Waiting:
 class BatchStream:
     """One batch. `open_stream(end)` gives the RPC, or None where there is no such RPC; at most `most` calls are under way.
 
-    `alone(call, end, seen)` asks for one call after the stream told `seen`, or None when the call was never on it.
+    `alone(call, end, seen)` asks for one call after the stream answered `seen`, or None when the call was never on it.
     """
 
     def __init__(self, open_stream: OpenStream, alone: Alone, *, most: int, max_bytes: int, deadline_s: float) -> None:
@@ -134,7 +138,7 @@ class BatchStream:
             self._end(CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST"))
 
     def _hand_out(self, reply: CallReply) -> None:
-        if not reply.call_key:  # nobody knows whose; asked for by itself, the bad one is told so and the others are answered
+        if not reply.call_key:  # nobody knows whose; asked for by itself, the bad one gets its error and the others are answered
             self._end(CoordinatorUnavailable("the coordinator could not read a call", reason="CONNECTION_LOST"))
         for waiting in self._waiting.get(reply.call_key, ()):
             if not waiting.reply.done():
@@ -162,6 +166,70 @@ class BatchStream:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class BatchingClient(GrpcCoordinatorClient):
+    """`GrpcCoordinatorClient` with batches."""
+
+    _knows_batches = True
+
+    async def complete_batch(self, calls: AsyncIterable[CloudCall], deadline_s: float) -> AsyncGenerator[CallReply, None]:
+        """Ask for many calls as they come, on one stream; one reply for each, in any order.
+
+        `deadline_s` counts for each call from when it was taken from `calls`. A call that fails is a reply and ends nothing.
+        """
+        policy = self._policy
+        batch = BatchStream(
+            self._open_batch,
+            partial(self._complete_alone, self._shown()),
+            most=policy.batch_calls,
+            max_bytes=policy.max_message_bytes,
+            deadline_s=deadline_s,
+        )
+        async with aclosing(batch.replies(calls)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def _open_batch(self, end: float) -> Any:
+        """The stream of a batch; None where the coordinator is known to have none. Raises CoordinatorUnavailable.
+
+        A coordinator greets with its metadata at once, so that one without batches is known before anything is written.
+        """
+        if not self._knows_batches:
+            return None
+        stub = await self._ready_stub(end)
+        batch = stub.CompleteBatch(metadata=self._metadata)
+        greeting = asyncio.create_task(batch.initial_metadata())
+        await asyncio.wait([greeting], timeout=min(GREETING_TIMEOUT_S, self._left(end)))
+        if batch.done() and await batch.code() is grpc.StatusCode.UNIMPLEMENTED:
+            self._knows_batches = False
+        await _ended(greeting)
+        return batch if self._knows_batches else None
+
+    async def _complete_alone(self, shown: object, call: CloudCall, end: float, seen: CoordinatorError | None) -> CallReply:
+        """One call of a batch by itself, after the stream answered `seen` (None: it was never put there). Never raises CoordinatorError.
+
+        `shown` when the batch began; once there is a fresher credential, the stream's refusal of the old one concerns no call.
+        """
+        if isinstance(seen, Unauthenticated) and self._has_fresher_than(shown):
+            seen = None
+        if seen is not None and not may_be_asked_again(seen):
+            return CallReply(call.call_key, seen)
+        failures = int(seen is not None and is_upstream_failure(seen))
+        delay_s = 0.0 if seen is None else self._delay_s(seen, 0)
+        if seen is not None and (not self._goes_on(seen, failures) or delay_s >= self._left(end)):
+            return CallReply(call.call_key, seen)
+        await asyncio.sleep(delay_s)
+        try:
+            lost = seen is not None and seen.reason == "CONNECTION_LOST"
+            return CallReply(call.call_key, await self._complete_until(call, end, failures, lost=lost))
+        except CoordinatorError as error:
+            return CallReply(call.call_key, error)
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _for_a_call_on_it(error: CoordinatorError) -> CoordinatorError:
