@@ -272,6 +272,10 @@ class BatchedBackend:
                 self._batcher.hold = False
                 self._resume()
 
+    def beside(self, *, max_rows: int | None = None) -> BatchedBackend:
+        """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
+        raise NotImplementedError
+
     async def aclose(self) -> None:
         """Fail what is in flight and release the engine. Safe to call twice."""
         if self._closed:
