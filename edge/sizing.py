@@ -179,7 +179,7 @@ def trains_in_bf16(config: AgentConfig, parameters: int) -> bool:
     """Whether the torch learner would compute in bf16 here."""
     import torch
 
-    from edge.training.precision import choose_dtype, has_fast_bf16
+    from edge.training.device import choose_dtype, has_fast_bf16
 
     return choose_dtype("auto", parameters, has_fast_bf16(training_device(config))) is torch.bfloat16
 

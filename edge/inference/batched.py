@@ -1,4 +1,4 @@
-"""A backend over a table of rows. Knows how requests, the batcher and the engine worker meet; knows no engine by name.
+"""A backend over a table of rows.
 
 A *pump* is a job on the engine worker that steps the batcher while there is work of its priority or more urgent, one decode a slice.
 There is at most one pump per priority; they step the same batch, so a served request joins the rollouts in flight at the next slice and

@@ -1,5 +1,5 @@
 """Judging a step's adapter before it may serve. Knows anchors, the order of the exam and what is remembered; knows nothing of the rules'
-numbers (edge.training.gate) or of swapping what serves.
+numbers (edge.training.promotion_rules) or of swapping what serves.
 
 Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
 them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
@@ -24,7 +24,7 @@ from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
 from edge.state.rows import Lineage
-from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of, together
+from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8

@@ -1,4 +1,4 @@
-"""Which models are on this machine, and what each is. Knows the folders to look in and GGUF headers; loads no model.
+"""Which models are on this machine, and what each is.
 
 Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
 is looked for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.core.errors import ModelFileError
+from edge.core.errors import ModelFileError, UsageError
 from edge.core.gguf_header import GgufHeader, read_header
 from edge.core.gguf_shape import check_shape
 from edge.core.names import shown
+from edge.models.hub import choose_gguf
+from edge.models.new_file import new_file
 from edge.models.spec import parameter_count
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
@@ -251,3 +254,36 @@ def _type_name(type_id: int) -> str:
     import gguf
 
     return gguf.GGMLQuantizationType(type_id).name if type_id in set(gguf.GGMLQuantizationType) else f"type {type_id}"
+
+
+def adopt(source: Path, file: str | None, *, force: bool) -> Path:
+    """Copy a GGUF file, or the one of a folder, into the models folder; returns where it is. Raises ModelFileError, UsageError."""
+    path = _chosen(source, file)
+    read_header(path)
+    folder = models_folder()
+    out = folder / path.name
+    if out.exists() and out.samefile(path):
+        return out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelFileError(
+            f"{folder}: cannot be made ({error.strerror})", hint="choose another with EDGE_AGENT_MODELS"
+        ) from error
+    with new_file(out, force=force) as partial:
+        shutil.copyfile(path, partial)
+    return out
+
+
+def _chosen(source: Path, file: str | None) -> Path:
+    if not source.is_dir():
+        if file is not None:
+            raise UsageError("--file chooses within a folder or a hub model", hint=f"leave it out: {source} is a file")
+        return source
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*.gguf")]
+    name = file or choose_gguf(str(source), names)
+    if name is not None:
+        return source / name
+    if any(source.glob("*.safetensors")):
+        raise UsageError(f"{source}: holds safetensors", hint=f"convert them: edge-agent models convert {source} OUT.gguf")
+    raise ModelFileError(f"{source}: no GGUF file in it", hint="give a .gguf file or the folder of one")

@@ -1,4 +1,4 @@
-"""From a Hugging Face `config.json` to the decoder's shape. Knows the keys of three architectures; reads no weights.
+"""From a Hugging Face `config.json` to the decoder's shape.
 
 What a configuration asks for and the decoder does not have (other activations, sliding windows, quantised weights, other kinds of rotary
 scaling) is refused rather than left out: a model converted without it would answer, but worse.

@@ -1,4 +1,4 @@
-"""Makes a GGUF file smaller through llama.cpp's own quantiser. Knows its types and messages; knows nothing of what models are for.
+"""Makes a GGUF file smaller through llama.cpp's own quantiser.
 
 llama.cpp tells what it does only through its log, one process-wide callback: progress and the reason of a failure are read from there.
 """

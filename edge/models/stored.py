@@ -1,7 +1,6 @@
 """Matrices that stay in the GGUF file: memory-mapped blocks, turned into floats when they are needed and forgotten after.
 
-Knows addresses, row order and threads; knows nothing of layers or gradients. The pages are the file's own in the page cache, the same ones
-that llama.cpp maps, so a model that serves and trains is in memory once.
+The pages are the file's own in the page cache, the same ones that llama.cpp maps, so a model that serves and trains is in memory once.
 """
 
 from __future__ import annotations

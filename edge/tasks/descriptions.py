@@ -1,4 +1,4 @@
-"""What a task source holds: families, levels, counts, examples, samples. Knows every kind of source; knows nothing of terminals."""
+"""What a task source holds: families, levels, counts, examples, samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from edge.core.types import Split, TaskItem
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.listed import ListedItems
-from edge.tasks.practice import FAMILIES, GROUPS, group_stream, practice_item, practice_stream
-from edge.tasks.practice_source import PracticeSource
-from edge.tasks.source import TaskSource
+from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource, group_stream, practice_item, practice_stream
+from edge.tasks.source import ListedItems, TaskSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether one version is worse than another, or chance. Knows counts and two exact tests; knows nothing of models or files.
+"""Whether one version is worse than another, or chance.
 
 Both are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two full hands:
 with fewer than eight of each version nothing is concluded.

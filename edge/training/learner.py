@@ -1,4 +1,4 @@
-"""The role of a learner. Knows that groups with advantages go in and a better adapter comes out; knows nothing of torch.
+"""The role of a learner.
 
 Contract (tests/contracts/test_learner.py):
 - `update` applies one optimiser step (or as many as its rule says) for one batch of groups; groups whose advantages are all zero are

@@ -1,4 +1,4 @@
-"""The DA-GRPO objective on log-probabilities, as pure torch functions. Knows equations and shapes; knows no model or batch.
+"""The DA-GRPO objective on log-probabilities, as pure torch functions.
 
 With Â_i the dual advantage of response i of a prompt, w the prompt's weight (1/(G-1)) and P the number of prompts of the batch,
 

@@ -1,4 +1,4 @@
-"""Settings of the learner. Knows names, units and defaults; knows nothing of torch, files or the command line."""
+"""Settings of the learner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sets that are known by name. Knows names, hub addresses and published sizes; knows nothing of how they are read."""
+"""The data sets that are known by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a data set's own record to what an item needs. Knows each schema; knows nothing of files, splits or step limits.
+"""From a data set's own record to what an item needs.
 
 One pure function per data set. A field that breaks the schema raises TaskFileError; a record that is well formed but that nobody could
 judge (no tests, an empty box) raises Unusable and is left out.
