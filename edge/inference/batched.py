@@ -223,16 +223,16 @@ class BatchedBackend:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
-        def tell(delta: TextDelta | None) -> None:
+        def report(delta: TextDelta | None) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(pieces.put_nowait, delta)
 
         def say(text: str, tokens: tuple[ScoredToken, ...]) -> None:
-            tell(TextDelta(text, tokens=tokens))
+            report(TextDelta(text, tokens=tokens))
 
         ids = await ids_of()
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=say)
-        request.future.add_done_callback(lambda _: tell(None))
+        request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)
             while (piece := await pieces.get()) is not None:

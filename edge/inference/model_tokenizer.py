@@ -126,7 +126,7 @@ _BYTES = _byte_letters()
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """What turns messages into ids and ids into text, with the model's name and prompt form as its files tell them."""
+    """What turns messages into ids and ids into text, with the model's name and prompt form from its files."""
 
     tokens: TokenTable
     template: ChatTemplate

@@ -44,7 +44,7 @@ class OnnxGraph:
     """A decoder's ONNX file in a session: its shape and where it came from. Engines with rows of their own may share it.
 
     `providers` in order of preference; what is missing falls back to the CPU. `source_sha256` is that of the model file the graph was
-    made of, "" when it does not tell. Raises ModelFileError for a file that cannot be run.
+    made of, "" when that is not recorded. Raises ModelFileError for a file that cannot be run.
     """
 
     def __init__(self, path: Path, *, n_threads: int, providers: tuple[str, ...] = ()) -> None:
@@ -202,7 +202,7 @@ class OnnxBackend(BatchedBackend):
     """Implements `InferenceBackend` on ONNX Runtime over a graph that was made of `model_path`, a GGUF file.
 
     `providers` names execution providers in order of preference, with or without their common ending; what is not there falls back to
-    the CPU, and `providers` of the backend tells what became of it. The other parameters are those of LlamaCppBackend. Raises
+    the CPU, and `providers` of the backend reports what became of it. The other parameters are those of LlamaCppBackend. Raises
     ModelFileError for a file or graph that cannot be used, and for a graph that was made of another file.
     """
 

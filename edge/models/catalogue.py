@@ -152,7 +152,7 @@ def _in_the_hub_cache(name: str) -> Path | None:
 
 
 def describe(header: GgufHeader) -> About:
-    """What a header says, in the words of this project. Raises ModelFileError for a number that no model has."""
+    """What a header describes, in the terms of this project. Raises ModelFileError for a number that no model has."""
     check_shape(header)
     context = header.of_architecture("context_length", 0)
     kinds = Counter(_type_name(tensor.type_id) for tensor in header.tensors)
@@ -197,7 +197,7 @@ def check_learnable(path: Path) -> None:
 
 
 def describe_folder(folder: Path) -> About:
-    """What a model folder says of itself in its JSON files. Raises ModelFileError."""
+    """What the JSON files of a model folder describe. Raises ModelFileError."""
     from edge.models.hf_config import read_json, shape_of_folder
 
     spec, config = shape_of_folder(folder), read_json(folder / "config.json")
@@ -223,7 +223,7 @@ def describe_folder(folder: Path) -> About:
 
 
 def _kv_bytes_per_token(header: GgufHeader) -> int:
-    """Keys and values of one token over all layers, in half precision; 0 where the header does not tell."""
+    """Keys and values of one token over all layers, in half precision; 0 where the header lacks it."""
     layers, heads = header.of_architecture("block_count", 0), header.of_architecture("attention.head_count", 0)
     kv_heads = header.of_architecture("attention.head_count_kv", heads)
     width = header.of_architecture("embedding_length", 0)

@@ -90,7 +90,7 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
 
 
 def shape_of_folder(folder: Path) -> DecoderSpec:
-    """The shape that a folder's config.json tells, whatever type its weights are stored in. Raises ModelFileError."""
+    """The shape in a folder's config.json, whatever type its weights are stored in. Raises ModelFileError."""
     path = folder / "config.json"
     raw = read_json(path)
     architecture = raw.get("model_type")

@@ -217,7 +217,7 @@ class Unreachable(ModelFileError):
 
 
 def translated(error: Exception, repo: str, name: str | None, revision: str | None, local_hint: str) -> EdgeError:
-    """The error of ours that says what `error` means."""
+    """The error of ours that stands for `error`."""
     from huggingface_hub import errors
 
     what = f"{repo}: {name}" if name else repo

@@ -54,7 +54,7 @@ class StoredMatrix:
         return matrix if self._order is None else self._order(matrix)
 
     def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows start..stop-1, in float32 unless told otherwise. Raises ValueError for a matrix whose rows have an order of their own."""
+        """Rows start..stop-1, in float32 unless given. Raises ValueError for a matrix whose rows have an order of their own."""
         if self._order is not None:
             raise ValueError("single rows of a reordered matrix cannot be read")
         return self._made(start, min(stop, self.rows), dtype or torch.float32)

@@ -22,7 +22,7 @@ def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
 def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
     """The level for each of several sign tests so that all together err with probability `level` at most (Tarone 1990).
 
-    `changed`: how many items changed in each. A test with so few that it could not speak at the level costs the others nothing.
+    `changed`: how many items changed in each. A test with so few that it could not reach the level costs the others nothing.
     """
     for tests in range(1, len(changed) + 1):
         if sum(2.0**-count <= level / tests for count in changed) <= tests:

@@ -39,7 +39,7 @@ class Projection(Protocol):
         ...
 
     def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows start..stop-1 [stop - start, D], in the projection's own type unless told otherwise."""
+        """Rows start..stop-1 [stop - start, D], in the projection's own type unless given."""
         ...
 
     def gather(self, ids: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ _WANTED = "give the data set's folder, or one of its files"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file with the split that its name or folder tells."""
+    """One file with the split that its name or folder gives."""
 
     path: Path
     split: FileSplit

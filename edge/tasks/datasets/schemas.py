@@ -32,7 +32,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a record tells of an item. `key` is its own id or ""; `part` the subject within the data set or ""."""
+    """What of an item stands in a record. `key` is its own id or ""; `part` the subject within the data set or ""."""
 
     question: str
     answer: str

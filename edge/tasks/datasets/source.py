@@ -1,6 +1,6 @@
 """A data set as a TaskSource.
 
-The files are found when the source is opened and read when items are first wanted. The data set's own split holds. Where its files tell
+The files are found when the source is opened and read when items are first wanted. The data set's own split holds. Where its files hold
 only training items, one question in ten is held out by a hash. A training question that is also a test question is dropped, so that no
 test item is ever learned from. Held-out items come in a fixed order by hash, because files are often sorted by subject and the first few
 hundred items must stand for all of them.
