@@ -26,7 +26,7 @@ from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, 
 
 
 class Engine(Protocol):
-    """The rows that the batcher drives (llama_engine.LlamaEngine)."""
+    """The rows that the batcher drives (edge.inference.llamacpp.LlamaEngine)."""
 
     rows: int
     n_ctx: int

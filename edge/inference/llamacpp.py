@@ -245,7 +245,7 @@ class LlamaCppBackend(BatchedBackend):
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
     `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
     most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
-    equal seeds no longer give equal bits whatever else is in flight; see llama_engine for what it buys, and for
+    equal seeds no longer give equal bits whatever else is in flight; see LlamaEngine for what it buys, and for
     what `flash_attention` costs in precision. The worker is shared and not closed here.
     """
 
