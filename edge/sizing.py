@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig, DeviceConfig, LearningConfig
+from edge.core.engines import engine_named
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
 
 if TYPE_CHECKING:
@@ -158,26 +159,27 @@ def most_rows(config: AgentConfig, path: Path) -> int:
 
 
 def _serves_on_graphics(config: AgentConfig, path: Path) -> bool:
-    """MLX does, and llama.cpp where it was built so; on Apple silicon it is, so that both say the same where `auto` chooses."""
-    if path.is_dir() or config.engine.backend == "mlx":
-        return True
-    if config.engine.backend == "onnx" or importlib.util.find_spec("llama_cpp") is None:
+    """On Apple silicon MLX and llama.cpp both do, so it does not matter which of them `auto` chooses."""
+    on_graphics = "always" if path.is_dir() else engine_named(config.engine.backend).on_graphics
+    if on_graphics != "as built":
+        return on_graphics == "always"
+    if importlib.util.find_spec("llama_cpp") is None:
         return False
-    from edge.inference.gguf_model import on_graphics
+    from edge.inference import gguf_model
 
-    return on_graphics(config.engine.gpu_layers)
+    return gguf_model.on_graphics(config.engine.gpu_layers)
 
 
 def row_value_bytes(config: AgentConfig) -> int:
-    """Bytes of a number in the engine's rows: ONNX Runtime keeps keys and values in float32, the others in half precision."""
-    return 4 if config.engine.backend == "onnx" else 2
+    """Bytes of a number in the engine's rows."""
+    return engine_named(config.engine.backend).row_value_bytes
 
 
 def trains_in_bf16(config: AgentConfig, parameters: int) -> bool:
     """Whether the torch learner would compute in bf16 here."""
     import torch
 
-    from edge.training.precision import choose_dtype, has_fast_bf16
+    from edge.training.device import choose_dtype, has_fast_bf16
 
     return choose_dtype("auto", parameters, has_fast_bf16(training_device(config))) is torch.bfloat16
 

@@ -4,12 +4,9 @@ from edge.app.agents import build_agent, build_components, build_conditions, bui
 from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, egress_client
 from edge.app.device_profile import kept_profile, own_profile
 from edge.app.engines import (
-    MlxWeights,
     apple_silicon,
-    engine_backend,
-    mlx_installed,
-    onnx_graph,
-    onnx_installed,
+    choose_engine,
+    installed,
     open_backend,
     open_rollouts,
     require_onnx,
@@ -18,6 +15,7 @@ from edge.app.engines import (
 )
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.measuring import eval_candidates, evaluate, measure_hints, measured_hints, train_router
+from edge.app.openers import SharedWeights, onnx_graph
 from edge.app.places import adapter_version, bundled_models, latest_adapters, model_file, serving_adapters, state_folder
 from edge.app.privacy import build_registry, with_hint_cut
 from edge.app.settings import NO_CLOUD, agent_settings, cloud_prompt_form, gate_rules, local_prompt_form, switched_off
@@ -25,7 +23,7 @@ from edge.app.training import Trainer, open_learner, probe_memory
 
 __all__ = [
     "NO_CLOUD",
-    "MlxWeights",
+    "SharedWeights",
     "Trainer",
     "adapter_version",
     "agent_settings",
@@ -43,22 +41,21 @@ __all__ = [
     "bundled_models",
     "check_inputs",
     "check_serving",
+    "choose_engine",
     "cloud_prompt_form",
     "coordinator_address",
     "egress_client",
-    "engine_backend",
     "eval_candidates",
     "evaluate",
     "gate_rules",
+    "installed",
     "kept_profile",
     "latest_adapters",
     "local_prompt_form",
     "measure_hints",
     "measured_hints",
-    "mlx_installed",
     "model_file",
     "onnx_graph",
-    "onnx_installed",
     "open_backend",
     "open_learner",
     "open_rollouts",

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.app.coordinator import build_embedded, coordinator_address, egress_client
-from edge.app.engines import MlxWeights, SharedWorker, engine_backend, open_backend, open_rollouts, sound_adapter
+from edge.app.engines import SharedWorker, choose_engine, open_backend, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
+from edge.app.openers import SharedWeights
 from edge.app.places import model_file, state_folder
 from edge.app.privacy import build_registry, with_hint_cut
 from edge.app.settings import agent_settings
@@ -48,7 +49,7 @@ def check_inputs(config: AgentConfig) -> None:
 
 def check_serving(config: AgentConfig) -> None:
     """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
-    engine_backend(config, model_file(config.model.path))
+    choose_engine(config, model_file(config.model.path))
     policy_name(config)
     if config.coordinator.address is not None:
         from edge.rpc.address import parse_address
@@ -96,7 +97,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     try:
         learning = config.learning
         curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
-        worker, weights, gated = SharedWorker(), MlxWeights(path), config.gate.enabled is not False
+        worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)
         components = AgentComponents(
@@ -113,7 +114,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             clock=clock,
             failpoint=failpoint_from(os.environ),
             release=worker.close,
-            open_rollouts=lambda serving: open_rollouts(config, path, worker.get(), weights, serving),
+            open_rollouts=lambda serving: open_rollouts(config, serving),
             sound=sound_adapter,
             step_measure=trainer.step_measure,
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
@@ -145,10 +146,10 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
 
 
 def watching_the_crowd(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
-    """The sink with a word about slow steps where other programs are in the way; MLX computes elsewhere."""
+    """The sink with a notice about slow steps where other programs slow down the engine's threads."""
     from edge.learning.conditions import MachineLoadNotice, MachineProbe
 
-    if engine_backend(config, path) == "mlx":
+    if not choose_engine(config, path).shares_cores:
         return sink
     return MachineLoadNotice(sink, MachineProbe(clock), clock, crowd_settings(config))
 

@@ -1,4 +1,4 @@
-"""Where this machine's device profile is looked for. Knows the places; what fits is decided in edge.config.picking."""
+"""Where this machine's device profile is looked for. What fits is decided in edge.config.picking."""
 
 from __future__ import annotations
 

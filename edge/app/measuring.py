@@ -181,11 +181,11 @@ async def _cloud_answers(
         return None, ""
     if plan.replay is not None:
         return ReplayedAnswers(plan.replay), ""
-    desk, run_id = await _eval_desk(config, sink, clock, plan, candidates, stack)
-    return (desk if plan.record is None else RecordingAnswers(plan.record, desk, cloud_prompt_form(config))), run_id
+    calls, run_id = await _group_calls(config, sink, clock, plan, candidates, stack)
+    return (calls if plan.record is None else RecordingAnswers(plan.record, calls, cloud_prompt_form(config))), run_id
 
 
-async def _eval_desk(
+async def _group_calls(
     config: AgentConfig,
     sink: EventSink,
     clock: Clock,
@@ -193,7 +193,7 @@ async def _eval_desk(
     candidates: Sequence[Candidate],
     stack: AsyncExitStack,
 ) -> tuple[GroupCalls, str]:
-    """The coordinator's desk; tells the budget first when every item is going to be asked."""
+    """Calls to the coordinator; the budget is reported first when every item is going to be asked."""
     from edge.cloud.group_calls import GroupCalls
     from edge.evaluation.budget import announce_cost
     from edge.state.folder import StateFolder

@@ -1,15 +1,11 @@
-"""Where things are on this machine: the state folder, models and adapters. Knows files and folders; opens none of them."""
+"""Where things are on this machine: the state folder, models and adapters."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge.config.schema import AgentConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 def state_folder(config: AgentConfig) -> Path:

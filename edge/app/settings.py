@@ -11,7 +11,7 @@ from edge.config.schema import AgentConfig, LearningConfig
 if TYPE_CHECKING:
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
-    from edge.training.gate import GateRules
+    from edge.training.promotion_rules import GateRules
 
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"
@@ -102,7 +102,7 @@ def learning_method(learning: LearningConfig) -> Method:
 
 def gate_rules(config: AgentConfig) -> GateRules | None:
     """The promotion gate's rules, None where every step's adapter serves."""
-    from edge.training.gate import GateRules
+    from edge.training.promotion_rules import GateRules
 
     gate = config.gate
     if gate.enabled is False:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge.cli.saying import print_json, print_line
 from edge.cli.shell import EXTRAS
+from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.install import install_extra, pip_install
 from edge.core.processor import cpu_flags, cpu_name, usable_cores
@@ -36,10 +37,8 @@ _REACH_S = 2.0
 _TOLD_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
 _ENGINES = (
-    ("llama.cpp", "llama-cpp-python", "agent"),
+    *((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()),
     ("torch", "torch", "train"),
-    ("MLX", "mlx", "mlx"),
-    ("ONNX", "onnxruntime", "onnx"),
 )
 """What is shown, the package it comes from, and the extra that brings it."""
 
@@ -269,22 +268,20 @@ def check_memory() -> Finding:
 def check_engine(config: AgentConfig) -> Finding:
     """Which engine serves and trains; a model that is not there is the next check's business."""
     from edge.app import model_file
-    from edge.app.engines import apple_silicon, engine_backend, mlx_installed
+    from edge.app.engines import apple_silicon, choose_engine, installed
 
     try:
-        chosen = engine_backend(config, model_file(config.model.path))
+        chosen = choose_engine(config, model_file(config.model.path))
     except ModelFileError:
         return Finding("engine", "warn", "open until there is a model")
     except EdgeError as error:
         return Finding("engine", "fail", str(error), error.hint)
-    if chosen == "mlx":
-        return Finding("engine", "ok", "MLX serves and trains on one copy of the weights")
-    if chosen == "onnx":
+    if chosen.name == "onnx":
         return _onnx_finding(config)
-    if config.engine.backend == "auto" and apple_silicon() and not mlx_installed():
+    if config.engine.backend == "auto" and apple_silicon() and not installed(ENGINES["mlx"]):
         hint = f"{install_extra('mlx')}, to use this Mac's GPU for learning too"
         return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
-    return Finding("engine", "ok", "llama.cpp serves, torch trains")
+    return Finding("engine", "ok", chosen.about)
 
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:

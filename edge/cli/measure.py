@@ -90,7 +90,7 @@ class Measured:
 
 def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measured:
     """Measure the configured model on this machine. Raises ModelFileError, UsageError; `say` is told each stage as it begins."""
-    from edge.app import engine_backend, model_file, with_its_device
+    from edge.app import choose_engine, model_file, with_its_device
     from edge.sizing import model_cost
 
     clock, path, idle_w = clock or SystemClock(), model_file(config.model.path), drawn_w()
@@ -99,7 +99,7 @@ def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measur
     cost = model_cost(path)
     device = _described(config, path, rates).model_copy(
         update={
-            "backend": engine_backend(config, path),
+            "backend": choose_engine(config, path).name,
             "infer_gflop_per_s": _rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
             **_power(idle_w, drawn_w()),
         }
@@ -256,8 +256,8 @@ def _rows_to_try(most: int) -> list[int]:
 
 
 def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
-    """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where MLX trains."""
-    from edge.app import engine_backend
+    """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where another engine trains."""
+    from edge.app import choose_engine
     from edge.sizing import model_shape, training_device, training_memory
 
     if importlib.util.find_spec("torch") is None:
@@ -272,7 +272,7 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
     device = training_device(config)
     buffer_bytes = min(BUFFER_BYTES, training_memory(config) // 8)
     rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes, device)}
-    if engine_backend(config, path) != "mlx":
+    if choose_engine(config, path).trains_in_torch:
         sizes = list(model_shape(path).linear_sizes().values())
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             say(f"{name} products")

@@ -25,10 +25,10 @@ _SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
 
 async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
     """Tokens/s of an update, prompts counted once a group; None where nothing trains this model here, which `say` is told."""
-    from edge.app import engine_backend, open_learner
+    from edge.app import choose_engine, open_learner
     from edge.core.worker import EngineWorker
 
-    if engine_backend(config, path) != "mlx" and importlib.util.find_spec("torch") is None:
+    if choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
         return None
     say("training tokens/s")
     worker = EngineWorker()

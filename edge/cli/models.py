@@ -43,7 +43,7 @@ def list_models(*, as_json: bool) -> int:
 
 def pull(name: str, options: PullOptions) -> int:
     """From the hub into its cache, or from a local path into the models folder."""
-    from edge.models.adopt import adopt
+    from edge.models.catalogue import adopt
     from edge.models.hub import pull as pull_from_hub
 
     source = Path(name).expanduser()

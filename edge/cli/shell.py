@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
 from edge.core.log import quiet_transport
@@ -22,8 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 EXTRAS = {
     "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "peft", "safetensors", "matplotlib"),
-    "mlx": ("mlx", "mlx_lm"),
-    "onnx": ("onnx", "onnxruntime"),
+    **{engine.extra: engine.packages for engine in ENGINES.values() if engine.packages},
 }
 """What each extra brings that a command may miss."""
 

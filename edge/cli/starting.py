@@ -60,10 +60,10 @@ def _brought(resolved: Resolved[AgentConfig]) -> list[str]:
 
 def layers_line(config: AgentConfig) -> str:
     """That layers cannot go to a graphics processor though the configuration sends some there, or ""."""
-    from edge.app import engine_backend, model_file
+    from edge.app import choose_engine, model_file
 
     layers = config.engine.gpu_layers
-    if not layers or engine_backend(config, model_file(config.model.path)) != "llamacpp":
+    if not layers or not choose_engine(config, model_file(config.model.path)).splits_layers:
         return ""
     from edge.inference.gguf_model import llama_offloads
 

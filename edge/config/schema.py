@@ -7,12 +7,13 @@ a decision of the paper or of DECISIONS.md is written here and nowhere else.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from edge.config.numbers import check_sources
 from edge.config.secret_refs import require_one_reference
+from edge.core.engines import ENGINES
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 from edge.core.privacy_rules import checked_rule, checked_term
 from edge.dagrpo.dual import MOST_WINDOW
@@ -46,7 +47,12 @@ Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
 AnswerMatch = Literal["exact", "equivalent"]
-EngineBackend = Literal["auto", "llamacpp", "mlx", "onnx"]
+if TYPE_CHECKING:
+    EngineBackend = str
+    MeasuredBackend = str
+else:
+    EngineBackend = Literal["auto", *ENGINES]
+    MeasuredBackend = Literal["", *ENGINES]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -677,7 +683,7 @@ class DeviceConfig(Section):
 
     name: str = Field("", description="Processor and cores; free to change.")
     measured_on: str = Field("", description="Day of the measurement, in UTC.")
-    backend: Literal["", "llamacpp", "mlx", "onnx"] = Field("", description="The engine that was measured.")
+    backend: MeasuredBackend = Field("", description="The engine that was measured.")
     cores: int | None = Field(None, ge=1, description="Logical cores that the process may use.")
     memory_mib: int | None = Field(None, ge=1, description="Memory of the machine, in MiB.")
     bandwidth_gb_per_s: Positive | None = Field(None, description="GB/s read from memory, from buffers larger than the caches.")

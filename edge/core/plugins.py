@@ -1,4 +1,4 @@
-"""Lazy registries of implementations by role and name. Knows import strings; imports nothing until asked.
+"""Lazy registries of implementations by role and name; nothing is imported until it is asked for.
 
 Built-ins and third parties are resolved alike: a registry maps a name to "package.module:attribute", and packages add theirs through
 entry points in the group "edge_agent.<role>".
@@ -12,6 +12,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from edge.core.errors import UsageError
+
+
+def load(name: str) -> Any:
+    """The object called "package.module:attribute"."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class Registry:
@@ -32,8 +38,7 @@ class Registry:
                 return point.load()
         if name not in self._builtin:
             raise UsageError(f"unknown {self.role} {name!r}; known: {', '.join(self.names())}")
-        module, _, attribute = self._builtin[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return load(self._builtin[name])
 
     def _entry_points(self) -> Any:
         return entry_points(group=f"edge_agent.{self.role}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
@@ -24,11 +24,23 @@ class Message:
 
 
 class AnswerKind(StrEnum):
-    """How an answer is judged."""
+    """How an answer is judged: its name in files, what a prompt asks for, and the verifier's class ("module:class").
 
-    MATH = "math"
-    CHOICE = "choice"
-    PROGRAM = "program"
+    Without an `instruction` a question is asked as it stands. Without a `verifier` one must be given (edge.verifiers.by_kind).
+    """
+
+    instruction: str
+    verifier: str
+
+    def __new__(cls, name: str, instruction: str = "", verifier: str = "") -> Self:
+        """A member from its row."""
+        kind = str.__new__(cls, name)
+        kind._value_, kind.instruction, kind.verifier = name, instruction, verifier
+        return kind
+
+    MATH = "math", "Think step by step, then box the final result.", "edge.verifiers.math_answer:MathAnswer"
+    CHOICE = "choice", "Think step by step, then box the letter of the right option.", "edge.verifiers.choice_answer:ChoiceAnswer"
+    PROGRAM = "program", "Think step by step, then give the whole program in one ```python code block."
     FEEDBACK = "feedback"
 
 

@@ -30,13 +30,8 @@ The user's turn begins with what help costs. Not asking costs nothing, and a rig
 
 def user_prompt(item: TaskItem) -> str:
     """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
-    if item.kind is AnswerKind.FEEDBACK:
-        return item.question
-    if item.kind is AnswerKind.CHOICE:
-        return f"{item.question}\n{_options(item.options)}\nThink step by step, then box the letter of the right option."
-    if item.kind is AnswerKind.PROGRAM:
-        return f"{item.question}\nThink step by step, then give the whole program in one ```python code block."
-    return f"{item.question}\nThink step by step, then box the final result."
+    options = [_options(item.options)] if item.kind is AnswerKind.CHOICE else []
+    return "\n".join(filter(None, [item.question, *options, item.kind.instruction]))
 
 
 def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""Reads peft LoRA adapters, and writes them as llama.cpp and MLX adapters. Knows the formats; knows nothing of training or torch.
+"""Reads peft LoRA adapters, and writes them as llama.cpp and MLX adapters.
 
 peft keeps `lora_A` [r, in] and `lora_B` [out, r] per linear layer and scales their product by alpha/r (or alpha/sqrt(r), rsLoRA);
 llama.cpp scales by `adapter.lora.alpha` / r, so the file's alpha is peft's scaling times r. Files of the llama architecture hold the

@@ -1,4 +1,4 @@
-"""The role of an inference backend. Knows what sampling promises; knows nothing of llama.cpp.
+"""The role of an inference backend.
 
 Contract (tests/contracts/test_inference_backend.py):
 - `sample_group` returns exactly G responses in order; response i depends only on (model, adapter, messages, sampling, seeds[i]).
@@ -8,9 +8,9 @@ Contract (tests/contracts/test_inference_backend.py):
 - `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were
   sampled with.
 - A raw prompt is continued as it stands: a text (control tokens in it are control tokens) or token ids, without the chat template.
-- With stop strings the text ends before the first of them, and generation with it. With `top_logprobs`, the tokens told are those of
+- With stop strings the text ends before the first of them, and generation with it. With `top_logprobs`, the reported tokens are those of
   the text and the tokens of a stream join to those of its response.
-- `read` tells how likely each token of a text is behind those before it, as the engine reads a prompt.
+- `read` reports how likely each token of a text is behind those before it, as the engine reads a prompt.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
 

@@ -1,4 +1,4 @@
-"""A backend over a table of rows. Knows how requests, the batcher and the engine worker meet; knows no engine by name.
+"""A backend over a table of rows.
 
 A *pump* is a job on the engine worker that steps the batcher while there is work of its priority or more urgent, one decode a slice.
 There is at most one pump per priority; they step the same batch, so a served request joins the rollouts in flight at the next slice and
@@ -223,16 +223,16 @@ class BatchedBackend:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
-        def tell(delta: TextDelta | None) -> None:
+        def report(delta: TextDelta | None) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(pieces.put_nowait, delta)
 
         def say(text: str, tokens: tuple[ScoredToken, ...]) -> None:
-            tell(TextDelta(text, tokens=tokens))
+            report(TextDelta(text, tokens=tokens))
 
         ids = await ids_of()
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=say)
-        request.future.add_done_callback(lambda _: tell(None))
+        request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)
             while (piece := await pieces.get()) is not None:
@@ -271,6 +271,10 @@ class BatchedBackend:
             finally:
                 self._batcher.hold = False
                 self._resume()
+
+    def beside(self, *, max_rows: int | None = None) -> BatchedBackend:
+        """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
+        raise NotImplementedError
 
     async def aclose(self) -> None:
         """Fail what is in flight and release the engine. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""Continuous batching. Knows requests, rows and when a response ends; knows nothing of threads, templates or llama.cpp's API.
+"""Continuous batching.
 
 One *request* is one prompt with G seeds. Its prompt is decoded once, alone; its responses start from copies of that row and are
 advanced one token at a time together with everybody else's. Active rows are always rows 0..R-1 of the engine: a row that ends is
@@ -26,7 +26,7 @@ from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, 
 
 
 class Engine(Protocol):
-    """The rows that the batcher drives (llama_engine.LlamaEngine)."""
+    """The rows that the batcher drives (edge.inference.llamacpp.LlamaEngine)."""
 
     rows: int
     n_ctx: int
@@ -63,7 +63,7 @@ class Request:
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
-    one go, and the one response tells how likely its tokens were.
+    one go, and the one response reports how likely its tokens were.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class _Sequence:
     __slots__ = (
         "attended",
         "decided",
+        "detokenizer",
         "follower",
         "free_choice",
         "help_log_odds",
@@ -127,7 +128,6 @@ class _Sequence:
         "pieces",
         "request",
         "said_times",
-        "spoken",
         "temperature",
         "token_ids",
         "uniform",
@@ -144,7 +144,7 @@ class _Sequence:
         self.uniform = stream(request.seeds[index], "sample").random
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
-        self.spoken = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
+        self.detokenizer = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
         self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
         self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
         self.logits_V: Floats | None = None
@@ -176,8 +176,8 @@ class _Sequence:
 
     def response(self, finish: FinishReason) -> LocalResponse:
         """The finished response."""
-        text = b"".join(self.pieces).decode("utf-8", "replace") if self.spoken is None else self.spoken.text
-        tokens = () if self.spoken is None else self.spoken.tokens
+        text = b"".join(self.pieces).decode("utf-8", "replace") if self.detokenizer is None else self.detokenizer.text
+        tokens = () if self.detokenizer is None else self.detokenizer.tokens
         return LocalResponse(
             text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens, self.overridden
         )
@@ -287,8 +287,8 @@ class Batcher:
         request.started = 1
         self._prompt_in_row[row] = None
         ids, top = request.prompt_ids, request.sampling.top_logprobs or 0
-        spoken = Detokenizer(request.sampling, "", None)
-        spoken.add(self.piece(ids[0]), ScoredToken(ids[0], self.piece(ids[0]), None), len(ids) == 1)
+        detokenizer = Detokenizer(request.sampling, "", None)
+        detokenizer.add(self.piece(ids[0]), ScoredToken(ids[0], self.piece(ids[0]), None), len(ids) == 1)
         logprobs: list[float] = []
         for logits_TV in self._engine.read(row, ids) if len(ids) > 1 else ():
             following = np.array(ids[len(logprobs) + 1 :][: len(logits_TV)], dtype=np.intp)
@@ -298,11 +298,11 @@ class Batcher:
             ):
                 logprobs.append(float(logprob))
                 scored = self._scored(token, float(logprob), logits_V, top)
-                spoken.add(scored.piece, scored, len(logprobs) + 1 == len(ids))
-        told = LocalResponse(
-            spoken.text, tuple(ids), (0.0, *logprobs), FinishReason.EOS, self.adapter_version, tokens=spoken.tokens
+                detokenizer.add(scored.piece, scored, len(logprobs) + 1 == len(ids))
+        response = LocalResponse(
+            detokenizer.text, tuple(ids), (0.0, *logprobs), FinishReason.EOS, self.adapter_version, tokens=detokenizer.tokens
         )
-        request.finish_one(0, told)
+        request.finish_one(0, response)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, control tokens written out."""
@@ -454,12 +454,12 @@ class Batcher:
         """Put the newest token into the text; true when a stop string ended it."""
         if sequence.said_times is not None:
             sequence.said_times[token] += 1
-        if sequence.spoken is None:
+        if sequence.detokenizer is None:
             return False
         top, scored = sequence.request.sampling.top_logprobs, None
         if top is not None and sequence.logits_V is not None:
             scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
-        return sequence.spoken.add(sequence.pieces[-1], scored, last)
+        return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
 
 
 def _has_penalties(sampling: Sampling) -> bool:
@@ -467,7 +467,7 @@ def _has_penalties(sampling: Sampling) -> bool:
 
 
 def _take_penalties(sampling: Sampling, said_times: Counter[int], logits_V: Floats) -> None:
-    """Make what was said less likely, in place."""
+    """Make tokens that came before less likely, in place."""
     ids = np.fromiter(said_times, dtype=np.intp)
     times = np.fromiter(said_times.values(), dtype=np.float32)
     logits_V[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times

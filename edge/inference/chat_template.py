@@ -1,4 +1,4 @@
-"""From messages to prompt ids through the model's own chat template. Knows jinja2 and control tokens; knows nothing of engines.
+"""From messages to prompt ids through the model's own chat template.
 
 Injection: only the template may write control tokens. Every control token spelled out in a message (`<|im_end|>` in a user's text) is
 masked while the template is rendered, so that the search for control tokens cannot find it, and is tokenised as the plain text

@@ -1,4 +1,4 @@
-"""Where a response may decide to ask for help, and where it opens a step. Knows text; knows nothing of logits or engines.
+"""Where a response may decide to ask for help, and where it opens a step.
 
 A *decision point* is a position at which the text so far ends in `</think>` or `<answer>` plus optional white space: what comes next
 either starts the help phrase or does not. Token tables are computed once per vocabulary, so that following a response costs one

@@ -1,4 +1,4 @@
-"""The text of one response while it grows. Knows pieces of bytes, stop strings and who listens; knows nothing of logits or rows.
+"""The text of one response while it grows.
 
 Rollouts need none of this: their text is put together once, at the end.
 """

@@ -1,4 +1,4 @@
-"""A loaded GGUF model and its vocabulary. Knows llama.cpp's loader and tokenizer; knows nothing of contexts, rows or requests.
+"""A loaded GGUF model and its vocabulary.
 
 Errors: ModelFileError with one line for a file that is missing, not a GGUF, cut short, or of an architecture llama.cpp lacks.
 llama.cpp's own messages are kept (the last error goes into ours) instead of being printed.

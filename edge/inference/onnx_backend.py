@@ -1,24 +1,192 @@
-"""The ONNX backend. Knows how a graph and its model file's words become an engine of rows; the rest is batched.py.
+"""ONNX Runtime: a decoder's graph as a table of rows (the engine), and the backend over it.
 
 The graph is the one that edge.models.onnx_decoder makes of a GGUF file. The file itself stays needed: vocabulary, template and
-description are its own, and training computes on its weights.
+description are its own, and training computes on its weights. The cache lies here, one stretch of `n_ctx` places a row; a run gets the
+part in use and gives back the new keys and values.
+
+A row's logits do not depend on its company: rows are computed together only with rows whose caches have the same width, a multiple of
+BUCKET that follows from a row's own length, so that the sums over its cache are added up in one order; and a single row is computed
+beside a copy of itself, because products over one column and over several add up in different orders.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edge.core.errors import ModelFileError
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.core.errors import AdapterError, EdgeError, ModelFileError
 from edge.core.gguf_header import GgufHeader, read_header
-from edge.core.providers import ProviderChoice
+from edge.core.providers import ProviderChoice, choose_providers
 from edge.core.worker import EngineWorker
+from edge.inference.adapters import read_peft_adapter
 from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
 from edge.inference.gguf_model import sha256_of
 from edge.inference.llamacpp import physical_cores
-from edge.inference.onnx_engine import OnnxEngine, OnnxGraph
-from edge.inference.words import Words, words_of
+from edge.inference.model_tokenizer import ModelTokenizer, tokenizer_of
+from edge.inference.sampling import Floats
+
+SOURCE_KEY = "edge_agent.source_sha256"
+"""Where a graph's metadata names the model file it was made of."""
+BUCKET = 64
+"""Cached places are computed in multiples of this."""
+PREFILL_CHUNK = 512
+Adapter = Mapping[str, Floats]
+"""The graph's LoRA inputs by name, scaling included."""
+
+
+class OnnxGraph:
+    """A decoder's ONNX file in a session: its shape and where it came from. Engines with rows of their own may share it.
+
+    `providers` in order of preference; what is missing falls back to the CPU. `source_sha256` is that of the model file the graph was
+    made of, "" when that is not recorded. Raises ModelFileError for a file that cannot be run.
+    """
+
+    def __init__(self, path: Path, *, n_threads: int, providers: tuple[str, ...] = ()) -> None:
+        self.providers, self.session = _open_session(path, n_threads, providers)
+        inputs = {entry.name: entry.shape for entry in self.session.get_inputs()}
+        if "past_keys" not in inputs:
+            raise ModelFileError(
+                f"{path}: not a decoder with a key/value cache", hint="remove it: a graph is made where there is none"
+            )
+        self.layers, _, self.kv_heads, _, self.head_dim = inputs["past_keys"]
+        self.vocab_size = int(self.session.get_outputs()[0].shape[1])
+        self.lora_shapes = {name: shape for name, shape in inputs.items() if name.endswith((".lora_a", ".lora_b"))}
+        self.source_sha256 = str(self.session.get_modelmeta().custom_metadata_map.get(SOURCE_KEY, ""))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key/value memory of one token over all layers, in float32."""
+        return int(2 * 4 * self.layers * self.kv_heads * self.head_dim)
+
+
+class OnnxEngine:
+    """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `AdaptableEngine`."""
+
+    def __init__(self, graph: OnnxGraph, *, rows: int, n_ctx: int) -> None:
+        self.rows = rows
+        self.n_ctx = n_ctx
+        self.vocab_size = graph.vocab_size
+        self._session = graph.session
+        places = (2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim)
+        self._cache = np.full(places, 0.0, dtype=np.float32)  # written, so that the memory is taken now: learning counts on that
+        self._lora_shapes = graph.lora_shapes
+        self._bare = {name: np.zeros(_of_rank(shape, 1), dtype=np.float32) for name, shape in self._lora_shapes.items()}
+        self._adapter: Adapter = self._bare
+
+    def prefill(self, row: int, ids: list[int]) -> Floats:
+        """Put a prompt into a row; logits [V] behind it (a copy)."""
+        rows = np.array([row])
+        logits_RV: Floats = np.empty((0, 0), dtype=np.float32)
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            chunk = np.array([ids[start : start + PREFILL_CHUNK]], dtype=np.int64)
+            logits_RV = self._run(rows, chunk, np.array([start]), start)
+        last_V: Floats = logits_RV[0].copy()
+        return last_V
+
+    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
+        """Put a text into a row, token by token because the graph gives the logits of a run's last one only; logits [1, V] behind each."""
+        rows = np.array([row])
+        for start, token in enumerate(ids):
+            width = min(-(-start // BUCKET) * BUCKET, self.n_ctx)
+            yield self._run(rows, np.array([[token]], dtype=np.int64), np.array([start]), width)
+
+    def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
+        """One more token in each of rows 0..R-1; logits [R, V]."""
+        logits_RV = np.empty((len(tokens), self.vocab_size), dtype=np.float32)
+        widths = np.minimum(-(-positions // BUCKET) * BUCKET, self.n_ctx)
+        for width in np.unique(widths):
+            rows = np.flatnonzero(widths == width)
+            together = np.repeat(rows, 2) if len(rows) == 1 else rows
+            out = self._run(together, tokens[together, None].astype(np.int64), positions[together], int(width))
+            logits_RV[rows] = out[: len(rows)]
+        return logits_RV
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Make the target row hold the first `length` tokens of the source row."""
+        if source != target:
+            self._cache[:, :, target, :, :length] = self._cache[:, :, source, :, :length]
+
+    def load_adapter(self, folder: Path) -> Adapter:
+        """A peft folder's tensors as the graph takes them. Raises AdapterError."""
+        peft = read_peft_adapter(folder)
+        inputs = dict(self._bare)
+        for module, (lora_a, lora_b) in peft.tensors.items():
+            for name, values in ((f"{module}.lora_a", lora_a.T), (f"{module}.lora_b", lora_b.T * np.float32(peft.scaling))):
+                shape = self._lora_shapes.get(name)
+                if shape is None or tuple(_of_rank(shape, peft.rank)) != values.shape:
+                    raise AdapterError(f"{folder}: {module} does not fit the model")
+                inputs[name] = np.ascontiguousarray(values, dtype=np.float32)
+        return inputs
+
+    def use_adapter(self, adapter: Adapter | None) -> None:
+        """Compute with these tensors from the next call on (None: the bare model)."""
+        self._adapter = self._bare if adapter is None else adapter
+
+    def free_adapter(self, adapter: Adapter) -> None:
+        """Nothing to free: an adapter is plain memory."""
+
+    def close(self) -> None:
+        """Release session and cache. Safe to call twice."""
+        self._session = None
+        self._cache = self._cache[:, :, :0]
+
+    def _run(self, rows: NDArray[Any], ids_RT: NDArray[np.int64], starts_R: NDArray[Any], width: int) -> Floats:
+        """Compute T tokens a row behind its first `starts_R` cached ones, of which `width` places are looked at."""
+        length = ids_RT.shape[1]
+        past_k, past_v = self._cache[:, :, rows, :, :width]
+        feed = {
+            "ids": ids_RT,
+            "positions": starts_R[:, None].astype(np.int64) + np.arange(length),
+            "bias": _attention_bias(starts_R, width, length),
+            "past_keys": past_k,
+            "past_values": past_v,
+        }
+        try:
+            logits_RV, new_k, new_v = self._session.run(None, feed | dict(self._adapter))
+        except Exception as error:  # the runtime's own exceptions share no base class
+            raise EdgeError(f"ONNX Runtime failed: {' '.join(str(error).split())[:300]}") from error
+        for index, (row, start) in enumerate(zip(rows, starts_R, strict=True)):
+            self._cache[0, :, row, :, start : start + length] = new_k[:, index]
+            self._cache[1, :, row, :, start : start + length] = new_v[:, index]
+        result: Floats = logits_RV
+        return result
+
+
+def _attention_bias(starts_R: NDArray[Any], width: int, length: int) -> Floats:
+    """0 where a new token may look and -inf elsewhere, [R, 1, 1, T, width + T]: at its row's cached tokens, at new ones up to itself."""
+    bias = np.zeros((len(starts_R), 1, 1, length, width + length), dtype=np.float32)
+    bias[..., :width] = np.where(np.arange(width) < starts_R[:, None], 0.0, -np.inf)[:, None, None, None, :]
+    bias[..., width:] = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)
+    return bias
+
+
+def _of_rank(shape: list[Any], rank: int) -> list[int]:
+    """A LoRA input's shape with its open axis set."""
+    return [axis if isinstance(axis, int) else rank for axis in shape]
+
+
+def _open_session(path: Path, n_threads: int, preferred: tuple[str, ...]) -> tuple[ProviderChoice, Any]:
+    import onnxruntime
+
+    choice = choose_providers(preferred, onnxruntime.get_available_providers())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
+    options.log_severity_level = 3
+    try:
+        return choice, onnxruntime.InferenceSession(str(path), options, providers=list(choice.used))
+    except Exception as error:  # the runtime's own exceptions share no base class
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(
+            f"{path}: ONNX Runtime cannot use it ({reason})", hint="remove it: a graph is made where there is none"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +194,7 @@ class OnnxModel:
     """A model file with its graph in a session: what several backends can share. One worker's thread computes on it."""
 
     graph: OnnxGraph
-    words: Words
+    tokenizer: ModelTokenizer
     info: ModelInfo
 
 
@@ -34,7 +202,7 @@ class OnnxBackend(BatchedBackend):
     """Implements `InferenceBackend` on ONNX Runtime over a graph that was made of `model_path`, a GGUF file.
 
     `providers` names execution providers in order of preference, with or without their common ending; what is not there falls back to
-    the CPU, and `providers` of the backend tells what became of it. The other parameters are those of LlamaCppBackend. Raises
+    the CPU, and `providers` of the backend reports what became of it. The other parameters are those of LlamaCppBackend. Raises
     ModelFileError for a file or graph that cannot be used, and for a graph that was made of another file.
     """
 
@@ -60,12 +228,12 @@ class OnnxBackend(BatchedBackend):
         self._model, self._graph_path = model, graph_path
         super().__init__(
             OnnxEngine(graph, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
-            model.words.tokens,
-            model.words.template,
+            model.tokenizer.tokens,
+            model.tokenizer.template,
             model.info,
             worker,
             rollout_rows=rollout_rows,
-            close_model=model.words.close if loaded is None else _leave_open,
+            close_model=model.tokenizer.close if loaded is None else _leave_open,
         )
 
     def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
@@ -86,12 +254,12 @@ def _load(path: Path, graph_path: Path, providers: tuple[str, ...], n_threads: i
     graph = OnnxGraph(graph_path, n_threads=n_threads, providers=providers)
     if graph.source_sha256 != sha256:
         raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
-    words = words_of(path, graph.vocab_size)
-    return OnnxModel(graph, words, _describe(header, words, sha256))
+    tokenizer = tokenizer_of(path, graph.vocab_size)
+    return OnnxModel(graph, tokenizer, _describe(header, tokenizer, sha256))
 
 
 def _leave_open() -> None:
-    """The words belong to another backend."""
+    """The tokenizer belongs to another backend."""
 
 
 def _context_tokens(header: GgufHeader) -> int:
@@ -99,14 +267,14 @@ def _context_tokens(header: GgufHeader) -> int:
     return int(header.of_architecture("context_length", 0))
 
 
-def _describe(header: GgufHeader, words: Words, sha256: str) -> ModelInfo:
+def _describe(header: GgufHeader, tokenizer: ModelTokenizer, sha256: str) -> ModelInfo:
     return ModelInfo(
-        name=words.name,
+        name=tokenizer.name,
         architecture=header.architecture,
         parameters=header.parameters,
         context_tokens=_context_tokens(header),
         file_bytes=header.file_bytes,
         sha256=sha256,
         path=str(header.path),
-        prompt_form=words.prompt_form,
+        prompt_form=tokenizer.prompt_form,
     )

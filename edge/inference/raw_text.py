@@ -1,4 +1,4 @@
-"""The part of an inference backend that works without the chat template. Knows raw texts and ids; knows nothing of conversations.
+"""The part of an inference backend that works without the chat template.
 
 What it promises beyond the docstrings stands in edge/inference/backend.py.
 """

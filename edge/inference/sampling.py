@@ -1,4 +1,4 @@
-"""Sampling maths on raw logits. Knows distributions; knows nothing of engines, tokens' meaning or requests.
+"""Sampling maths on raw logits.
 
 All functions work on a whole batch at once (axes: R rows, V vocabulary) and treat each row independently of the others, so that a
 row's result is the same bit for bit in any company. Logits are float32, sums are carried in float64 over blocks of the vocabulary:

@@ -1,4 +1,4 @@
-"""Where a text that grows has to end because of a stop string. Knows strings and the response format; knows nothing of tokens.
+"""Where a text that grows has to end because of a stop string.
 
 In a chat a stop string ends the answer: it is not looked for in the reasoning before it, which the person who set it does not see, nor
 in a request for help, which is no text for a person but a decision.

@@ -1,4 +1,4 @@
-"""A few tokens of a model decoded with llama.cpp, in a process that may die of it. Knows llama.cpp; knows nothing of who waits."""
+"""A few tokens of a model decoded with llama.cpp, in a process that may die of it."""
 
 from __future__ import annotations
 

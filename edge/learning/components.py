@@ -21,8 +21,8 @@ from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CoordinatorClient
 from edge.state.folder import StateFolder
 from edge.training.floor import StepMeasure
-from edge.training.gate import GateRules
 from edge.training.learner import Learner
+from edge.training.promotion_rules import GateRules
 from edge.verifiers.verifier import Verifier
 
 

@@ -23,7 +23,7 @@ from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
 from edge.state.rows import Lineage
-from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of, together
+from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8

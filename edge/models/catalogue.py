@@ -1,4 +1,4 @@
-"""Which models are on this machine, and what each is. Knows the folders to look in and GGUF headers; loads no model.
+"""Which models are on this machine, and what each is.
 
 Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
 is looked for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.core.errors import ModelFileError
+from edge.core.errors import ModelFileError, UsageError
 from edge.core.gguf_header import GgufHeader, read_header
 from edge.core.gguf_shape import check_shape
 from edge.core.names import shown
+from edge.models.hub import choose_gguf
+from edge.models.new_file import new_file
 from edge.models.spec import parameter_count
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
@@ -149,7 +152,7 @@ def _in_the_hub_cache(name: str) -> Path | None:
 
 
 def describe(header: GgufHeader) -> About:
-    """What a header says, in the words of this project. Raises ModelFileError for a number that no model has."""
+    """What a header describes, in the terms of this project. Raises ModelFileError for a number that no model has."""
     check_shape(header)
     context = header.of_architecture("context_length", 0)
     kinds = Counter(_type_name(tensor.type_id) for tensor in header.tensors)
@@ -194,7 +197,7 @@ def check_learnable(path: Path) -> None:
 
 
 def describe_folder(folder: Path) -> About:
-    """What a model folder says of itself in its JSON files. Raises ModelFileError."""
+    """What the JSON files of a model folder describe. Raises ModelFileError."""
     from edge.models.hf_config import read_json, shape_of_folder
 
     spec, config = shape_of_folder(folder), read_json(folder / "config.json")
@@ -220,7 +223,7 @@ def describe_folder(folder: Path) -> About:
 
 
 def _kv_bytes_per_token(header: GgufHeader) -> int:
-    """Keys and values of one token over all layers, in half precision; 0 where the header does not tell."""
+    """Keys and values of one token over all layers, in half precision; 0 where the header lacks it."""
     layers, heads = header.of_architecture("block_count", 0), header.of_architecture("attention.head_count", 0)
     kv_heads = header.of_architecture("attention.head_count_kv", heads)
     width = header.of_architecture("embedding_length", 0)
@@ -251,3 +254,36 @@ def _type_name(type_id: int) -> str:
     import gguf
 
     return gguf.GGMLQuantizationType(type_id).name if type_id in set(gguf.GGMLQuantizationType) else f"type {type_id}"
+
+
+def adopt(source: Path, file: str | None, *, force: bool) -> Path:
+    """Copy a GGUF file, or the one of a folder, into the models folder; returns where it is. Raises ModelFileError, UsageError."""
+    path = _chosen(source, file)
+    read_header(path)
+    folder = models_folder()
+    out = folder / path.name
+    if out.exists() and out.samefile(path):
+        return out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelFileError(
+            f"{folder}: cannot be made ({error.strerror})", hint="choose another with EDGE_AGENT_MODELS"
+        ) from error
+    with new_file(out, force=force) as partial:
+        shutil.copyfile(path, partial)
+    return out
+
+
+def _chosen(source: Path, file: str | None) -> Path:
+    if not source.is_dir():
+        if file is not None:
+            raise UsageError("--file chooses within a folder or a hub model", hint=f"leave it out: {source} is a file")
+        return source
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*.gguf")]
+    name = file or choose_gguf(str(source), names)
+    if name is not None:
+        return source / name
+    if any(source.glob("*.safetensors")):
+        raise UsageError(f"{source}: holds safetensors", hint=f"convert them: edge-agent models convert {source} OUT.gguf")
+    raise ModelFileError(f"{source}: no GGUF file in it", hint="give a .gguf file or the folder of one")

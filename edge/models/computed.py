@@ -1,4 +1,4 @@
-"""What of a GGUF file the project's own decoders compute. Knows metadata keys and tensor names; knows no weights, and needs no torch.
+"""What of a GGUF file the project's own decoders compute.
 
 llama.cpp serves more than these decoders compute: rotary scaling, windows, scales, extra biases. A policy trained (or exported) without
 them would not be the one that serves; so whatever is not known to be computed is refused. Serving with llama.cpp alone asks nothing of

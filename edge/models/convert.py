@@ -1,4 +1,4 @@
-"""From a Hugging Face model folder (safetensors) to one GGUF file. Knows the order of a GGUF file's parts; loads no model and no torch.
+"""From a Hugging Face model folder (safetensors) to one GGUF file.
 
 Tensors pass one at a time and wide ones by rows, so that memory stays near the size of the largest tensor in the file's type. Matrices get
 the chosen type, vectors stay float32. The file appears under its name when it is complete, or not at all.

@@ -1,7 +1,6 @@
 """A compact causal decoder in torch for Qwen2-, Qwen3- and Llama-architecture models.
 
-Knows the forward pass; knows nothing of files beyond what the GGUF reader hands it, nothing of LoRA, losses or sampling. Linear
-layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that peft finds them by name and
+Linear layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that peft finds them by name and
 `gguf.get_tensor_name_map` names them in a GGUF file.
 
 Axes: B rows, T tokens of this call, P tokens already cached, D model width, H heads, K key/value heads, V vocabulary.
@@ -17,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from edge.models.gguf_reader import open_gguf
 from edge.models.spec import Architecture as Architecture
 from edge.models.spec import DecoderSpec as DecoderSpec
+from edge.models.spec import rope_frequencies
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, both [B, K, P, head_dim]; they carry gradients when the forward did."""
@@ -72,12 +73,6 @@ class _FrozenNorm(torch.autograd.Function):
         x32, along = x.float(), grad.float() * weight.float()
         pull = (along * x32).mean(-1, keepdim=True).mul_(scale**3)
         return along.mul_(scale).addcmul_(x32, pull, value=-1.0).to(x.dtype), None, None
-
-
-def rope_frequencies(spec: DecoderSpec) -> Tensor:
-    """Angular frequency of each rotated pair, [head_dim / 2]."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
-    return spec.rope_base**-exponents
 
 
 def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -340,8 +335,6 @@ def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tenso
 
 def load_decoder(path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
     """The decoder of a GGUF file with its dequantised weights. Raises ModelFileError where the file cannot be used."""
-    from edge.models.gguf_reader import open_gguf
-
     source = open_gguf(path)
     spec = source.computed_spec()
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""ggml's own dequantisers, called through ctypes. Knows type numbers, block sizes and pointers; knows nothing of models or torch.
+"""ggml's own dequantisers, called through ctypes.
 
 llama-cpp-python ships them in `libggml-base`; `ggml_get_type_traits(type)->to_float` is public. They work for every type that ggml has,
 give the same bits as the engine that serves, and release the interpreter's lock, so that rows can be split over threads.

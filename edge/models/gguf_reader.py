@@ -1,7 +1,6 @@
 """Reads GGUF files: metadata, and dequantised weights under the decoder's parameter names.
 
-Knows the file format and the three architectures' tensor layouts; knows nothing of the forward pass. Every way in which a file can
-be unusable ends in ModelFileError with one line that names the file.
+Every way in which a file can be unusable ends in ModelFileError with one line that names the file.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from edge.models.computed import ROPE_FACTORS, check_computed, check_tensor, header_spec
-from edge.models.decoder import DecoderSpec, rope_frequencies
 from edge.models.ggml import ggml_type
 from edge.models.mapped import MappedFile, MappedTensor, damaged
-from edge.models.spec import parameter_shapes, rotated_heads, stored_name, unpermute_rows
+from edge.models.spec import DecoderSpec, parameter_shapes, rope_frequencies, rotated_heads, stored_name, unpermute_rows
 from edge.models.stored import StoredMatrix
 
 _INCOMPLETE = (ValueError, KeyError, IndexError, OverflowError, TypeError)

@@ -1,4 +1,4 @@
-"""From a Hugging Face `config.json` to the decoder's shape. Knows the keys of three architectures; reads no weights.
+"""From a Hugging Face `config.json` to the decoder's shape.
 
 What a configuration asks for and the decoder does not have (other activations, sliding windows, quantised weights, other kinds of rotary
 scaling) is refused rather than left out: a model converted without it would answer, but worse.
@@ -90,7 +90,7 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
 
 
 def shape_of_folder(folder: Path) -> DecoderSpec:
-    """The shape that a folder's config.json tells, whatever type its weights are stored in. Raises ModelFileError."""
+    """The shape in a folder's config.json, whatever type its weights are stored in. Raises ModelFileError."""
     path = folder / "config.json"
     raw = read_json(path)
     architecture = raw.get("model_type")

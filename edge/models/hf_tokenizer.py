@@ -1,4 +1,4 @@
-"""From a Hugging Face `tokenizer.json` to the tokenizer keys of a GGUF file. Knows byte-level BPE; tokenises nothing itself.
+"""From a Hugging Face `tokenizer.json` to the tokenizer keys of a GGUF file.
 
 llama.cpp splits text before merging by rules that a GGUF file can only name (`tokenizer.ggml.pre`). The name is found by the very pattern
 in `tokenizer.json`; an unknown pattern is refused, because a wrong name gives wrong tokens without a word. Unicode normalisation

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub. Knows the hub's cache, which of a model's files are wanted, and checksums; knows nothing of engines.
+"""Models from the Hugging Face hub.
 
 Downloads go through huggingface_hub into its own cache (a connection that is cut is resumed; what is there is not fetched again), and
 HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean there. The cache names each file by the checksum that the
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import ModelFileError, UsageError
+from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.gguf_header import read_header
 from edge.core.install import install_extra
 
@@ -128,8 +128,6 @@ def _folder(repo: str, names: Sequence[str], revision: str | None, say: Callable
 
 def _listed(repo: str, revision: str | None) -> tuple[str, ...]:
     """The names of a model's files; from the cache where the hub cannot be reached."""
-    from edge.models.hub_errors import Unreachable
-
     try:
         with _available(), _translated(repo, None, revision):
             from huggingface_hub import HfApi
@@ -202,8 +200,6 @@ def _available() -> Iterator[None]:
 @contextmanager
 def _translated(repo: str, name: str | None, revision: str | None) -> Iterator[None]:
     """Whatever the hub or the network raises, in one line with what to do."""
-    from edge.models.hub_errors import translated
-
     try:
         yield
     except (ModuleNotFoundError, KeyboardInterrupt):
@@ -214,3 +210,50 @@ def _translated(repo: str, name: str | None, revision: str | None) -> Iterator[N
         raise translated(error, repo, name, revision, _LOCAL) from error
     except Exception as error:  # whatever the library's HTTP client raises in the middle of a download
         raise translated(error, repo, name, revision, _LOCAL) from error
+
+
+class Unreachable(ModelFileError):
+    """The hub cannot be reached, or may not be (HF_HUB_OFFLINE), and the cache does not have it."""
+
+
+def translated(error: Exception, repo: str, name: str | None, revision: str | None, local_hint: str) -> EdgeError:
+    """The error of ours that stands for `error`."""
+    from huggingface_hub import errors
+
+    what = f"{repo}: {name}" if name else repo
+    if isinstance(error, errors.GatedRepoError):
+        return ModelFileError(
+            f"{repo}: the hub gives it only to those who accepted its terms",
+            hint="accept them on the model's page, then log in with `hf auth login` or HF_TOKEN",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelFileError(
+            f"{repo}: the hub has no such model, or it is private",
+            hint="check the name, or log in with `hf auth login` or HF_TOKEN",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelFileError(f"{repo}: no revision {revision!r}", hint="leave out --revision for the newest")
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return ModelFileError(f"{repo}: no file {name}", hint="leave out --file to have one chosen, or see the model's page")
+    if isinstance(error, errors.HFValidationError):
+        return ModelFileError(f"{repo}: not a name on the hub", hint="a hub name looks like OWNER/NAME")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return ModelFileError(f"{what}: the hub refuses access ({status})", hint="log in with `hf auth login` or HF_TOKEN")
+    if _offline():
+        return Unreachable(
+            f"{what}: not in the local cache, and HF_HUB_OFFLINE forbids to fetch it", hint=f"unset it, or: {local_hint}"
+        )
+    if "Consistency check failed" in str(error):
+        return ModelFileError(f"{what}: the download was cut short", hint="pull it again")
+    if status is not None:
+        return Unreachable(f"{what}: the hub failed ({status}), and the local cache does not have it", hint="try again later")
+    return Unreachable(
+        f"{what}: the hub cannot be reached ({type(error).__name__}), and the local cache does not have it", hint=local_hint
+    )
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)

@@ -1,4 +1,4 @@
-"""A GGUF file mapped into memory: its metadata, and each tensor's bytes where they lie. Knows block sizes; knows nothing of architectures.
+"""A GGUF file mapped into memory: its metadata, and each tensor's bytes where they lie.
 
 Every way in which a file can be unusable ends in ModelFileError with one line that names the file.
 """

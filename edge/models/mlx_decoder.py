@@ -1,6 +1,6 @@
 """A decoder on MLX: mlx_lm's model classes over a GGUF file or an MLX folder, with LoRA beside its linear layers.
 
-Knows how modules and weights meet; knows nothing of rows, sampling, losses or optimisers. `twin` makes a second decoder over the very
+`twin` makes a second decoder over the very
 same weight arrays, so that serving and training each have an adapter of their own and the weights are in memory once.
 
 Adapters keep peft's names and shapes: A [rank, in], B [out, rank], y = W x + scale * B A x with scale = alpha / rank. Rows of q and k are

@@ -1,4 +1,4 @@
-"""Model files as MLX arrays. Knows GGUF tensors and MLX's quantised layout; knows nothing of the forward pass.
+"""Model files as MLX arrays.
 
 MLX stores a quantised matrix as unsigned integers q with a scale and a bias per group: w = scale * q + bias. Three GGUF types have
 that very form in groups of 32, so their weights are exact here: Q8_0 (8 bits, scale d, bias -128 d), Q4_0 (4 bits, d, -8 d) and

@@ -1,4 +1,4 @@
-"""A file that appears complete or not at all. Knows names and renaming; knows nothing of what is written."""
+"""A file that appears complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a model's decoder as an ONNX graph with a key/value cache. Knows the graph's operators; knows nothing of how it is run.
+"""Writes a model's decoder as an ONNX graph with a key/value cache.
 
 Inputs, axes R rows, T new tokens, S cached places, L layers, K key/value heads, d head width, r rank:
   ids [R, T] int64, positions [R, T] int64, bias [R, 1, 1, T, S + T] (added to attention scores: 0 where allowed, -inf where not),

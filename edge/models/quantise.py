@@ -1,6 +1,6 @@
-"""Makes a GGUF file smaller through llama.cpp's own quantiser. Knows its types and messages; knows nothing of what models are for.
+"""Makes a GGUF file smaller through llama.cpp's own quantiser.
 
-llama.cpp tells what it does only through its log, one process-wide callback: progress and the reason of a failure are read from there.
+llama.cpp reports what it does only through its log, one process-wide callback: progress and the reason of a failure are read from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = (
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]\s+(\S+)")
 _FALLBACK = re.compile(r"falling back|fallback quantization")
 _GUESSED = 1024
-"""llama.cpp's mark on a file type that it was not told."""
+"""llama.cpp's mark on a file type that it guessed."""
 _ERROR_LEVEL, _CONTINUED_LEVEL = 4, 5
 
 
@@ -71,10 +71,10 @@ def _type_number(type_name: str) -> int:
 
 
 def _has_type(header: GgufHeader, number: int, type_name: str) -> bool:
-    """Whether the file says that it is of this type, or where it does not tell, all its matrices are."""
-    told = header.metadata.get("general.file_type")
-    if type(told) is int:
-        return told & ~_GUESSED == number
+    """Whether the file is of this type by its metadata, or where they lack it, all its matrices are."""
+    recorded = header.metadata.get("general.file_type")
+    if type(recorded) is int:
+        return recorded & ~_GUESSED == number
     import gguf
 
     kinds = {tensor.type_id for tensor in header.tensors if len(tensor.shape) > 1}

@@ -1,4 +1,4 @@
-"""Reads the safetensors files of a Hugging Face model folder, whole or in shards. Knows the format's bytes; knows nothing of models.
+"""Reads the safetensors files of a Hugging Face model folder, whole or in shards.
 
 Files are memory-mapped: a tensor costs memory only while it is in use. PyTorch's pickled files are never opened, because loading one can
 run code.

@@ -1,4 +1,4 @@
-"""The shape of a decoder and the names and layout of its parameters in GGUF files. Knows no weights, and needs no torch.
+"""The shape of a decoder and the names and layout of its parameters in GGUF files. Importing it needs no torch.
 
 Parameters carry their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`); `stored_name` gives the name in a GGUF file.
 """
@@ -9,7 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Architecture = Literal["qwen2", "qwen3", "llama"]
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "llama")
@@ -117,3 +120,11 @@ def unpermute_rows(rows: Any, heads: int) -> Any:
     """The inverse of `permute_rows`."""
     half = rows.shape[0] // heads // 2
     return rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def rope_frequencies(spec: DecoderSpec) -> Tensor:
+    """Angular frequency of each rotated pair, [head_dim / 2]."""
+    import torch
+
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    return spec.rope_base**-exponents

@@ -1,7 +1,6 @@
 """Matrices that stay in the GGUF file: memory-mapped blocks, turned into floats when they are needed and forgotten after.
 
-Knows addresses, row order and threads; knows nothing of layers or gradients. The pages are the file's own in the page cache, the same ones
-that llama.cpp maps, so a model that serves and trains is in memory once.
+The pages are the file's own in the page cache, the same ones that llama.cpp maps, so a model that serves and trains is in memory once.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class StoredMatrix:
         return matrix if self._order is None else self._order(matrix)
 
     def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows start..stop-1, in float32 unless told otherwise. Raises ValueError for a matrix whose rows have an order of their own."""
+        """Rows start..stop-1, in float32 unless given. Raises ValueError for a matrix whose rows have an order of their own."""
         if self._order is not None:
             raise ValueError("single rows of a reordered matrix cannot be read")
         return self._made(start, min(stop, self.rows), dtype or torch.float32)

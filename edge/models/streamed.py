@@ -1,7 +1,6 @@
 """The decoder over weights that stay in the file: each matrix is made when a product needs it, in the forward pass and again backward.
 
-Knows products and their gradients with respect to the input (base weights are frozen); knows nothing of adapters, which peft adds
-around these layers as around any other. Training then holds the adapter, its optimiser and activations, and one matrix at a time.
+Training then holds the adapter, its optimiser and activations, and one matrix at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a model's weights are held in memory as floats or stay in the file. Knows sizes; knows nothing of files or torch."""
+"""Whether a model's weights are held in memory as floats or stay in the file."""
 
 from __future__ import annotations
 

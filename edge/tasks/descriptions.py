@@ -1,4 +1,4 @@
-"""What a task source holds: families, levels, counts, examples, samples. Knows every kind of source; knows nothing of terminals."""
+"""What a task source holds: families, levels, counts, examples, samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from edge.core.types import Split, TaskItem
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.listed import ListedItems
-from edge.tasks.practice import FAMILIES, GROUPS, group_stream, practice_item, practice_stream
-from edge.tasks.practice_source import PracticeSource
-from edge.tasks.source import TaskSource
+from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource, group_stream, practice_item, practice_stream
+from edge.tasks.source import ListedItems, TaskSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,9 @@ def about(source: TaskSource) -> SourceAbout:
     if isinstance(source, PracticeSource):
         return _about_practice(source.name.removeprefix("practice:"))
     if isinstance(source, DataSetSource):
-        told = _about_data_set(source.data_set)
-        listed = _about_listed(source.name, told.kind, source.items)
-        return replace(listed, about=told.about, left_out=tuple(source.left_out))
+        description = _about_data_set(source.data_set)
+        listed = _about_listed(source.name, description.kind, source.items)
+        return replace(listed, about=description.about, left_out=tuple(source.left_out))
     if isinstance(source, JsonLinesSource):
         return _about_listed(source.name, "file", source.items)
     raise UsageError(f"{source.name}: this kind of source cannot be described")
@@ -76,9 +74,9 @@ def examples(source: TaskSource) -> list[TaskItem]:
 
 def sample(source: TaskSource, count: int, *, level: int | None, split: Split, seed: int) -> list[TaskItem]:
     """At most `count` different items of one split in an order drawn by `seed`. Raises UsageError for a level that does not occur."""
-    told = about(source)
-    if level is not None and level not in told.all_levels:
-        known = ", ".join(map(str, told.all_levels))
+    description = about(source)
+    if level is not None and level not in description.all_levels:
+        known = ", ".join(map(str, description.all_levels))
         raise UsageError(f"{source.name}: no item of level {level}", hint=f"levels: {known}")
     chosen: dict[str, TaskItem] = {}
     questions: set[str] = set()
@@ -91,7 +89,7 @@ def sample(source: TaskSource, count: int, *, level: int | None, split: Split, s
     return list(chosen.values())
 
 
-_LOOKED_AT_PER_ITEM = 500
+_DRAWN_PER_ITEM = 500
 
 
 def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[TaskItem]:
@@ -99,7 +97,7 @@ def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[
     if isinstance(source, PracticeSource):
         name = source.name.removeprefix("practice:")
         endless = (group_stream if name in GROUPS else practice_stream)(name, split, seed)
-        return itertools.islice(endless, count * _LOOKED_AT_PER_ITEM)
+        return itertools.islice(endless, count * _DRAWN_PER_ITEM)
     listed = _listed(source)
     items = list(listed.train_items if split == "train" else listed.test_items)
     stream(seed, "sample", split).shuffle(items)

@@ -1,4 +1,4 @@
-"""Task items from a JSON Lines file. Knows the schema; knows nothing of learning.
+"""Task items from a JSON Lines file.
 
 One object a line:
 
@@ -28,6 +28,7 @@ import ast
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -36,9 +37,8 @@ from edge.core.errors import TaskFileError
 from edge.core.names import shown
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
-from edge.tasks.choices import named_option, stands_twice
-from edge.tasks.listed import ListedItems
 from edge.tasks.record import Record, parsed_json
+from edge.tasks.source import ListedItems
 
 _KEYS = {
     *("question", "answer", "tests", "task", "kind", "options", "preamble", "level", "max_steps", "split"),
@@ -223,3 +223,48 @@ def _preamble(record: Record, kind: AnswerKind) -> str:
     if preamble and kind is not AnswerKind.PROGRAM:
         raise record.bad("preamble", 'belongs to items of kind "program"')
     return preamble
+
+
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.DOTALL)
+_LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
+_INDEX = re.compile(r"\(?\s*(\d{1,2})\s*[).:]*")
+_LETTER_AND_TEXT = re.compile(r"\(?\s*([A-Za-z])\s*[).:]+\s*(\S.*)", re.DOTALL)
+
+
+def named_option(answer: str, options: Sequence[str]) -> int | None:
+    """The index of the one option that is named, else None."""
+    text = _unwrapped(answer)
+    if found := _LETTER.fullmatch(text):
+        return _of_letter(found[1], options)
+    exact = [index for index, option in enumerate(options) if option.strip() == text]
+    alike = [index for index, option in enumerate(options) if _plain(option) == _plain(text)]
+    named = exact or alike
+    if len(named) == 1:
+        return named[0]
+    if found := _INDEX.fullmatch(text):
+        return int(found[1]) if not named and int(found[1]) < len(options) else None
+    if found := _LETTER_AND_TEXT.fullmatch(text):
+        index = _of_letter(found[1], options)
+        return index if index is not None and _plain(found[2]) == _plain(options[index]) else None
+    return None
+
+
+def stands_twice(index: int, options: Sequence[str]) -> bool:
+    """Whether another option is equal to this one, so that naming its text names no option."""
+    return [option.strip() for option in options].count(options[index].strip()) > 1
+
+
+def _of_letter(letter: str, options: Sequence[str]) -> int | None:
+    index = ord(letter.upper()) - ord("A")
+    return index if index < len(options) else None
+
+
+def _unwrapped(text: str) -> str:
+    text = text.strip().strip("$").strip()
+    while found := _WRAPPED.fullmatch(text):
+        text = found[1].strip()
+    return text
+
+
+def _plain(text: str) -> str:
+    return " ".join(_unwrapped(text).casefold().split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""One record of a file of tasks, read field by field. Knows where it stands; knows nothing of what the fields mean.
+"""One record of a file of tasks, read field by field.
 
 Every complaint is a TaskFileError that names file, line or row, and field.
 """

@@ -1,4 +1,4 @@
-"""Finds a task source by the name a person writes. Knows names; knows nothing of items.
+"""Finds a task source by the name a person writes.
 
 `practice:FAMILY`, a data set's name (`gsm8k`: from the hub), `NAME:PATH` (from a local folder or file), `hf:OWNER/NAME` for the same data
 sets by their hub id, or the path of a .jsonl file.
@@ -13,8 +13,7 @@ from edge.core.names import shown
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.practice import FAMILIES, GROUPS
-from edge.tasks.practice_source import PracticeSource
+from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
 from edge.tasks.source import TaskSource
 
 

@@ -1,4 +1,4 @@
-"""The role of a task source. Knows that items come in a fixed order under a seed; knows nothing of where they come from.
+"""The role of a task source, and the one over a finite list of items.
 
 Contract (tests/contracts/test_task_source.py): `train(seed, start)` yields the same items in the same order for the same seed, and
 starting at `start` equals skipping the first `start` items, so that a resumed run goes on where it stopped. `test(limit)` is a fixed
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from edge.core.errors import TaskFileError
+from edge.core.rng import stream
 from edge.core.types import TaskItem
 
 
@@ -28,3 +30,33 @@ class TaskSource(Protocol):
     def test(self, limit: int) -> Sequence[TaskItem]:
         """At most `limit` held-out items, always the same ones."""
         ...
+
+
+class ListedItems:
+    """Training items in a seeded order that changes on every pass, held-out items in the given order."""
+
+    def __init__(self, items: Sequence[TaskItem], *, order_name: str, source: str, hint: str) -> None:
+        """`order_name` is the name of the random stream that shuffles; `source` and `hint` are for the error about no training item."""
+        self.train_items = tuple(item for item in items if item.split == "train")
+        self.test_items = tuple(item for item in items if item.split == "test")
+        self._order_name = order_name
+        self._source = source
+        self._hint = hint
+
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        """Endless training stream from position `start`. Raises TaskFileError at once when there is no training item."""
+        if not self.train_items:
+            raise TaskFileError(f"{self._source}: no training item", hint=self._hint)
+        return self._shuffled(seed, start)
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        """The first `limit` held-out items."""
+        return self.test_items[:limit]
+
+    def _shuffled(self, seed: int, start: int) -> Iterator[TaskItem]:
+        epoch, skip = divmod(start, len(self.train_items))
+        while True:
+            order = list(self.train_items)
+            stream(seed, self._order_name, epoch).shuffle(order)
+            yield from order[skip:]
+            epoch, skip = epoch + 1, 0

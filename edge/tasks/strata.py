@@ -1,4 +1,4 @@
-"""Held-out items of every level of every family, as many of each. Knows how a source mixes its levels; knows nothing of scores.
+"""Held-out items of every level of every family, as many of each.
 
 For tables level by level (`edge-agent eval --per-level N`). The items of the practice families are those that `python -m tools.nano eval`
 takes at its default seed.

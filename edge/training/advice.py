@@ -1,4 +1,4 @@
-"""Which batch suits a device, from what was measured there. Knows rows, budgets and memory; measures nothing.
+"""Which batch suits a device, from what was measured there.
 
 Rows: as many as still make generation faster. Prompts: as many as fill those rows with their responses, so that no decode reads the weights
 for fewer rows than it could. Micro-batch: as large as fits in half of what is free, up to where more gains nothing.

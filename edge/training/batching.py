@@ -1,4 +1,4 @@
-"""From groups with advantages to padded micro-batches. Knows lengths, padding and budgets; knows nothing of models or gradients.
+"""From groups with advantages to padded micro-batches.
 
 Axes: R rows (responses), T tokens, P prompt tokens, N tokens of all rows in a flat list.
 """

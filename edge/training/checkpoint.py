@@ -1,4 +1,4 @@
-"""Crash-safe files and folders, and the learner's state on disk. Knows renames and safetensors; knows nothing of training.
+"""Crash-safe files and folders, and the learner's state on disk.
 
 A state file is one safetensors file: tensors by name, and in its header one JSON object with the scalars. One file renamed into
 place is never half old and half new. Nothing here is ever pickled.

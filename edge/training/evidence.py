@@ -1,4 +1,4 @@
-"""Whether one version is worse than another, or chance. Knows counts and two exact tests; knows nothing of models or files.
+"""Whether one version is worse than another, or chance.
 
 Both are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two full hands:
 with fewer than eight of each version nothing is concluded.
@@ -22,7 +22,7 @@ def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
 def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
     """The level for each of several sign tests so that all together err with probability `level` at most (Tarone 1990).
 
-    `changed`: how many items changed in each. A test with so few that it could not speak at the level costs the others nothing.
+    `changed`: how many items changed in each. A test with so few that it could not reach the level costs the others nothing.
     """
     for tests in range(1, len(changed) + 1):
         if sum(2.0**-count <= level / tests for count in changed) <= tests:

@@ -1,4 +1,4 @@
-"""The least time a learning step can take on a device, by one formula. Knows counts and rates; measures nothing.
+"""The least time a learning step can take on a device, by one formula.
 
     T >= 2N_b·B·P/F_i + (B·G·C/R)·max((N·q + R·κ·(P+C/2))/BW, 2N·R/F_i) + a·N·(1-z)·B·(P+G·C)/F_t
 

@@ -1,7 +1,7 @@
-"""The role of a learner. Knows that groups with advantages go in and a better adapter comes out; knows nothing of torch.
+"""The role of a learner.
 
 Contract (tests/contracts/test_learner.py):
-- `update` applies one optimiser step (or as many as its rule says) for one batch of groups; groups whose advantages are all zero are
+- `update` applies one optimiser step (or as many as its rule sets) for one batch of groups; groups whose advantages are all zero are
   dropped and counted; a batch with no group left leaves the weights and the optimiser as they were.
 - `export` writes the current adapter (peft safetensors and adapter.gguf) into a new folder atomically and returns its reference.
 - `save`/`load` keep the adapter, the optimiser and the random streams, such that a resumed run is bit-equal to an uninterrupted one.
@@ -44,7 +44,7 @@ class LearnerReport:
 
 
 LARGEST_WEIGHT = 1e4
-"""Beyond it an adapter says nothing any more; weights of adapters lie far below 1."""
+"""Beyond it an adapter is of no use; weights of adapters lie far below 1."""
 
 
 def check_weights(largest: float, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The DA-GRPO objective on log-probabilities, as pure torch functions. Knows equations and shapes; knows no model or batch.
+"""The DA-GRPO objective on log-probabilities, as pure torch functions.
 
 With Â_i the dual advantage of response i of a prompt, w the prompt's weight (1/(G-1)) and P the number of prompts of the batch,
 
@@ -39,7 +39,7 @@ class Projection(Protocol):
         ...
 
     def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows start..stop-1 [stop - start, D], in the projection's own type unless told otherwise."""
+        """Rows start..stop-1 [stop - start, D], in the projection's own type unless given."""
         ...
 
     def gather(self, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The objective of edge/training/loss.py on MLX arrays. Knows equations and shapes; knows no model, batch or optimiser.
+"""The objective of edge/training/loss.py on MLX arrays.
 
 Axes: N tokens of all rows in a flat list, D model width, V vocabulary, R rows.
 """

@@ -1,8 +1,7 @@
 """Two ways to the same hidden states on MLX: whole rows, or every prompt of a micro-batch computed once and shared by its responses.
 
-Knows the decoder's forward pass and padding; knows nothing of losses, optimisers or adapters. Gradients flow through both passes. A
-micro-batch holds responses to few prompts, so that a prompt is computed about once a step (torch's way, once in any case, would keep
-the graphs of all prompts of a bundle alive over many micro-batches).
+Gradients flow through both passes. A micro-batch holds responses to few prompts, so that a prompt is computed about once a step (torch's
+way, once in any case, would keep the graphs of all prompts of a bundle alive over many micro-batches).
 
 Axes: R rows (responses), Q prompts, T tokens, N response tokens of all rows in a flat list, D model width, K key/value heads.
 """

@@ -1,8 +1,7 @@
 """Two ways to the same gradient: whole rows, or every prompt computed once and shared by its responses.
 
-Knows the decoder's forward pass and the loss; knows nothing of optimisers, adapters or files. Both ways are generators that yield
-after every micro-batch, add to the parameters' `.grad`, and agree to rounding (tests/engine/test_torch_learner.py). Nothing global
-is held across a yield.
+Both ways are generators that yield after every micro-batch, add to the parameters' `.grad`, and agree to rounding
+(tests/engine/test_torch_learner.py). Nothing global is held across a yield.
 
 Sharing: the prompts of a bundle run once with gradient and their keys and values are cut off as leaves; each chunk of responses
 attends to rows selected from the leaves and adds to the leaves' gradients; at the end one backward pass carries these through the

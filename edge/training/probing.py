@@ -1,4 +1,4 @@
-"""Making sure before the first step that learning fits in memory. Knows what is tried in which order; allocates nothing itself.
+"""Making sure before the first step that learning fits in memory.
 
 Each way of holding activations (kept, or computed again in the backward pass) is judged on paper first, so that a machine that swaps
 or kills instead of refusing is not pushed there, and then for real where the estimate leaves doubt.

@@ -1,4 +1,4 @@
-"""Settings of the learner. Knows names, units and defaults; knows nothing of torch, files or the command line."""
+"""Settings of the learner."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LearnerSettings:
     `importance_cap`; or whole responses left out whose ratio exceeds it; or not at all. A batch whose mean |Δ log p| exceeds
     `max_mismatch_nats` (per token) is refused. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
     the largest slab of logits. `gradient_checkpointing`: blocks are computed again in the backward pass, not kept. `threads` is the
-    number of torch threads (0: leave it alone). `rule` says what is optimised.
+    number of torch threads (0: leave it alone). `rule` is what is optimised.
     """
 
     learning_rate: float = 3e-4

@@ -1,7 +1,7 @@
 """What this machine reaches in torch: bytes read from memory and floating point operations, per second.
 
-Knows buffers, products and repetition; knows nothing of models beyond the sizes of their matrices. The fastest repetition counts: whatever
-else the machine does makes a measurement slower, never faster. A measurement takes about `seconds`, or one call where a call takes longer.
+The fastest repetition counts: whatever else the machine does makes a measurement slower, never faster. A measurement takes about
+`seconds`, or one call where a call takes longer.
 """
 
 from __future__ import annotations

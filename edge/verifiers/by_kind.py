@@ -1,14 +1,13 @@
-"""Chooses the verifier for an item's kind of answer. Knows which verifier judges what; knows nothing of how."""
+"""Chooses the verifier for an item's kind of answer; the kinds are the table edge.core.types.AnswerKind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from edge.core.errors import UsageError
+from edge.core.plugins import load
 from edge.core.types import AnswerKind, TaskItem
-from edge.verifiers.choice_answer import ChoiceAnswer
 from edge.verifiers.feedback import FeedbackAnswer, RatingBook
-from edge.verifiers.math_answer import MathAnswer
 from edge.verifiers.own_answer import OwnAnswer, OwnKey
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
 from edge.verifiers.sandbox.choice import best_sandbox
@@ -28,15 +27,12 @@ class VerifierByKind:
     ) -> None:
         """`verifiers` replaces the built-in ones; `math` and `programs` only that one (programs: by default in the best
         sandbox of this machine, looked for when the first program comes). Feedback is judged where there are `ratings`."""
-        math, choice = math or MathAnswer(), ChoiceAnswer()
-        self._own = OwnAnswer(math, choice)
-        builtin: dict[AnswerKind, Verifier] = {
-            AnswerKind.MATH: math,
-            AnswerKind.CHOICE: choice,
-            AnswerKind.PROGRAM: programs or ProgramVerifier(ProgramJudge(best_sandbox)),
-        }
+        builtin: dict[AnswerKind, Verifier] = {kind: load(kind.verifier)() for kind in AnswerKind if kind.verifier}
+        builtin[AnswerKind.MATH] = math or builtin[AnswerKind.MATH]
+        builtin[AnswerKind.PROGRAM] = programs or ProgramVerifier(ProgramJudge(best_sandbox))
         if ratings is not None:
             builtin[AnswerKind.FEEDBACK] = FeedbackAnswer(ratings)
+        self._own = OwnAnswer(builtin[AnswerKind.MATH], builtin[AnswerKind.CHOICE])
         self._verifiers = builtin if verifiers is None else dict(verifiers)
 
     def is_correct(self, item: TaskItem, response: str) -> bool:

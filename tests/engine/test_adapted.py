@@ -11,7 +11,7 @@ from torch import Tensor
 from edge.models.decoder import FeedForward, RMSNorm, attention, attention_mask
 from edge.models.spec import DecoderSpec
 from edge.training import lora
-from edge.training.adapted import round_frozen
+from edge.training.lora import round_frozen
 from tests.engine.tiny_learner import SPEC, VOCAB, tiny_decoder
 
 

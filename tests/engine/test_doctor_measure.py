@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import model_file, onnx_installed, open_backend
+from edge.app import installed, model_file, open_backend
 from edge.cli import doctor, main, measure
 from edge.cli.settings import Settings
 from edge.cli.trial import llama_fault, trial_command
@@ -18,6 +18,7 @@ from edge.config.loader import resolve
 from edge.config.picking import MEASURED, Pick, pick_profile
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock, SystemClock
+from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, UsageError
 from edge.core.install import install_extra
 from edge.core.machine_facts import machine_facts
@@ -175,7 +176,7 @@ async def test_a_slow_machine_keeps_what_was_measured_until_time_was_up(monkeypa
 
 
 async def test_the_onnx_engine_is_measured_as_the_others_are(tmp_path: Path) -> None:
-    if not onnx_installed():
+    if not installed(ENGINES["onnx"]):
         pytest.skip("ONNX is not installed")
     sets = [*SMALL, "engine.backend=onnx", "learning.max_tokens=8", f"state_folder={tmp_path}"]
     config = resolve(AgentConfig, sets=sets).config
@@ -187,7 +188,7 @@ async def test_the_onnx_engine_is_measured_as_the_others_are(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "onnx"])
 async def test_rows_on_paper_are_those_of_the_engine(tmp_path: Path, backend: str) -> None:
-    if backend == "onnx" and not onnx_installed():
+    if backend == "onnx" and not installed(ENGINES["onnx"]):
         pytest.skip("ONNX is not installed")
     sets = [f"engine.backend={backend}", "model.context_tokens=3000", f"state_folder={tmp_path}"]
     config, path, worker = resolve(AgentConfig, sets=sets).config, model_file("nano-edge"), EngineWorker()

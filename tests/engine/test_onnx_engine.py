@@ -11,8 +11,7 @@ import torch
 from edge.core.errors import AdapterError, ModelFileError
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
-from edge.inference.onnx_backend import OnnxBackend
-from edge.inference.onnx_engine import BUCKET, OnnxEngine, OnnxGraph
+from edge.inference.onnx_backend import BUCKET, OnnxBackend, OnnxEngine, OnnxGraph
 from edge.models.decoder import Decoder, load_decoder
 from tests.engine.made_up_lora import write_peft_adapter
 from tests.engine.onnx_engines import onnx_backend, onnx_graph

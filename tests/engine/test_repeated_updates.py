@@ -13,9 +13,8 @@ from edge.core.worker import EngineWorker
 from edge.training import lora
 from edge.training.batching import Row
 from edge.training.mlx_learner import MlxLearner
-from edge.training.repeated import SequenceLogprobs, held_back
 from edge.training.settings import LearnerSettings, UpdateRule
-from edge.training.torch_learner import TorchLearner
+from edge.training.torch_learner import SequenceLogprobs, TorchLearner, held_back
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 GROUPS = random_groups(11)

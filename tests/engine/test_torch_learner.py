@@ -15,9 +15,9 @@ from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker, Priority
 from edge.training import lora
 from edge.training.batching import live_rows, targets_of
+from edge.training.device import choose_dtype
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
-from edge.training.precision import choose_dtype
 from edge.training.settings import LearnerSettings, LoraSpec
 from tests.engine.tiny_learner import SPEC, random_groups, tiny_decoder, tiny_learner
 

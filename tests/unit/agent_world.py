@@ -31,7 +31,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.testing.learner import ScriptedLearner
 from edge.training.floor import StepMeasure
-from edge.training.gate import GateRules
+from edge.training.promotion_rules import GateRules
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import ExactMathAnswer
 

@@ -24,7 +24,7 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedTerms
-from edge.training.gate import GateRules
+from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 
 RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)

@@ -21,8 +21,8 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
-from edge.training.gate import GateRules
 from edge.training.learner import LearnerReport
+from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import HELP, World, changed, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 

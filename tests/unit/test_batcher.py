@@ -372,7 +372,7 @@ def test_rollouts_keep_no_text_while_they_grow() -> None:
     group = request(1, 1)
     batcher.add(group)
     batcher.step()
-    assert batcher._active[0].spoken is None
+    assert batcher._active[0].detokenizer is None
 
 
 def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request() -> None:

@@ -12,8 +12,10 @@ from edge.app import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
+from edge.core.engines import ENGINES, Engine
 from edge.core.errors import UsageError
 from edge.core.worker import EngineWorker
+from edge.testing.learner import ScriptedLearner
 
 FILE = Path("model.gguf")
 
@@ -22,7 +24,7 @@ FILE = Path("model.gguf")
 def machine(monkeypatch: pytest.MonkeyPatch):
     def make(*, apple: bool, mlx: bool) -> None:
         monkeypatch.setattr(engines, "apple_silicon", lambda: apple)
-        monkeypatch.setattr(engines, "mlx_installed", lambda: mlx)
+        monkeypatch.setattr(engines, "installed", lambda engine: mlx or engine.name != "mlx")
 
     return make
 
@@ -35,41 +37,41 @@ def config(backend: str, **model: str) -> AgentConfig:
 def test_auto_is_mlx_on_apple_silicon_where_it_is_installed(machine, apple: bool, mlx: bool, chosen: str) -> None:
     machine(apple=apple, mlx=mlx)
     assert AgentConfig().engine.backend == "auto"
-    assert app.engine_backend(AgentConfig(), FILE) == chosen
+    assert app.choose_engine(AgentConfig(), FILE).name == chosen
 
 
 def test_what_is_asked_for_is_taken(machine) -> None:
     machine(apple=True, mlx=True)
-    assert app.engine_backend(config("llamacpp"), FILE) == "llamacpp"
+    assert app.choose_engine(config("llamacpp"), FILE).name == "llamacpp"
     machine(apple=False, mlx=True)
-    assert app.engine_backend(config("mlx"), FILE) == "mlx"
+    assert app.choose_engine(config("mlx"), FILE).name == "mlx"
 
 
 def test_a_folder_is_for_mlx_alone(machine, tmp_path: Path) -> None:
     machine(apple=False, mlx=True)
-    assert app.engine_backend(config("auto"), tmp_path) == "mlx"
+    assert app.choose_engine(config("auto"), tmp_path).name == "mlx"
     with pytest.raises(UsageError, match="GGUF"):
-        app.engine_backend(config("llamacpp"), tmp_path)
+        app.choose_engine(config("llamacpp"), tmp_path)
 
 
 def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_path: Path) -> None:
     machine(apple=True, mlx=False)
     for chosen, path in (("mlx", FILE), ("auto", tmp_path)):
         with pytest.raises(UsageError, match="MLX is not installed") as caught:
-            app.engine_backend(config(chosen), path)
+            app.choose_engine(config(chosen), path)
         assert "\n" not in str(caught.value)
         assert ".[mlx]" in caught.value.hint
 
 
 def test_onnx_is_taken_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert app.engine_backend(AgentConfig(), FILE) != "onnx"
-    monkeypatch.setattr(engines, "onnx_installed", lambda: True)
-    assert app.engine_backend(config("onnx"), FILE) == "onnx"
+    assert app.choose_engine(AgentConfig(), FILE).name != "onnx"
+    monkeypatch.setattr(engines, "installed", lambda _engine: True)
+    assert app.choose_engine(config("onnx"), FILE).name == "onnx"
     with pytest.raises(UsageError, match="GGUF"):
-        app.engine_backend(config("onnx"), tmp_path)
-    monkeypatch.setattr(engines, "onnx_installed", lambda: False)
+        app.choose_engine(config("onnx"), tmp_path)
+    monkeypatch.setattr(engines, "installed", lambda engine: engine.name != "onnx")
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
-        app.engine_backend(config("onnx"), FILE)
+        app.choose_engine(config("onnx"), FILE)
     assert ".[onnx]" in caught.value.hint
 
 
@@ -78,7 +80,7 @@ def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_
     profile.write_text("engine:\n  backend: onnx\n  onnx_providers: [TensorRT, CUDA]\n")
     chosen = Settings(sets=[f"device_profile={profile}"]).config()
     assert chosen.engine.onnx_providers == ("TensorRT", "CUDA")
-    if app.onnx_installed():
+    if app.installed(ENGINES["onnx"]):
         finding = doctor.check_engine(chosen)
         import onnxruntime
 
@@ -92,11 +94,56 @@ def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_
 
 
 def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "onnx_installed", lambda: True)
+    monkeypatch.setattr(engines, "installed", lambda _engine: True)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
     finding = doctor.check_engine(config("onnx"))
     assert (finding.state, "cannot be loaded" in finding.text) == ("fail", True)
     assert ".[onnx]" in finding.hint
+
+
+ABACUS = Engine(
+    "abacus",
+    "Abacus",
+    "the abacus serves and trains",
+    "abacus",
+    "abacus",
+    open_backend=f"{__name__}:abacus_backend",
+    open_learner=f"{__name__}:abacus_learner",
+    reads_folders=True,
+)
+
+
+def abacus_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: app.SharedWeights, rows: int | None):
+    return "backend", path, weights.get(lambda path: ["beads of", path]), rows
+
+
+def abacus_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: app.SharedWeights) -> ScriptedLearner:
+    assert weights.get(lambda path: ["other beads of", path]) == ["beads of", path]
+    return ScriptedLearner()
+
+
+async def test_a_row_of_the_table_is_all_that_choosing_and_opening_an_engine_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(ENGINES, "abacus", ABACUS)  # type: ignore[arg-type]
+    monkeypatch.setattr("edge.app.training.probe_memory", _nothing_to_probe)
+    engine = EngineConfig(max_rows=3).model_copy(update={"backend": "abacus"})
+    chosen, weights = AgentConfig().model_copy(update={"engine": engine}), app.SharedWeights(tmp_path)
+    worker = EngineWorker()
+    assert app.choose_engine(chosen, tmp_path) is ABACUS
+    assert doctor.check_engine(chosen).text == ABACUS.about
+    backend = await app.open_backend(chosen, tmp_path, worker, weights)
+    assert backend == ("backend", tmp_path, ["beads of", tmp_path], 3)
+    assert isinstance(await app.open_learner(chosen, tmp_path, worker, weights), ScriptedLearner)
+    monkeypatch.setattr(engines, "installed", lambda engine: engine is not ABACUS)
+    with pytest.raises(UsageError, match="Abacus is not installed") as caught:
+        app.choose_engine(chosen, FILE)
+    assert ".[abacus]" in caught.value.hint
+    worker.close()
+
+
+async def _nothing_to_probe(*_: object) -> None:
+    return None
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -127,7 +174,7 @@ def test_the_doctor_leaves_a_missing_model_to_the_next_check() -> None:
 
 
 async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) -> None:
-    if not app.mlx_installed():
+    if not app.installed(ENGINES["mlx"]):
         pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
     from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.mlx_backend import MlxBackend
@@ -135,7 +182,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
 
     chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), model=ModelConfig(context_tokens=128))
     path = app.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), app.MlxWeights(path)
+    worker, weights = EngineWorker(), app.SharedWeights(path)
     backend = await app.open_backend(chosen, path, worker, weights)
     learner = await app.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, MlxBackend)
@@ -159,7 +206,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
 
 
 async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_session(tmp_path: Path) -> None:
-    if not app.onnx_installed():
+    if not app.installed(ENGINES["onnx"]):
         pytest.skip("ONNX Runtime is not installed")
     from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.onnx_backend import OnnxBackend
@@ -169,11 +216,11 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_se
     engine = EngineConfig(backend="onnx", max_rows=2, threads=1)
     chosen = AgentConfig(engine=engine, model=ModelConfig(context_tokens=128), state_folder=str(state))
     path = app.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), app.MlxWeights(path)
+    worker, weights = EngineWorker(), app.SharedWeights(path)
     backend = await app.open_backend(chosen, path, worker, weights, serves_only=True)
     (graph,) = (state / "onnx").iterdir()
     made = graph.stat().st_mtime_ns
-    rollouts = await app.open_rollouts(chosen, path, worker, weights, backend)
+    rollouts = await app.open_rollouts(chosen, backend)
     learner = await app.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, OnnxBackend)
     assert isinstance(rollouts, OnnxBackend)

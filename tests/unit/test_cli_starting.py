@@ -135,7 +135,7 @@ def test_doctor_fails_where_training_would_with_the_same_words(
 
 
 def test_the_device_of_torch_does_not_matter_where_mlx_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "mlx_installed", lambda: True)
+    monkeypatch.setattr(engines, "installed", lambda _engine: True)
     path = find_model("nano-edge")
     on_mlx = Settings(sets=[CUDA, "engine.backend=mlx"]).config()
     assert app.with_its_device(on_mlx, path).learning.device == "auto"

@@ -18,7 +18,7 @@ from coordinator.config import CoordinatorConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
-from edge.tasks.practice_source import PracticeSource
+from edge.tasks.practice import PracticeSource
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -252,7 +252,7 @@ def test_a_report_goes_behind_a_link_and_never_in_the_place_of_a_device_or_pipe(
 def test_a_router_that_cannot_be_trained_here_is_told_before_a_cell_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("edge.app.engines.onnx_installed", lambda: False)
+    monkeypatch.setattr("edge.app.engines.installed", lambda _engine: False)
     assert _run(tmp_path, _spec(tmp_path, methods={"mine": {}}, routers=["mine"])) == 2
     assert "cells such as nano-edge.group1.da-grpo.s0-" in (told := capsys.readouterr().err)
     assert "train a router, which is an ONNX file, but ONNX is not installed" in told and "onnx" in told.rpartition(";")[2]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.state.rows import Lineage
-from edge.training.gate import AnchorScore, GateRules, RateScore, refusal_of
+from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, refusal_of
 
 RULES = GateRules(max_drop=0.25, rate_band=0.1)
 NEAR = RateScore(0.3, 0.35, None)

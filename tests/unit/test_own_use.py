@@ -20,7 +20,7 @@ from edge.state.events import GateJudged, Notice
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
-from edge.training.gate import GateRules
+from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 

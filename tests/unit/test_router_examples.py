@@ -106,7 +106,7 @@ def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyt
         app.build_policy(missing)
     with pytest.raises(ModelFileError, match="cannot be read"):
         app.policy_name(missing)
-    monkeypatch.setattr(engines, "onnx_installed", lambda: False)
+    monkeypatch.setattr(engines, "installed", lambda _engine: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
         app.build_policy(missing)
     assert ".[onnx]" in caught.value.hint

@@ -10,9 +10,8 @@ import pytest
 
 from edge.core.errors import EdgeError, TaskFileError, UsageError
 from edge.core.types import AnswerKind
-from edge.tasks.choices import named_option
 from edge.tasks.descriptions import examples
-from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
+from edge.tasks.jsonl import JsonLinesSource, as_record, named_option, read_items
 from edge.tasks.practice import FAMILIES, practice_item
 from edge.tasks.registry import open_source
 from edge.verifiers.choice_answer import chosen_option

@@ -19,8 +19,7 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.types import FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llama_engine import LlamaEngine
-from edge.inference.llamacpp import LlamaCppBackend, physical_cores
+from edge.inference.llamacpp import LlamaCppBackend, LlamaEngine, physical_cores
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
 

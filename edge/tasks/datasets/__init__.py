@@ -1,1 +1,1 @@
-"""Public data sets, normalised to TaskItem. Knows their schemas and where they live; knows nothing of learning."""
+"""Public data sets, normalised to TaskItem."""

@@ -1,4 +1,4 @@
-"""The data sets that are known by name. Knows names, hub addresses and published sizes; knows nothing of how they are read."""
+"""The data sets that are known by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DataSet:
     """One data set. `published` counts its train and test items on the hub.
 
     `config` and `hub_splits` are where it lies in the hub's parquet branch; `subfolders` are what its part is called inside a local copy
-    of the whole. `unknown_split` says what a file is whose name tells no split: "hash" holds out one question in ten.
+    of the whole. `unknown_split` says what a file is whose name gives no split: "hash" holds out one question in ten.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From a data set's own record to what an item needs. Knows each schema; knows nothing of files, splits or step limits.
+"""From a data set's own record to what an item needs.
 
 One pure function per data set. A field that breaks the schema raises TaskFileError; a record that is well formed but that nobody could
 judge (no tests, an empty box) raises Unusable and is left out.
@@ -32,7 +32,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a record tells of an item. `key` is its own id or ""; `part` the subject within the data set or ""."""
+    """What of an item stands in a record. `key` is its own id or ""; `part` the subject within the data set or ""."""
 
     question: str
     answer: str

@@ -1,6 +1,6 @@
-"""A data set as a TaskSource. Knows splits, ids and order; knows nothing of schemas or file formats.
+"""A data set as a TaskSource.
 
-The files are found when the source is opened and read when items are first wanted. The data set's own split holds. Where its files tell
+The files are found when the source is opened and read when items are first wanted. The data set's own split holds. Where its files hold
 only training items, one question in ten is held out by a hash. A training question that is also a test question is dropped, so that no
 test item is ever learned from. Held-out items come in a fixed order by hash, because files are often sorted by subject and the first few
 hundred items must stand for all of them.
@@ -17,10 +17,9 @@ from edge.core.errors import TaskFileError
 from edge.core.types import Split, TaskItem
 from edge.dagrpo.format import check_format
 from edge.tasks.datasets.catalogue import DataSet
-from edge.tasks.datasets.files import DataFile, data_files, read_records
-from edge.tasks.datasets.hub import downloaded
+from edge.tasks.datasets.files import DataFile, data_files, downloaded, read_records
 from edge.tasks.datasets.schemas import Draft, Unusable
-from edge.tasks.listed import ListedItems
+from edge.tasks.source import ListedItems
 
 _ONE_IN = 10
 

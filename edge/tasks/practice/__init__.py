@@ -1,13 +1,13 @@
-"""Practice tasks: built-in question families, generated from a seed, exact answers, unlimited supply.
+"""Practice tasks: built-in question families, generated from a seed, with exact answers and without end.
 
-Knows which families there are and how they are grouped. Group 1 is {arith, science}, group 2 is {code, facts}: the two phases between
-which forgetting is studied.
+A new family is a module here, an entry in FAMILIES and a test (docs/extending.md).
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edge.core.types import Split, TaskItem
@@ -19,7 +19,8 @@ from edge.tasks.practice.science import SCIENCE
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (ARITH, SCIENCE, CODE, FACTS)}
 GROUPS: Mapping[str, tuple[str, ...]] = {"group1": ("arith", "science"), "group2": ("code", "facts")}
-"""Families learned together. A group is one task: its items carry the group's name as their label, so that one λ and one τ apply."""
+"""Families learned together; forgetting is studied between the two groups. A group is one task: its items carry the group's name as their
+label, so that one λ and one τ apply."""
 
 
 def practice_item(family: str, split: Split, level: int, seed: int) -> TaskItem:
@@ -47,3 +48,29 @@ def _family(name: str) -> Family:
     if name not in FAMILIES:
         raise ValueError(f"no practice family {name!r}; there is: {', '.join(FAMILIES)}")
     return FAMILIES[name]
+
+
+_TEST_SEED = 20_260
+
+
+class PracticeSource:
+    """A practice family or group, e.g. `practice:arith` or `practice:group1`; unlimited, seeded, train and test disjoint."""
+
+    def __init__(self, family: str) -> None:
+        self._family = family
+
+    @property
+    def name(self) -> str:
+        """How the source is written on the command line."""
+        return f"practice:{self._family}"
+
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        """The endless training stream from position `start`."""
+        return itertools.islice(self._stream("train", seed), start, None)
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        """The first `limit` held-out items; the same ones whatever the training seed."""
+        return tuple(itertools.islice(self._stream("test", _TEST_SEED), limit))
+
+    def _stream(self, split: Split, seed: int) -> Iterator[TaskItem]:
+        return (group_stream if self._family in GROUPS else practice_stream)(self._family, split, seed)

@@ -1,7 +1,5 @@
 """Practice family `arith`: arithmetic in several steps, as a person would put it.
 
-Knows problems, their wording and their worked solutions. Knows nothing of models, streams with phases or scoring.
-
 A problem is a start value and a chain of 1 to 7 operations on the running value, which stays an integer in 1..999. The level is
 the number of operations; the step limit is 4, so levels 5 to 7 cannot be worked through one operation at a time.
 """

@@ -1,8 +1,5 @@
 """Practice family `code`: write a short Python function from a specification of 1 to 8 operations; its tests judge it.
 
-Knows list operations, their wording, their Python, and tests that tell every operation apart; knows nothing of models or sandboxes:
-the expected results come from this module's own interpreter of operations, no program is run here.
-
 The level is the number of operations; the step limit is 6, so at levels 7 and 8 one operation a step does not reach the end.
 Difficulty also comes from order (`Reverse the list, but before that ...`), conditions, accumulators and a second argument.
 """

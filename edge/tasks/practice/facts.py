@@ -1,7 +1,7 @@
 """Practice family `facts`: multiple choice over a synthetic world that a model must know by heart.
 
-Knows the world (who teaches whom, who lives where, which town comes next on the ring road), its questions and their worked
-solutions; knows nothing of models. The world is fixed: it does not depend on any seed a user chooses.
+The world is who teaches whom, who lives where, and which town comes next on the ring road. It is fixed: it does
+not depend on any seed a user chooses.
 
 The level is the number of facts to put together; the step limit is 4, so at levels 5 and 6 one fact a step does not reach the end.
 What is reached after four steps is always among the options then.

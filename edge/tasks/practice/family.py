@@ -1,7 +1,6 @@
 """What every practice family has in common: drawn questions, their split, items and endless streams.
 
-Knows how a drawn question becomes a TaskItem and which split it belongs to; knows nothing of what is asked. Everything is a pure
-function of a seed; the supply is unlimited. Train and test are disjoint by a hash of the question's text.
+Everything is a pure function of a seed; the supply is unlimited. Train and test are disjoint by a hash of the question's text.
 """
 
 from __future__ import annotations

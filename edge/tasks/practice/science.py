@@ -1,8 +1,5 @@
 """Practice family `science`: multiple choice by small deductions from what the question says.
 
-Knows chains of links between things (this starts that, this eats that, heat flows from this to that, every this is a that, this is
-lighter than that), their wording and their worked solutions; knows nothing of models.
-
 A question tells the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
 Worked solutions box the option's text (a letter would do as well, see edge.verifiers.choice_answer): a small decoder then needs no
 look-up of letters.

@@ -41,8 +41,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
     from edge.inference.gguf_model import GgufModel
-    from edge.inference.llama_engine import LlamaEngine
-    from edge.inference.llamacpp import describe
+    from edge.inference.llamacpp import LlamaEngine, describe
 
     rows = job["prompts"] * job["group_size"]
     model, worker = GgufModel(Path(job["model"])), EngineWorker()

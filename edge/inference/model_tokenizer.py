@@ -1,15 +1,22 @@
-"""The vocabulary and chat template of a model folder. Knows tokenizer.json of byte-level BPE; knows nothing of weights.
+"""Chat template, tokens and name of a model that an engine other than llama.cpp computes.
 
-Qwen2, Qwen3 and Llama 3 have such tokenizers. Errors: ModelFileError with one line that names the folder.
+They come from where the weights came from: a GGUF file's vocabulary and template are read by llama.cpp without its weights, a folder's
+from tokenizer.json (byte-level BPE, as Qwen2, Qwen3 and Llama 3 have it). Errors: ModelFileError with one line that names the folder.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError
+from edge.inference.batcher import TokenTable
+from edge.inference.chat_template import ChatTemplate
+from edge.inference.gguf_model import GgufModel
+from edge.inference.llamacpp import template_of
 
 _RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
@@ -115,3 +122,37 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTES = _byte_letters()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """What turns messages into ids and ids into text, with the model's name and prompt form from its files."""
+
+    tokens: TokenTable
+    template: ChatTemplate
+    name: str
+    prompt_form: str
+    close: Callable[[], None]
+
+
+def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
+    """The tokenizer of a model file or folder. Raises ModelFileError."""
+    return _of_folder(path, vocab_size) if path.is_dir() else _of_gguf(path)
+
+
+def _of_folder(path: Path, vocab_size: int) -> ModelTokenizer:
+    vocabulary = FolderVocabulary(path, vocab_size)
+    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
+    template = ChatTemplate(vocabulary.chat_template, vocabulary, specials)
+    return ModelTokenizer(vocabulary, template, path.resolve().name, vocabulary.prompt_form, lambda: None)
+
+
+def _of_gguf(path: Path) -> ModelTokenizer:
+    model = GgufModel(path, vocab_only=True)
+    try:
+        template = template_of(model)
+    except BaseException:
+        model.close()
+        raise
+    name, form = model.metadata("general.name") or path.stem, model.metadata("edge_agent.prompt_form") or "full"
+    return ModelTokenizer(model.vocabulary, template, name, form, model.close)

@@ -1,4 +1,4 @@
-"""The rules by which a candidate adapter may serve. Knows shares and bounds; knows nothing of models, files or how shares were measured.
+"""The rules by which a candidate adapter may serve.
 
 Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all
 tasks together, and the share of responses that ask must lie near τ, or at least not further away than before. A fall counts where it is

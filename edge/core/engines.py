@@ -1,0 +1,90 @@
+"""The table of engines: what each reads, needs and can do. docs/extending.md shows what a new one takes besides its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+TORCH_LEARNER = "edge.app.openers:torch_learner"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine.
+
+    `name` is the value of engine.backend and `title` the name for people; `about` says who serves and who trains. `distribution` is the
+    package whose version the doctor shows, `extra` the part of pyproject.toml that brings it, `packages` what must be importable before the
+    engine is chosen. `open_backend` and `open_learner` name functions ("module:function") with the signatures of edge/app/openers.py.
+
+    `reads_folders`: folders of safetensors too, not GGUF files alone. `auto`: where engine.backend auto may choose it. `on_graphics`:
+    whether rows lie on a graphics processor. `shares_cores`: it computes with threads that other programs slow down. `splits_layers`:
+    engine.gpu_layers applies. `row_value_bytes`: bytes of a number among a row's keys and values.
+    """
+
+    name: str
+    title: str
+    about: str
+    distribution: str
+    extra: str
+    open_backend: str
+    open_learner: str = TORCH_LEARNER
+    packages: tuple[str, ...] = ()
+    reads_folders: bool = False
+    auto: Literal["anywhere", "apple silicon", "never"] = "never"
+    on_graphics: Literal["always", "as built", "never"] = "never"
+    shares_cores: bool = True
+    splits_layers: bool = False
+    row_value_bytes: int = 2
+
+    @property
+    def trains_in_torch(self) -> bool:
+        """Whether torch trains, so that learning.device and the estimates of its memory apply."""
+        return self.open_learner == TORCH_LEARNER
+
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="llamacpp",
+            title="llama.cpp",
+            about="llama.cpp serves, torch trains",
+            distribution="llama-cpp-python",
+            extra="agent",
+            open_backend="edge.app.openers:llamacpp_backend",
+            auto="anywhere",
+            on_graphics="as built",
+            splits_layers=True,
+        ),
+        Engine(
+            name="mlx",
+            title="MLX",
+            about="MLX serves and trains on one copy of the weights",
+            distribution="mlx",
+            extra="mlx",
+            packages=("mlx", "mlx_lm"),
+            open_backend="edge.app.openers:mlx_backend",
+            open_learner="edge.app.openers:mlx_learner",
+            reads_folders=True,
+            auto="apple silicon",
+            on_graphics="always",
+            shares_cores=False,
+        ),
+        Engine(
+            name="onnx",
+            title="ONNX",
+            about="ONNX Runtime serves, torch trains",
+            distribution="onnxruntime",
+            extra="onnx",
+            packages=("onnx", "onnxruntime"),
+            open_backend="edge.app.openers:onnx_backend",
+            row_value_bytes=4,  # ONNX Runtime keeps keys and values in float32
+        ),
+    )
+}
+
+
+def engine_named(backend: str) -> Engine:
+    """The engine behind a value of engine.backend; of `auto` the one that reads GGUF files anywhere."""
+    return ENGINES["llamacpp" if backend == "auto" else backend]
