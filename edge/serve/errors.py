@@ -1,9 +1,9 @@
-"""Errors in the OpenAI shape. Knows HTTP status codes and the error tree; knows nothing of routes."""
+"""Errors as clients see them: status code, OpenAI's error object, headers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.core.errors import (
@@ -52,6 +52,30 @@ class RequestProblem(Exception):
 def error_body(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def invalid_request(errors: Sequence[Any]) -> RequestProblem:
+    """The first of pydantic's errors, in one line that names the field."""
+    first = errors[0]
+    context = first.get("ctx") or {}
+    if first["type"] == "json_invalid":
+        return RequestProblem(400, f"the body is not JSON ({context.get('error', '')})", code="invalid_json")
+    param = _path(first["loc"][1:], context.get("field", ""))
+    message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
+    if not param:
+        return RequestProblem(400, f"the body {message}", code="invalid_json")
+    return RequestProblem(400, f"{param}: {message}", code=context.get("code", "invalid_value"), param=param)
+
+
+def _path(places: Sequence[str | int], field: str) -> str:
+    """The name of a field as OpenAI writes it: messages[0].content."""
+    written = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places)
+    return (f"{written}.{field}" if field else written).replace(".[", "[").strip(".")
+
+
+def invalid_value(param: str, message: str, code: str = "invalid_value") -> RequestProblem:
+    """A field that cannot be taken as it is."""
+    return RequestProblem(400, f"{param}: {message}", code=code, param=param)
 
 
 def problem_of(error: Exception) -> RequestProblem:
