@@ -6,7 +6,7 @@ running_agent.py has both over a running agent, edge/testing/endpoint.py over pr
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from edge.cloud.sent import Choice
@@ -85,11 +85,13 @@ class AnswerNote:
     model_asked: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The note as a JSON object, without what the wire says elsewhere."""
-        return {name: value for name, value in asdict(self).items() if name not in _SAID_ELSEWHERE}
+        """The note as a JSON object, without what the response has elsewhere."""
+        return {name: getattr(self, name) for name in _METADATA_FIELDS}
 
 
-_SAID_ELSEWHERE = frozenset({"finish", "prompt_tokens", "completion_tokens", "tool_calls"})
+_METADATA_FIELDS = tuple(
+    field.name for field in fields(AnswerNote) if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
