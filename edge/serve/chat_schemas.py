@@ -155,7 +155,7 @@ class NamedTool(Passed):
 class Tool(Passed):
     """A tool that the cloud LLM may call."""
 
-    type: Literal["function", "custom"]
+    type: Annotated[Literal["function", "custom"], explain("must be one of function, custom", "unsupported_value")]
     function: NamedTool | None = None
     custom: NamedTool | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,17 @@ from edge.core.errors import (
     Withheld,
 )
 
+_CLEARER = {
+    "Field required": "is missing",
+    " after validation": "",
+    "a valid dictionary or object to extract fields from": "an object",
+    "a valid dictionary": "an object",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a string",
+}
 CLOUD_OFF = "cloud_off"
 """The error code of a demand for the cloud where it may not be asked."""
 
@@ -61,10 +73,17 @@ def invalid_request(errors: Sequence[Any]) -> RequestProblem:
     if first["type"] == "json_invalid":
         return RequestProblem(400, f"the body is not JSON ({context.get('error', '')})", code="invalid_json")
     param = _path(first["loc"][1:], context.get("field", ""))
-    message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
+    message = _in_one_line(first["msg"])
     if not param:
         return RequestProblem(400, f"the body {message}", code="invalid_json")
     return RequestProblem(400, f"{param}: {message}", code=context.get("code", "invalid_value"), param=param)
+
+
+def _in_one_line(message: str) -> str:
+    """Pydantic's sentence behind the name of a field."""
+    for said, meant in _CLEARER.items():
+        message = message.replace(said, meant)
+    return re.sub("^(Input|List|String|Dictionary) should ", "must ", message)
 
 
 def _path(places: Sequence[str | int], field: str) -> str:

@@ -25,7 +25,7 @@ def field_error(field: str, message: str, code: str = "invalid_value") -> Pydant
     return PydanticCustomError("field_error", "{message}", {"message": message, "field": field, "code": code})
 
 
-def explain(message: str) -> WrapValidator:
+def explain(message: str, code: str = "invalid_value") -> WrapValidator:
     """One sentence instead of pydantic's error for each member of a union. Errors that name a field of their own stay."""
 
     def check(value: Any, inner: Callable[[Any], Any]) -> Any:
@@ -34,7 +34,7 @@ def explain(message: str) -> WrapValidator:
         except ValidationError as error:
             if any(one["type"] == "field_error" for one in error.errors()):
                 raise
-            raise field_error("", message) from error
+            raise field_error("", message, code) from error
 
     return WrapValidator(check)
 

@@ -170,6 +170,31 @@ def test_what_cannot_be_served_is_refused_with_its_name(fields: dict[str, Any], 
     assert (problem.status, problem.param) == (status, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"temperature": 2.5}, "temperature: must be less than or equal to 2"),
+        ({"seed": 1.5}, "seed: must be a whole number"),
+        ({"stream": "yes"}, "stream: must be true or false"),
+        ({"messages": []}, "messages: must have at least 1 item, not 0"),
+        ({"messages": [5]}, "messages[0]: must be an object"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role: is missing"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+            "tools[0].function.parameters: must be an object",
+        ),
+        ({"stop": [3]}, "stop: must be a string of 1 to 256 characters, or a list of at most 16 of them"),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_the_field_and_what_it_must_be(fields: dict[str, Any], line: str) -> None:
+    assert str(refused(**fields)) == line
+
+
+def test_a_tool_of_another_kind_is_an_unsupported_value() -> None:
+    assert refused(tools=[{"type": "web_search"}]).code == "unsupported_value"
+    assert refused(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).code == "unsupported_value"
+
+
 def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
     def task(header: str, **fields: Any) -> str | None:
         return parse(header, **fields).task
