@@ -1,9 +1,9 @@
 """Who may talk to the local endpoint: Host, Origin, CORS, tokens, request sizes and requests at once.
 
-A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the
-answers. So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has
-named, and a body says it is JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it
-does not protect against: other programs of this machine. Behind any other interface a bearer token is required.
+A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the answers.
+So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has named, and a
+body is declared as JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it does
+not protect against: other programs of this machine. Behind any other interface a bearer token is required.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Access:
         self._app = app
         self._limits = limits
         self._steering = steering
-        self._work, self._control = _Places(limits.posts), _Places(limits.posts)
+        self._work, self._control = _RequestSlots(limits.posts), _RequestSlots(limits.posts)
         self._names = frozenset(name.lower() for name in names)
         self._token = token
         self._open_paths = frozenset(open_paths)
@@ -103,19 +103,19 @@ class Access:
         except RequestProblem as problem:
             early = JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
         origin = headers.get("origin", "")
-        send_on = self._opening(send, origin) if origin.lower() in self._origins else send
+        send_on = self._with_cors(send, origin) if origin.lower() in self._origins else send
         if early is not None:
             if "expect" not in headers:  # such a client waits for the answer before it sends
-                await _read_away(receive)
+                await _drain_body(receive)
             await early(scope, receive, send_on)
             return
         try:
-            with self._places(scope).one() as take:
+            with self._slots(scope).slot() as take:
                 await self._app(_as_get(scope), self._limited(receive, take), send_on)
         except Exception as error:  # it is answered and logged already; the server would log its text, which may hold a prompt
             _LOG.debug("request failed: %s", type(error).__name__)
 
-    def _places(self, scope: Scope) -> _Places:
+    def _slots(self, scope: Scope) -> _RequestSlots:
         return self._control if scope["path"].startswith(self._steering) else self._work
 
     def _headers(self, scope: Scope) -> Mapping[str, str]:
@@ -150,7 +150,7 @@ class Access:
         _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
         if method in _BODY_METHODS:
-            self._places(scope).check()
+            self._slots(scope).check()
         return None
 
     def _check_host(self, host: str) -> None:
@@ -192,7 +192,7 @@ class Access:
             seen += len(message.get("body", b""))
             came, coming = coming, coming and bool(message.get("more_body"))
             if seen > self._limits.body_bytes:
-                await _read_away(receive)
+                await _drain_body(receive)
                 raise self._too_large()
             if came and not coming and seen:
                 take()
@@ -200,7 +200,7 @@ class Access:
 
         return limited
 
-    def _opening(self, send: Send, origin: str) -> Send:
+    def _with_cors(self, send: Send, origin: str) -> Send:
         """The answer with what lets a page of this origin read it."""
 
         async def opened(message: MutableMapping[str, Any]) -> None:
@@ -216,22 +216,22 @@ class Access:
         return [(name.encode("latin-1"), text.encode("latin-1")) for name, text in pairs.items()]
 
 
-class _Places:
-    """Room for so many requests at once."""
+class _RequestSlots:
+    """How many requests may be worked on at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
 
     def check(self) -> None:
-        """Raises RequestProblem where there is none."""
+        """Raises RequestProblem where no slot is free."""
         if self._taken >= self._most:
             message = "too many requests at once; try again when one is done"
             raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
 
     @contextmanager
-    def one(self) -> Iterator[Callable[[], None]]:
-        """Around a request; gives what takes its place, which raises RequestProblem where there is none any more."""
+    def slot(self) -> Iterator[Callable[[], None]]:
+        """Around a request; gives the function that takes its slot, which raises RequestProblem where there is none left."""
         taken = 0
 
         def take() -> None:
@@ -264,7 +264,7 @@ def _preflight(headers: Mapping[str, str]) -> Response:
     return Response(status_code=204, headers=allowed)
 
 
-async def _read_away(receive: Receive) -> None:
+async def _drain_body(receive: Receive) -> None:
     """Read what still comes of a body that nobody wants: a connection closed over unread bytes loses the answer with them."""
     left = _UNREAD_BYTES
     with suppress(TimeoutError):

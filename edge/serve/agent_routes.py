@@ -28,7 +28,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
 
     @app.get(LIVENESS, response_model=schemas.Liveness, openapi_extra={"security": []})
     async def alive() -> Response:
-        """Whether the endpoint answers at all; needs no token and says nothing else."""
+        """Whether the endpoint answers at all; needs no token and holds nothing else."""
         return JSONResponse({"status": "ok"})
 
     @app.get(

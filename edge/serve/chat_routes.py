@@ -84,7 +84,7 @@ def add_chat_routes(
 def questions_of(question: Question, choices: int) -> list[Question]:
     """A question for each answer that is asked for, with an id and a seed of its own.
 
-    Several are answered on this machine, and say why: a request makes one cloud call at most.
+    Several are answered on this machine, with the reason in `no_cloud`: a request makes one cloud call at most.
     """
     if choices == 1:
         return [question]
@@ -151,7 +151,7 @@ class ChunkWriter:
         }
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """One chunk for each answer that says who speaks."""
+        """One chunk for each answer, with the role."""
         for index in range(self._request.choices):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 

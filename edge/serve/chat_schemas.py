@@ -131,11 +131,11 @@ class ChatMessage(Passed):
 
     @property
     def has_tools(self) -> bool:
-        """Whether plain text does not say all of it."""
+        """Whether it has calls of tools, which plain text cannot hold."""
         return self.role == "tool" or bool(self.tool_calls)
 
     def in_words(self) -> Message:
-        """The message as the SLM reads it; calls of tools are told in words."""
+        """The message as the SLM reads it; calls of tools become sentences."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         if self.role == "tool":
@@ -231,11 +231,6 @@ class ChatRequest(SamplingFields):
         """The parameters that were given and have no effect here."""
         given = {"logit_bias": self.logit_bias not in (None, {}), "reasoning_effort": self.reasoning_effort is not None}
         return tuple(name for name, without_effect in given.items() if without_effect)
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether log-probabilities of the tokens are asked for."""
-        return bool(self.logprobs)
 
     def question(self, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = "") -> Question:
         """What the agent is asked, under this id. `task_header`: the task's label where a header names it. Raises RequestProblem."""

@@ -38,7 +38,7 @@ from edge.serve.streaming import SSE_DONE, choice_seed, first_of, side_by_side, 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of one choice; the last one is `over` and says how it ended (None: nothing was generated) and what was read and written."""
+    """A piece of one choice; the last one is `over`, with how it ended (None: nothing was generated) and the tokens read and written."""
 
     text: str
     tokens: tuple[ScoredToken, ...] = ()

@@ -128,7 +128,7 @@ class _Application(FastAPI):
     token = False
 
     def openapi(self) -> dict[str, Any]:
-        """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 leaves it."""
+        """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 is taken out."""
         if self.openapi_schema is None:
             described = super().openapi()
             error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}

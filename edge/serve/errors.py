@@ -81,8 +81,8 @@ def invalid_request(errors: Sequence[Any]) -> RequestProblem:
 
 def _in_one_line(message: str) -> str:
     """Pydantic's sentence behind the name of a field."""
-    for said, meant in _CLEARER.items():
-        message = message.replace(said, meant)
+    for sentence, clearer in _CLEARER.items():
+        message = message.replace(sentence, clearer)
     return re.sub("^(Input|List|String|Dictionary) should ", "must ", message)
 
 
@@ -98,7 +98,7 @@ def invalid_value(param: str, message: str, code: str = "invalid_value") -> Requ
 
 
 def problem_of(error: Exception) -> RequestProblem:
-    """The problem a client is told of. What is not an EdgeError is named by its class only: its text may hold a prompt."""
+    """The failure as a client sees it. What is not an EdgeError is named by its class only: its text may hold a prompt."""
     if isinstance(error, RequestProblem):
         return error
     if isinstance(error, EdgeError):
@@ -131,7 +131,7 @@ def _status(error: EdgeError) -> int:
 
 
 def _headers(error: EdgeError) -> dict[str, str]:
-    """When asking again makes sense; clients of OpenAI's ask again by themselves unless they are told not to."""
+    """When asking again makes sense; clients of OpenAI's ask again by themselves unless a header forbids it."""
     rejected = isinstance(error, CoordinatorUnavailable) and error.reason == "UPSTREAM_REJECTED"
     if isinstance(error, BudgetExhausted) or rejected:
         return {"x-should-retry": "false"}

@@ -45,15 +45,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AnswerNote:
-    """What the agent says about a finished answer.
+    """The metadata of a finished answer.
 
     `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop, length, tool_calls or content_filter.
     `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
     `prompt_tokens` and `completion_tokens` are of who gave the answer: billed by the cloud, or computed here; `cloud_tokens` are all that
     were billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
-    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
+    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: unknown). `tool_calls` are in
     OpenAI's form. `asked`: help was asked for, by the model, by the mode or by what the request wants; `model_asked`: by the model, or its
-    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/agent/quota.py.
+    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/budget/quota.py.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
     label of which that is not true may be a slip of the hand.
     """
@@ -166,7 +166,7 @@ class AgentControl(Protocol):
         ...
 
     async def budget(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/agent/overview.py."""
+        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/budget/overview.py."""
         ...
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:

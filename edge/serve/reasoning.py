@@ -20,7 +20,7 @@ _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "
 
 @dataclass(frozen=True, slots=True)
 class ChannelText:
-    """Text for one channel: `reasoning` or `content`. `start`: where it begins in the whole text. `tokens`: those of content, if told."""
+    """Text for one channel: `reasoning` or `content`. `start`: its offset in the whole text. `tokens`: those of content, if asked for."""
 
     channel: str
     text: str

@@ -141,7 +141,7 @@ class RunningAgent:
         return {"paused": learning.paused, "waiting": learning.waiting}
 
     async def usage(self) -> Mapping[str, Any]:
-        """This device's own records, and what the coordinator's ledger says where it can be reached."""
+        """This device's own records, and the coordinator's ledger where it can be reached."""
         status, today = self._agent.status(), self._agent.records.used_today()
         return {
             "day": today.day,
@@ -153,7 +153,7 @@ class RunningAgent:
         }
 
     async def ready(self) -> Mapping[str, Any]:
-        """The model is loaded where an agent is at all; a coordinator that is away leaves it ready to answer locally."""
+        """The model is loaded as soon as there is an agent; a coordinator that is away leaves it ready to answer locally."""
         status = self._agent.status()
         return {
             "ready": True,

@@ -101,7 +101,7 @@ async def _collect_in_turn(reading: Reading, room: asyncio.Semaphore) -> Choice:
 
 
 async def side_by_side(readings: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What several answers say as it comes, a few at a time, with the number of the answer. Closing it closes them all."""
+    """The events of several answers as they come, a few at a time, with the number of the answer. Closing it closes them all."""
     if len(readings) == 1:
         async with aclosing(readings[0]) as reading:
             async for event in reading:

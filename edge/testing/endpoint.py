@@ -55,7 +55,7 @@ SCRIPTED_BUDGETS: Mapping[str, Any] = {
     "unsettled_calls": 0,
     "tasks": [{**_TASK, "dial": _DIAL, "used": {"calls": 7, "tokens": 90, "spend_uusd": 1500}}],
 }
-"""What a scripted agent says of its budgets, in the shape of `Overview.to_json`."""
+"""The budgets of a scripted agent, in the shape of `Overview.to_json`."""
 
 _NO_CALLS = {"calls": 0, "tokens": 0, "spend_uusd": 0}
 NOTHING_TO_REPORT: Mapping[str, Any] = {
@@ -93,7 +93,7 @@ class ScriptedAnswers:
         self.wait_before: Mapping[int, asyncio.Event] = {}
 
     def standing(self, task: str | None) -> Standing:
-        """What the prepared note says."""
+        """From the prepared note."""
         note = self.note
         return Standing(note.adapter_version, task or note.task, note.dual, calls_left=note.calls_left)
 
@@ -200,7 +200,7 @@ class ScriptedControl:
         return {**self.outlook, "task": task, "outlooks": wanted}
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """The prepared departures below `before`, of the kind, at most `limit`; newest first as they were prepared."""
+        """The prepared requests that left below `before`, of the kind, at most `limit`; newest first as they were prepared."""
         older = [entry for entry in self.departed if _chosen(entry, choice)]
         shown = [
             {name: value for name, value in entry.items() if not name.startswith("payload")} for entry in older[: choice.limit]
@@ -213,7 +213,7 @@ class ScriptedControl:
         }
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One of the prepared departures. Raises NotFound for another one."""
+        """One of them. Raises NotFound for another one."""
         for entry in self.departed:
             if entry["id"] == entry_id:
                 return entry
