@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from edge.cloud.sent import Choice
 from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
+
+if TYPE_CHECKING:
+    from edge.cloud.sent import Choice
 
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
