@@ -157,8 +157,7 @@ class OwnAgent:
     """An agent of this process."""
 
     def __init__(self, agent: Agent) -> None:
-        from edge.serve.agent_answers import AgentAnswers
-        from edge.serve.agent_control import RunningAgent
+        from edge.serve.running_agent import AgentAnswers, RunningAgent
 
         self._answers = AgentAnswers(agent)
         self._control = RunningAgent(agent)

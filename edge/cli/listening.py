@@ -13,9 +13,9 @@ from edge.cli.running import announced
 from edge.config.schema import AgentConfig, ServeConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
-from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES
+from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES
 from edge.serve.server import is_loopback, is_wildcard, serving
-from edge.serve.token import read_token
+from edge.serve.token_file import read_token
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -58,9 +58,8 @@ def check_listening(config: AgentConfig) -> None:
 @asynccontextmanager
 async def listening(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
     """Serve the agent while the block runs, where other commands find it."""
-    from edge.serve.agent_answers import AgentAnswers
-    from edge.serve.agent_control import RunningAgent
     from edge.serve.endpoint import build_app
+    from edge.serve.running_agent import AgentAnswers, RunningAgent
 
     serve, model = config.serve, agent.status().model
     app = build_app(

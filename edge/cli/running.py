@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
-from edge.serve.failures import CLOUD_OFF
-from edge.serve.openai_wire import MODELS
-from edge.serve.ports import AnswerNote, Question
+from edge.serve.errors import CLOUD_OFF
+from edge.serve.ports import MODELS, AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
-from edge.serve.token import read_token
+from edge.serve.token_file import read_token
 
 if TYPE_CHECKING:
     import aiohttp

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge.app import state_folder
 from edge.cli.saying import print_line
-from edge.serve.token import make_token, read_token
+from edge.serve.token_file import make_token, read_token
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

@@ -1,42 +1,35 @@
-"""The HTTP routes of the OpenAI API. Knows requests and responses; knows nothing of engines, sockets or who is behind `AnswerService`."""
+"""Puts the HTTP application together: OpenAI's routes, the agent's own, the page, and how errors are answered."""
 
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.inference.raw_text import RawText
-from edge.serve import openai_wire as wire
-from edge.serve.api import control_routes
-from edge.serve.choices import ChunkWriter, Event, collect_all, questions_of, side_by_side, whole_body
-from edge.serve.completions import completion_routes
-from edge.serve.control import AgentControl
-from edge.serve.failures import RequestProblem, problem_of
-from edge.serve.guard import DEFAULT_LIMITS, LOOPBACK_NAMES, App, Guard, Limits
-from edge.serve.health import LIVENESS, health_routes
-from edge.serve.openapi import document
-from edge.serve.openapi_routes import COMPLETIONS, OPERATIONS
-from edge.serve.openapi_shapes import SHAPES
-from edge.serve.ports import AnswerService
-from edge.serve.presence import unless_gone
-from edge.serve.reasoning import Reading, read_answer
-from edge.serve.told import edge_headers
-
-Numbered = AsyncGenerator[tuple[int, Event], None]
+from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, App, Limits
+from edge.serve.agent_routes import LIVENESS, add_agent_routes
+from edge.serve.chat_routes import add_chat_routes
+from edge.serve.chat_schemas import ANSWER_HEADERS
+from edge.serve.completion_routes import add_completion_routes
+from edge.serve.errors import RequestProblem, invalid_request, problem_of
+from edge.serve.ports import MODELS, AgentControl, AnswerService
+from edge.serve.schemas import ErrorBody
 
 _LOG = logging.getLogger(__name__)
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 403, 408, 413, 415, 429, 431, 500)}
+"""What may be answered at any route: a GET may come with a body too."""
 _MODULES = (
     *(
         "adapters",
@@ -83,112 +76,76 @@ def build_app(
     context_tokens: int | None = None,
     texts: RawText | None = None,
 ) -> App:
-    """The guarded application. `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask.
+    """The application behind its access check.
 
-    `loaded_model` is one more model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length.
-    `texts`: what continues plain texts; without it there are no plain completions.
+    `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
+    model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length. `texts`: what continues plain
+    texts; without it there are no plain completions.
     """
-    more = [] if texts is None else completion_routes(texts, clock, loaded_model, lambda error: _logged(error).body())
-    operations = OPERATIONS if texts is None else (*OPERATIONS, *COMPLETIONS)
-    described = document(operations, SHAPES, token=bool(token))
-    app = open_app(answers, control, clock, loaded_model, context_tokens, more=more, described=described)
-    return Guard(app, names=names, token=token, open_paths=(*_PAGE, LIVENESS), origins=origins, limits=limits)
+    app = open_app(
+        answers, control, clock, token=bool(token), loaded_model=loaded_model, context_tokens=context_tokens, texts=texts
+    )
+    open_paths = (*_PAGE, LIVENESS)
+    return Access(
+        app, names=names, token=token, open_paths=open_paths, origins=origins, exposed=tuple(ANSWER_HEADERS), limits=limits
+    )
 
 
 def open_app(
     answers: AnswerService,
     control: AgentControl,
     clock: Clock,
+    *,
+    token: bool = False,
     loaded_model: str = "",
     context_tokens: int | None = None,
-    *,
-    more: Sequence[Route] = (),
-    described: Mapping[str, Any] | None = None,
-) -> Starlette:
-    """The routes without their guard; `described` is what /openapi.json gives."""
-    return _Endpoint(answers, control, clock, loaded_model, context_tokens).app(described or {}, more)
+    texts: RawText | None = None,
+) -> FastAPI:
+    """The routes without their access check. `token`: the description says that one is needed."""
+    kinds = (HTTPException, RequestValidationError, RequestProblem, EdgeError, ClientDisconnect, Exception)
+    app = _Application(
+        title="edge-agent",
+        version=__version__,
+        description="A small language model on this machine.",
+        openapi_url=None,
+        responses={**_ERRORS, **({401: {"model": ErrorBody}} if token else {})},
+        exception_handlers=dict.fromkeys(kinds, _on_failure),
+        generate_unique_id_function=lambda route: route.name,
+        separate_input_output_schemas=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # what is asked here is reported to nobody
+    )
+    app.token = token
+    models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
+    add_chat_routes(app, answers, clock, models, context_tokens, _error_event)
+    add_agent_routes(app, control)
+    if texts is not None:
+        add_completion_routes(app, texts, clock, loaded_model, _error_event)
+    app.router.routes += [Route(path, _page_file(*page), include_in_schema=False) for path, page in _PAGE.items()]
+    return app
 
 
-class _Endpoint:
-    """The handlers of the OpenAI API, over one answer service."""
+class _Application(FastAPI):
+    """FastAPI whose description names the errors and the token of this endpoint."""
 
-    def __init__(
-        self, answers: AnswerService, control: AgentControl, clock: Clock, loaded_model: str, context: int | None
-    ) -> None:
-        self._models = wire.models_with(loaded_model)
-        self._context_tokens = context
-        self._answers = answers
-        self._control = control
-        self._clock = clock
-        self._started = int(clock.now())
+    token = False
 
-    def app(self, described: Mapping[str, Any], more: Sequence[Route]) -> Starlette:
-        """Routes and error handlers."""
-        routes = [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name}", self.model),
-            *health_routes(self._control),
-            Route("/openapi.json", _description(described)),
-            *control_routes(self._control),
-            *more,
-            *(Route(path, _page_file(*page)) for path, page in _PAGE.items()),
-        ]
-        kinds = (HTTPException, RequestProblem, EdgeError, ClientDisconnect, Exception)
-        return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _on_failure))
-
-    async def chat(self, request: Request) -> Response:
-        """One chat completion, whole or streamed. What fails before the first text has its HTTP status."""
-        task = request.headers.get("x-edge-task", "")
-        chat = wire.parse_chat_request(await request.body(), secrets.token_hex(8), self._models, task)
-        readings = [read_answer(self._answers.answer(question), chat.stops) for question in questions_of(chat)]
-        if not chat.stream:
-            return await unless_gone(request, self._whole(chat, readings))
-        events = side_by_side(readings)
-        first = await unless_gone(request, _first(events))
-        headers = {"cache-control": "no-store", **edge_headers(self._answers.standing(chat.question.task), chat.question.id)}
-        return StreamingResponse(self._stream(chat, first, events), media_type="text/event-stream", headers=headers)
-
-    async def _whole(self, chat: wire.ChatRequest, readings: Sequence[Reading]) -> Response:
-        choices = await collect_all(readings)
-        return JSONResponse(whole_body(chat, choices, int(self._clock.now())), headers=edge_headers(choices[0].note))
-
-    async def _stream(self, chat: wire.ChatRequest, first: tuple[int, Event], events: Numbered) -> AsyncIterator[bytes]:
-        writer = ChunkWriter(chat, int(self._clock.now()))
-        yield b"".join(map(wire.sse, writer.opening()))
-        async with aclosing(events):
-            try:
-                async for index, event in _after(first, events):
-                    yield b"".join(map(wire.sse, writer.of(index, event)))
-            except Exception as error:
-                yield wire.sse(_logged(error).body())
-        yield wire.SSE_DONE
-
-    async def models(self, request: Request) -> Response:
-        """The model names a client may ask for."""
-        return JSONResponse(wire.models_body(self._started, self._models, self._context_tokens))
-
-    async def model(self, request: Request) -> Response:
-        """One of them."""
-        name = request.path_params["name"]
-        return JSONResponse(wire.model_body(name, self._started, self._models, self._context_tokens))
-
-
-async def _first(events: Numbered) -> tuple[int, Event]:
-    return await anext(events)
-
-
-async def _after(first: tuple[int, Event], events: Numbered) -> Numbered:
-    yield first
-    async for event in events:
-        yield event
-
-
-def _description(described: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(described)
-
-    return openapi
+    def openapi(self) -> dict[str, Any]:
+        """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 is taken out."""
+        if self.openapi_schema is None:
+            described = super().openapi()
+            error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+            for operation in (operation for path in described["paths"].values() for operation in path.values()):
+                responses = operation["responses"]
+                responses.pop("422", None)
+                for status in ("404", "409", "503"):
+                    if status in responses:
+                        responses[status].setdefault("content", error)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                described["components"]["schemas"].pop(unused, None)
+            if self.token:
+                described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+                described["security"] = [{"token": []}]
+        return self.openapi_schema or {}
 
 
 def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
@@ -201,17 +158,41 @@ def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Resp
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     problem = _logged(error)
+    if problem.status == 405:
+        problem.headers["allow"] = _allowed_methods(request)
     return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
 
 
+def _allowed_methods(request: Request) -> str:
+    """Of all routes of this path; Starlette names those of the first one."""
+    routes = [route for route in request.app.routes if isinstance(route, Route) and route.path_regex.match(request.scope["path"])]
+    methods = {method for route in routes for method in route.methods or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+
+
+def _error_event(error: Exception) -> Mapping[str, Any]:
+    return _logged(error).body()
+
+
 def _logged(error: Exception) -> RequestProblem:
-    """What the client is told. Our own failures leave a line in the log, with the place but without texts."""
+    """What the client sees. Our own failures leave a line in the log, with the place but without texts."""
+    if isinstance(error, RequestValidationError):
+        return invalid_request(error.errors())
     if isinstance(error, HTTPException):
-        code = error.detail.lower().replace(" ", "_")
-        return RequestProblem(error.status_code, error.detail, code=code, headers=error.headers)
+        return _of_framework(error)
     if isinstance(error, ClientDisconnect):
         return RequestProblem(499, "the client went away", code="client_gone")
     problem = problem_of(error)
     if problem.status >= 500:
         _LOG.warning("request failed: %s", type(error).__name__)
     return problem
+
+
+def _of_framework(error: HTTPException) -> RequestProblem:
+    """An unknown path or method; or a body that could not be read, where FastAPI hides the reason behind a 400 of its own."""
+    reason = error.__cause__
+    if isinstance(reason, RequestProblem | ClientDisconnect):
+        return _logged(reason)
+    if reason is not None:
+        return RequestProblem(400, f"the body is not JSON ({type(reason).__name__})", code="invalid_json")
+    return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"), headers=error.headers)

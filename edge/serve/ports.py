@@ -1,18 +1,29 @@
-"""What the HTTP endpoint needs of whoever answers. Knows questions and answers in pieces; knows nothing of engines or HTTP.
+"""What the HTTP endpoint needs of an agent: `AnswerService` answers questions, `AgentControl` is looked at and steered.
 
-The agent is adapted to `AnswerService` where the endpoint is started, so the endpoint can be tested, and served, without one.
+running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
 
+if TYPE_CHECKING:
+    from edge.cloud.sent import Choice
+
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
+
+MODELS: dict[str, Mode | None] = {
+    "edge": None,
+    "edge-auto": "auto",
+    "edge-prefer-local": "prefer-local",
+    "edge-local": "local-only",
+    "edge-cloud": "cloud-only",
+}
+"""Model names and the mode each one means; None is the agent's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +47,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AnswerNote:
-    """What the agent says about a finished answer.
+    """The metadata of a finished answer.
 
     `source` is local, cloud or local-fallback, `reason` why in one line, `finish` stop, length, tool_calls or content_filter.
     `help_log_odds` (nats) and `dual` are None where no decision was taken; `calls_left` is None where there is no limit.
     `prompt_tokens` and `completion_tokens` are of who gave the answer: billed by the cloud, or computed here; `cloud_tokens` are all that
     were billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
-    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: not told). `tool_calls` are in
+    `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: unknown). `tool_calls` are in
     OpenAI's form. `asked`: help was asked for, by the model, by the mode or by what the request wants; `model_asked`: by the model, or its
-    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/agent/quota.py.
+    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/budget/quota.py.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
     label of which that is not true may be a slip of the hand.
     """
@@ -76,11 +87,13 @@ class AnswerNote:
     model_asked: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The note as a JSON object, without what the wire says elsewhere."""
-        return {name: value for name, value in asdict(self).items() if name not in _SAID_ELSEWHERE}
+        """The note as a JSON object, without what the response has elsewhere."""
+        return {name: getattr(self, name) for name in _METADATA_FIELDS}
 
 
-_SAID_ELSEWHERE = frozenset({"finish", "prompt_tokens", "completion_tokens", "tool_calls"})
+_METADATA_FIELDS = tuple(
+    field.name for field in fields(AnswerNote) if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,38 +136,76 @@ class AnswerService(Protocol):
         ...
 
 
-class ScriptedAnswers:
-    """Says prepared words, piece by piece; for tests and for working on the page without a model.
+class AgentControl(Protocol):
+    """An agent to look at and to steer, in JSON values. Every method may raise EdgeError and nothing else."""
 
-    `failure` is raised after `fail_after` pieces; piece i waits for the event `wait_before[i]`.
-    """
+    async def why(self, answer_id: str) -> Mapping[str, Any]:
+        """How one answer came about. Raises NotFound for an unknown id."""
+        ...
 
-    def __init__(self, pieces: Sequence[str], *, note: AnswerNote | None = None, delay_s: float = 0.0) -> None:
-        self.pieces = list(pieces)
-        self.note = note or AnswerNote(id="", source="local", completion_tokens=len(self.pieces))
-        self.delay_s = delay_s
-        self.asked: list[Question] = []
-        self.closed = 0
-        self.failure: Exception | None = None
-        self.fail_after = 0
-        self.wait_before: Mapping[int, asyncio.Event] = {}
+    async def status(self) -> Mapping[str, Any]:
+        """What the agent is doing now: model, mode, learning, budget."""
+        ...
 
-    def standing(self, task: str | None) -> Standing:
-        """What the prepared note says."""
-        note = self.note
-        return Standing(note.adapter_version, task or note.task, note.dual, calls_left=note.calls_left)
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Learning steps with a number above `after`, oldest first, each with its `step`."""
+        ...
 
-    async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
-        """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
-        self.asked.append(question)
-        try:
-            for count, text in enumerate(self.pieces):
-                if self.failure is not None and count >= self.fail_after:
-                    raise self.failure
-                if count in self.wait_before:
-                    await self.wait_before[count].wait()
-                await asyncio.sleep(self.delay_s)
-                yield AnswerPiece(text)
-            yield AnswerPiece("", note=replace(self.note, id=question.id))
-        finally:
-            self.closed += 1
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk, oldest first, each with its `version`."""
+        ...
+
+    async def usage(self) -> Mapping[str, Any]:
+        """Calls, tokens and spend, of today and of all days, with what limits them and what is left."""
+        ...
+
+    async def ready(self) -> Mapping[str, Any]:
+        """Whether questions can be answered now, and what of the agent works; no secrets, no paths. `ready` is the whole in one word."""
+        ...
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
+        ...
+
+    async def budget(self) -> Mapping[str, Any]:
+        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/budget/overview.py."""
+        ...
+
+    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+        """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
+        ...
+
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Strike out a label's dial. Gives the budgets. Raises NotFound."""
+        ...
+
+    async def pause(self, paused: bool) -> Mapping[str, Any]:
+        """Ask no cloud until resumed, or again. Gives the budgets."""
+        ...
+
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
+        ...
+
+    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+        """What left the device: `sent` (newest first), `next_before`, `dropped`, `waiting`."""
+        ...
+
+    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+        """One of these with its content. Raises NotFound."""
+        ...
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person thinks of an answer, durably: good, bad, or none to take it back; the last one counts.
+
+        Raises NotFound for an unknown id, UsageError for another verdict.
+        """
+        ...
+
+    async def report(self, since: float) -> Mapping[str, Any]:
+        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
+        ...
+
+    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+        """Begin no further step, or go on; kept over restarts."""
+        ...

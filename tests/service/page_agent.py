@@ -26,14 +26,14 @@ from edge.inference.backend import ModelInfo
 from edge.learning.adapters import Version
 from edge.rpc.client import BudgetSnapshot, CloudCompletion
 from edge.rpc.v1 import call_pb2
-from edge.serve.control import NOTHING_TO_REPORT, ScriptedControl
+from edge.serve.access import App, Receive, Scope, Send
 from edge.serve.endpoint import build_app
-from edge.serve.failures import error_body
-from edge.serve.guard import App, Receive, Scope, Send
-from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.errors import error_body
+from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
+from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
 from tests.unit.agent_world import changed
 from tests.unit.test_console import step as finished_step
 

@@ -14,7 +14,7 @@ from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorUnavailable, NotImplementedThere, PermissionDenied
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
-from edge.serve.agent_control import RunningAgent
+from edge.serve.running_agent import RunningAgent
 from edge.state.events import Offline
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator

@@ -17,10 +17,10 @@ import pytest
 from edge.cli.running import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow
-from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
-from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote("", "local", "answered on this device", adapter_version=6, latency_s=0.4, final="4")

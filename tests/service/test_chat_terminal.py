@@ -11,10 +11,10 @@ import pytest
 
 from edge.cli.running import announced
 from edge.core.clock import ManualClock
-from edge.serve.control import ScriptedControl
 from edge.serve.endpoint import build_app
-from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.pseudo_terminal import (
     ALT_ENTER,
     CTRL_C,

@@ -17,9 +17,8 @@ from edge.cli.shell import run_command
 from edge.core.clock import ManualClock
 from edge.core.errors import UsageError
 from edge.core.types import Message
-from edge.serve.agent_answers import AgentAnswers
-from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
+from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder

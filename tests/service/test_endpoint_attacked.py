@@ -14,20 +14,18 @@ import pytest
 
 from edge.core.clock import ManualClock
 from edge.core.errors import EdgeError
-from edge.serve.control import ScriptedControl
+from edge.serve.access import Limits
+from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.endpoint import build_app
-from edge.serve.guard import Limits
-from edge.serve.patience import PatientProtocol
-from edge.serve.ports import ScriptedAnswers
-from edge.serve.server import serving
-from edge.serve.told import HEADER_NAMES
+from edge.serve.server import TimedProtocol, serving
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 ASK = json.dumps({"messages": [{"role": "user", "content": "2+2?"}]}).encode()
 FRIEND = "https://notes.example"
 LIMITS = Limits(body_s=0.2)
 
 
-class Hasty(PatientProtocol):
+class Hasty(TimedProtocol):
     """Cuts off at once what the real one waits for."""
 
     request_s = 0.4
@@ -41,7 +39,7 @@ def answers() -> ScriptedAnswers:
 
 @asynccontextmanager
 async def served(answers: ScriptedAnswers, **options: Any) -> AsyncIterator[int]:
-    more = {name: options.pop(name) for name in ("socket_path", "patience") if name in options}
+    more = {name: options.pop(name) for name in ("socket_path", "protocol") if name in options}
     app = build_app(answers, ScriptedControl(answers), ManualClock(), **options)
     async with serving(app, "127.0.0.1", 0, **more) as url:
         yield int(url.rpartition(":")[2])
@@ -98,7 +96,7 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("sent", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
 async def test_what_two_readers_could_understand_differently_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
-    async with served(answers, patience=Hasty) as port:
+    async with served(answers, protocol=Hasty) as port:
         came = await said_to(port, sent)
         assert came.count(b"HTTP/1.1 ") <= 1
         assert came == b"" or came.startswith(b"HTTP/1.1 4")
@@ -146,11 +144,11 @@ async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", post(ASK[:9], length=500)])
 async def test_a_connection_on_which_nothing_is_finished_is_cut(answers: ScriptedAnswers, sent: bytes) -> None:
-    async with served(answers, patience=Hasty) as port:
+    async with served(answers, protocol=Hasty) as port:
         assert await said_to(port, sent) == b""
 
 
-class Crowded(PatientProtocol):
+class Crowded(TimedProtocol):
     """Has room for few."""
 
     most_connections = 8
@@ -160,7 +158,7 @@ class Crowded(PatientProtocol):
     "said", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
 )
 async def test_connections_that_only_wait_make_room_for_a_person(answers: ScriptedAnswers, said: bytes) -> None:
-    async with served(answers, patience=Crowded) as port:
+    async with served(answers, protocol=Crowded) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * Crowded.most_connections)]
         for _, writer in idle:
             writer.write(said)
@@ -172,7 +170,7 @@ async def test_connections_that_only_wait_make_room_for_a_person(answers: Script
 async def test_where_every_connection_has_work_the_refusal_is_an_error_like_others(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
-    async with served(answers, patience=Crowded) as port, asyncio.TaskGroup() as group:
+    async with served(answers, protocol=Crowded) as port, asyncio.TaskGroup() as group:
         busy = [group.create_task(said_to(port, post())) for _ in range(Crowded.most_connections)]
         while len(answers.asked) < len(busy):
             await asyncio.sleep(0.01)
@@ -231,7 +229,7 @@ async def test_a_client_that_sends_all_of_a_body_too_large_reads_why_it_is_refus
 
 async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnswers) -> None:
     answers.pieces = ["word " * 20_000] * 400
-    async with served(answers, patience=Hasty) as port:
+    async with served(answers, protocol=Hasty) as port:
         body = ASK[:-1] + b', "stream": true}'
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(post(body))
@@ -273,7 +271,7 @@ async def test_only_named_origins_are_let_in_and_never_with_credentials(answers:
         assert welcome.headers["access-control-allow-headers"] == "authorization, content-type, x"
         read = await asked_by(port, "GET", "/v1/models", origin=FRIEND, sec_fetch_site="cross-site")
         assert (read.status, opened_to(read)) == (200, FRIEND)
-        assert set(HEADER_NAMES) < set(read.headers["access-control-expose-headers"].split(", "))
+        assert set(ANSWER_HEADERS) < set(read.headers["access-control-expose-headers"].split(", "))
         for foreign in ("https://evil.example", "http://notes.example", "https://notes.example.evil.example", "null", "*"):
             for method, more in (("OPTIONS", preflight), ("GET", {})):
                 refused = await asked_by(port, method, path if more else "/v1/models", origin=foreign, **more)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS, load_all_checks
-from starlette.routing import Route
 
 from edge.core.clock import ManualClock
-from edge.serve.completions import completion_routes
-from edge.serve.control import ScriptedControl
+from edge.serve.access import LOOPBACK_NAMES
+from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.endpoint import build_app, open_app
-from edge.serve.guard import LOOPBACK_NAMES
-from edge.serve.openapi import document
-from edge.serve.openapi_routes import COMPLETIONS, OPERATIONS
-from edge.serve.openapi_shapes import SHAPES, TOLD_HEADERS
-from edge.serve.ports import AnswerNote, ScriptedAnswers
-from edge.serve.told import HEADER_NAMES
+from edge.serve.ports import AnswerNote
 from edge.testing.backend import ScriptedBackend
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
+EVERY_ROUTE = {
+    *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions")),
+    *(("GET", f"/v1/{name}") for name in ("models", "models/{name}", "usage")),
+    *(("GET", path) for path in ("/health", "/health/ready", "/openapi.json", "/tokenizer_info")),
+    *(("POST", path) for path in ("/tokenize", "/detokenize")),
+    *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "budget")),
+    *(("GET", f"/api/{name}") for name in ("sent", "sent/{entry_id}")),
+    *(("POST", f"/api/{name}") for name in ("adapters/rollback", "feedback", "learning", "whatif")),
+    *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/pause")),
+}
 TOKEN = "a-token-of-enough-letters"
 NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)
 ANSWERS = ScriptedAnswers(["<think>\na\n</think>\n<answer>", "\\boxed{4}", "</answer>"], note=NOTE)
@@ -77,19 +80,25 @@ def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> No
 
 
 def test_the_description_has_every_route_and_no_other() -> None:
-    completions = completion_routes(TEXTS, ManualClock(), "", lambda error: {})
-    app = open_app(ANSWERS, CONTROL, ManualClock(), more=completions)
-    routes: set[tuple[str, str]] = set()
-    for route in app.routes:
-        assert isinstance(route, Route)
-        routes |= {(method, route.path) for method in route.methods or () if method != "HEAD" and not _of_the_page(route.path)}
-    described: Any = document((*OPERATIONS, *COMPLETIONS), SHAPES, token=False)["paths"]
-    assert {(method.upper(), path) for path, methods in described.items() for method in methods} == routes
+    app = open_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS)
+    described = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    assert described == EVERY_ROUTE
 
 
-def _of_the_page(path: str) -> bool:
-    return path == "/" or path.startswith("/page/")
+def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
+    described = open_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).openapi()
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"], path
+            refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
+            assert refused == {"$ref": "#/components/schemas/ErrorBody"}
+    assert set(described["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["headers"]) == set(ANSWER_HEADERS)
 
 
-def test_the_headers_that_are_told_are_those_described() -> None:
-    assert set(HEADER_NAMES) == set(TOLD_HEADERS)
+def test_the_description_has_the_ranges_that_requests_are_checked_by() -> None:
+    described = open_app(ANSWERS, CONTROL, ManualClock()).openapi()
+    limit = described["paths"]["/api/sent"]["get"]["parameters"][0]
+    assert (limit["name"], limit["schema"]["minimum"], limit["schema"]["maximum"]) == ("limit", 1, 500)
+    fields = described["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+    assert (fields["messages"]["minItems"], fields["messages"]["maxItems"]) == (1, 256)

@@ -14,11 +14,11 @@ import pytest
 
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
-from edge.serve.control import ScriptedControl
+from edge.serve.access import Limits
 from edge.serve.endpoint import build_app
-from edge.serve.guard import Limits
-from edge.serve.ports import AnswerNote, ScriptedAnswers
+from edge.serve.ports import AnswerNote
 from edge.serve.server import _listen, is_loopback, serving
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 CLOUD = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4")
@@ -319,11 +319,19 @@ def test_only_addresses_of_this_machine_count_as_loopback() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"{}", b'{"version": "2"}', b'{"version": -1}', b'{"version": true}', b'{"version": 1.5}', b"[" * 100_000],
+    [b"", b"[]", b"{}", b'{"version": "2"}', b'{"version": -1}', b'{"version": true}', b'{"version": 1.5}'],
 )
 async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str, body: bytes) -> None:
     async with http.post(f"{url}/api/adapters/rollback", data=body, headers={"content-type": "application/json"}) as reply:
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
+
+
+async def test_a_rollback_of_what_is_no_json_names_no_field(http: aiohttp.ClientSession, url: str) -> None:
+    async with http.post(
+        f"{url}/api/adapters/rollback", data=b"[" * 100_000, headers={"content-type": "application/json"}
+    ) as reply:
+        error = (await reply.json())["error"]
+        assert (reply.status, error["param"], error["code"]) == (400, None, "invalid_json")
 
 
 async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
@@ -340,6 +348,21 @@ async def test_a_foreign_page_cannot_go_back_to_another_adapter(http: aiohttp.Cl
     headers = {"origin": "https://evil.example"}
     async with http.post(f"{url}/api/adapters/rollback", json={"version": 0}, headers=headers) as reply:
         assert reply.status == 403
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"temperature": NaN}', b"\xff\xfe{", b"[" * 100_000])
+async def test_what_is_no_json_object_is_refused(
+    http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers, body: bytes
+) -> None:
+    async with http.post(f"{url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}) as reply:
+        assert (reply.status, (await reply.json())["error"]["type"]) == (400, "invalid_request_error")
+    assert answers.asked == []
+
+
+async def test_head_is_answered_like_get_without_a_body(http: aiohttp.ClientSession, url: str) -> None:
+    for path in ("/health", "/", "/v1/models"):
+        async with http.head(url + path) as reply:
+            assert (reply.status, await reply.read()) == (200, b"")
 
 
 @pytest.mark.parametrize("verdict", ["good", "bad", "none"])

@@ -21,9 +21,8 @@ from edge.cli.running import _announced_url
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.client import CloudCall, CloudDelta
-from edge.serve.agent_answers import AgentAnswers
-from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
+from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.served import in_a_thread

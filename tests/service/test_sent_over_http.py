@@ -15,10 +15,10 @@ from edge.cloud.sent import Keep, SentLog
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound
 from edge.privacy.registry import Registry
-from edge.serve.agent_control import RunningAgent
 from edge.serve.endpoint import build_app
-from edge.serve.ports import ScriptedAnswers
+from edge.serve.running_agent import RunningAgent
 from edge.serve.server import serving
+from edge.testing.endpoint import ScriptedAnswers
 from tests.service.in_process import call
 from tests.unit.agent_world import World
 

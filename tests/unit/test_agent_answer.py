@@ -18,7 +18,7 @@ from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, 
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT
 from edge.rpc.client import CloudDelta
-from edge.serve.agent_answers import note_of
+from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
 from tests.unit.agent_world import HELP, World, local_answer, number_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.errors import from_status, to_status
-from edge.serve.failures import problem_of
+from edge.serve.errors import problem_of
 
 
 def rejected(cause: str) -> CoordinatorUnavailable:

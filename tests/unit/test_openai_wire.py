@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from edge.core.types import BeyondText, Message, SamplingWishes
-from edge.serve.choices import questions_of
-from edge.serve.failures import RequestProblem
-from edge.serve.openai_wire import ChatRequest, parse_chat_request
+from edge.serve.chat_routes import questions_of
+from edge.serve.chat_schemas import ChatRequest
+from edge.serve.errors import RequestProblem, invalid_request
+from edge.serve.ports import Question
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -42,8 +44,16 @@ JSON_VALUES = st.recursive(
 )
 
 
-def parse(**fields: Any) -> ChatRequest:
-    return parse_chat_request(json.dumps({"model": "edge", "messages": USER, **fields}).encode(), "id1")
+def request_of(fields: Any) -> ChatRequest:
+    """As FastAPI reads it: JSON in Python's values, and pydantic's errors as a client sees them."""
+    try:
+        return ChatRequest.model_validate(json.loads(json.dumps(fields)), from_attributes=True)
+    except ValidationError as error:
+        raise invalid_request([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
+
+
+def parse(task_header: str = "", **fields: Any) -> Question:
+    return request_of({"model": "edge", "messages": USER, **fields}).question("id1", task_header=task_header)
 
 
 def refused(**fields: Any) -> RequestProblem:
@@ -53,53 +63,47 @@ def refused(**fields: Any) -> RequestProblem:
 
 
 def test_the_plain_request_leaves_every_choice_to_the_agent() -> None:
-    request = parse()
-    assert request.question.messages == (Message("user", "hi"),)
-    assert (request.question.mode, request.question.temperature, request.question.max_tokens, request.stream) == (
-        None,
-        None,
-        None,
-        False,
-    )
+    question = parse()
+    assert question.messages == (Message("user", "hi"),)
+    assert (question.mode, question.temperature, question.max_tokens) == (None, None, None)
+    assert not request_of({"messages": USER}).stream
 
 
 def test_model_names_choose_the_mode() -> None:
-    assert parse(model="edge-local").question.mode == "local-only"
-    assert parse(model="edge-cloud").question.mode == "cloud-only"
+    assert parse(model="edge-local").mode == "local-only"
+    assert parse(model="edge-cloud").mode == "cloud-only"
 
 
 def test_text_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = parse(
-        messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
-    ).question.messages
+    messages = parse(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]).messages
     assert messages == (Message("system", "be brief"), Message("user", "ab"))
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
-    assert parse(max_tokens=5, max_completion_tokens=7).question.max_tokens == 7
+    assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
 def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
-    assert parse(logit_bias={"5": 1}, response_format={"type": "text"}).ignored == ("logit_bias",)
+    assert request_of({"messages": USER, "logit_bias": {"5": 1}, "response_format": {"type": "text"}}).ignored == ("logit_bias",)
 
 
 def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
     fields = {"top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -0.5, "stop": ["a", "b"], "logprobs": True}
-    wishes = parse(**fields, top_logprobs=3).question.wishes
+    wishes = parse(**fields, top_logprobs=3).wishes
     assert wishes == SamplingWishes(0.5, 1.0, -0.5, ("a", "b"), 3)
-    assert parse(logprobs=True).question.wishes.top_logprobs == 0
-    assert parse().question.wishes == SamplingWishes()
-    assert parse(top_p=0).question.wishes.top_p > 0
+    assert parse(logprobs=True).wishes.top_logprobs == 0
+    assert parse().wishes == SamplingWishes()
+    assert parse(top_p=0).wishes.top_p > 0
 
 
 def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> None:
-    questions = questions_of(parse(n=3, seed=7))
+    questions = questions_of(parse(n=3, seed=7), 3)
     assert [question.mode for question in questions] == ["local-only"] * 3
     assert [question.id for question in questions] == ["id1-0", "id1-1", "id1-2"]
     assert questions[0].seed == 7
     assert len({question.seed for question in questions}) == 3
-    assert questions_of(parse(n=1, model="edge-cloud"))[0].mode == "cloud-only"
+    assert questions_of(parse(n=1, model="edge-cloud"), 1)[0].mode == "cloud-only"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> Non
     ],
 )
 def test_several_answers_say_why_the_cloud_was_not_asked_for_them(fields: dict[str, Any], why: str) -> None:
-    assert [question.no_cloud for question in questions_of(parse(n=2, **fields))] == [why, why]
+    assert [question.no_cloud for question in questions_of(parse(n=2, **fields), 2)] == [why, why]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +170,34 @@ def test_what_cannot_be_served_is_refused_with_its_name(fields: dict[str, Any], 
     assert (problem.status, problem.param) == (status, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"temperature": 2.5}, "temperature: must be less than or equal to 2"),
+        ({"seed": 1.5}, "seed: must be a whole number"),
+        ({"stream": "yes"}, "stream: must be true or false"),
+        ({"messages": []}, "messages: must have at least 1 item, not 0"),
+        ({"messages": [5]}, "messages[0]: must be an object"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role: is missing"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+            "tools[0].function.parameters: must be an object",
+        ),
+        ({"stop": [3]}, "stop: must be a string of 1 to 256 characters, or a list of at most 16 of them"),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_the_field_and_what_it_must_be(fields: dict[str, Any], line: str) -> None:
+    assert str(refused(**fields)) == line
+
+
+def test_a_tool_of_another_kind_is_an_unsupported_value() -> None:
+    assert refused(tools=[{"type": "web_search"}]).code == "unsupported_value"
+    assert refused(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).code == "unsupported_value"
+
+
 def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
     def task(header: str, **fields: Any) -> str | None:
-        return parse_chat_request(json.dumps({"messages": USER, **fields}).encode(), "id1", task_header=header).question.task
+        return parse(header, **fields).task
 
     assert task("") is None
     assert task("math") == task("", metadata={"task": "math"}) == task("math", metadata={"task": "math"}) == "math"
@@ -178,15 +207,15 @@ def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
 
 
 def test_tools_travel_as_they_came_and_nothing_does_for_plain_text() -> None:
-    assert parse(response_format={"type": "text"}, tool_choice="none", tools=[]).question.beyond == BeyondText()
+    assert parse(response_format={"type": "text"}, tool_choice="none", tools=[]).beyond == BeyondText()
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    beyond = parse(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, response_format=schema).question.beyond
+    beyond = parse(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, response_format=schema).beyond
     sent = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "response_format": schema}
     assert (json.loads(beyond.openai_json), beyond.wants, beyond.required) == (sent, ("tools", "response_format"), "tool_choice")
 
 
 def test_tools_that_may_not_be_used_leave_the_answer_to_the_agent() -> None:
-    beyond = parse(tools=[TOOL], tool_choice="none").question.beyond
+    beyond = parse(tools=[TOOL], tool_choice="none").beyond
     assert (json.loads(beyond.openai_json), beyond.wants) == ({"tools": [TOOL], "tool_choice": "none"}, ())
 
 
@@ -197,7 +226,7 @@ def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> Non
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
     ]
-    question = parse(messages=messages, tools=[TOOL]).question
+    question = parse(messages=messages, tools=[TOOL])
     assert question.messages == (
         Message("user", "hi"),
         Message("assistant", 'I call the tool weather with {"city": "Bern"}.'),
@@ -206,26 +235,19 @@ def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> Non
     assert json.loads(question.beyond.openai_json) == {"tools": [TOOL], "messages": messages}
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"temperature": NaN}', b"\xff\xfe{", b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(RequestProblem) as caught:
-        parse_chat_request(body, "id1")
-    assert caught.value.status == 400
-
-
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
 def test_any_json_object_is_either_parsed_or_refused(value: dict[str, Any], with_messages: bool) -> None:
     body = {**value, "messages": USER} if with_messages else value
     try:
-        status, asked = 200, len(parse_chat_request(json.dumps(body).encode(), "id1").question.messages)
+        status, asked = 200, len(request_of(body).question("id1").messages)
     except RequestProblem as problem:
         status, asked = problem.status, 0
     assert (status == 200 and asked > 0) or 400 <= status < 500
 
 
 def test_a_client_may_keep_its_request_from_the_cloud_and_say_why() -> None:
-    question = parse(metadata={"no_cloud": "the person's\n own switch"}).question
+    question = parse(metadata={"no_cloud": "the person's\n own switch"})
     assert (question.mode, question.no_cloud) == ("local-only", "the person's own switch")
-    assert parse(metadata={"no_cloud": " "}).question.mode is None
+    assert parse(metadata={"no_cloud": " "}).mode is None
     assert refused(model="edge-cloud", metadata={"no_cloud": "never"}).param == "metadata.no_cloud"

@@ -16,7 +16,7 @@ from edge.cloud.switch import PAUSED
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
 from edge.rpc.client import BudgetSnapshot
-from edge.serve.agent_answers import note_of
+from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import HELP, World, local_answer

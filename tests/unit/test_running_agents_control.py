@@ -9,10 +9,9 @@ import pytest
 
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message
-from edge.serve.agent_control import RunningAgent
-from edge.serve.control import NOTHING_TO_REPORT, ScriptedControl
-from edge.serve.ports import ScriptedAnswers
+from edge.serve.running_agent import RunningAgent
 from edge.state.answer_record import AnswerRequest
+from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
 from tests.unit.agent_world import World
 
 

@@ -11,7 +11,7 @@ from edge.cli import main as agent_main
 from edge.cli.listening import names_of, token_of
 from edge.config.schema import ServeConfig
 from edge.core.errors import ConfigError, EdgeError, UsageError
-from edge.serve.token import make_token, read_token
+from edge.serve.token_file import make_token, read_token
 
 
 def test_a_token_is_new_each_time_and_only_this_user_reads_it(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Errors in the OpenAI shape. Knows HTTP status codes and the error tree; knows nothing of routes."""
+"""Errors as clients see them: status code, OpenAI's error object, headers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.core.errors import (
@@ -22,6 +23,17 @@ from edge.core.errors import (
     Withheld,
 )
 
+_CLEARER = {
+    "Field required": "is missing",
+    " after validation": "",
+    "a valid dictionary or object to extract fields from": "an object",
+    "a valid dictionary": "an object",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a string",
+}
 CLOUD_OFF = "cloud_off"
 """The error code of a demand for the cloud where it may not be asked."""
 
@@ -54,8 +66,39 @@ def error_body(message: str, *, kind: str, code: str | None = None, param: str |
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def invalid_request(errors: Sequence[Any]) -> RequestProblem:
+    """The first of pydantic's errors, in one line that names the field."""
+    first = errors[0]
+    context = first.get("ctx") or {}
+    if first["type"] == "json_invalid":
+        return RequestProblem(400, f"the body is not JSON ({context.get('error', '')})", code="invalid_json")
+    param = _path(first["loc"][1:], context.get("field", ""))
+    message = _in_one_line(first["msg"])
+    if not param:
+        return RequestProblem(400, f"the body {message}", code="invalid_json")
+    return RequestProblem(400, f"{param}: {message}", code=context.get("code", "invalid_value"), param=param)
+
+
+def _in_one_line(message: str) -> str:
+    """Pydantic's sentence behind the name of a field."""
+    for sentence, clearer in _CLEARER.items():
+        message = message.replace(sentence, clearer)
+    return re.sub("^(Input|List|String|Dictionary) should ", "must ", message)
+
+
+def _path(places: Sequence[str | int], field: str) -> str:
+    """The name of a field as OpenAI writes it: messages[0].content."""
+    written = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places)
+    return (f"{written}.{field}" if field else written).replace(".[", "[").strip(".")
+
+
+def invalid_value(param: str, message: str, code: str = "invalid_value") -> RequestProblem:
+    """A field that cannot be taken as it is."""
+    return RequestProblem(400, f"{param}: {message}", code=code, param=param)
+
+
 def problem_of(error: Exception) -> RequestProblem:
-    """The problem a client is told of. What is not an EdgeError is named by its class only: its text may hold a prompt."""
+    """The failure as a client sees it. What is not an EdgeError is named by its class only: its text may hold a prompt."""
     if isinstance(error, RequestProblem):
         return error
     if isinstance(error, EdgeError):
@@ -88,7 +131,7 @@ def _status(error: EdgeError) -> int:
 
 
 def _headers(error: EdgeError) -> dict[str, str]:
-    """When asking again makes sense; clients of OpenAI's ask again by themselves unless they are told not to."""
+    """When asking again makes sense; clients of OpenAI's ask again by themselves unless a header forbids it."""
     rejected = isinstance(error, CoordinatorUnavailable) and error.reason == "UPSTREAM_REJECTED"
     if isinstance(error, BudgetExhausted) or rejected:
         return {"x-should-retry": "false"}

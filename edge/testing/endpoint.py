@@ -1,16 +1,15 @@
-"""What the page, the commands and scripts ask of a running agent beside answers. Knows JSON values; knows nothing of HTTP or engines.
-
-Every method may raise EdgeError and nothing else.
-"""
+"""Scripted sides of the HTTP endpoint: prepared answers and prepared values, for tests and for working on the page without a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
-from edge.serve.ports import ScriptedAnswers
+from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
 
 _LIMITS: Mapping[str, Any] = {
     "calls": 7,
@@ -56,83 +55,7 @@ SCRIPTED_BUDGETS: Mapping[str, Any] = {
     "unsettled_calls": 0,
     "tasks": [{**_TASK, "dial": _DIAL, "used": {"calls": 7, "tokens": 90, "spend_uusd": 1500}}],
 }
-"""What a scripted agent says of its budgets, in the shape of `Overview.to_json`."""
-
-
-class AgentControl(Protocol):
-    """An agent to look at and to steer."""
-
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """How one answer came about. Raises NotFound for an unknown id."""
-        ...
-
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now: model, mode, learning, budget."""
-        ...
-
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Learning steps with a number above `after`, oldest first, each with its `step`."""
-        ...
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk, oldest first, each with its `version`."""
-        ...
-
-    async def usage(self) -> Mapping[str, Any]:
-        """Calls, tokens and spend, of today and of all days, with what limits them and what is left."""
-        ...
-
-    async def ready(self) -> Mapping[str, Any]:
-        """Whether questions can be answered now, and what of the agent works; no secrets, no paths. `ready` is the whole in one word."""
-        ...
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
-        ...
-
-    async def budget(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/agent/overview.py."""
-        ...
-
-    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
-        """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
-        ...
-
-    async def forget_task(self, task: str) -> Mapping[str, Any]:
-        """Strike out a label's dial. Gives the budgets. Raises NotFound."""
-        ...
-
-    async def pause(self, paused: bool) -> Mapping[str, Any]:
-        """Ask no cloud until resumed, or again. Gives the budgets."""
-        ...
-
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-        """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
-        ...
-
-    async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """What left the device: `sent` (newest first), `next_before`, `dropped`, `waiting`."""
-        ...
-
-    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One of these with its content. Raises NotFound."""
-        ...
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person thinks of an answer, durably: good, bad, or none to take it back; the last one counts.
-
-        Raises NotFound for an unknown id, UsageError for another verdict.
-        """
-        ...
-
-    async def report(self, since: float) -> Mapping[str, Any]:
-        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
-        ...
-
-    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
-        """Begin no further step, or go on; kept over restarts."""
-        ...
-
+"""The budgets of a scripted agent, in the shape of `Overview.to_json`."""
 
 _NO_CALLS = {"calls": 0, "tokens": 0, "spend_uusd": 0}
 NOTHING_TO_REPORT: Mapping[str, Any] = {
@@ -153,8 +76,45 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
 """The report of an agent that has done nothing yet."""
 
 
+class ScriptedAnswers:
+    """Answers with prepared words, piece by piece.
+
+    `failure` is raised after `fail_after` pieces; piece i waits for the event `wait_before[i]`.
+    """
+
+    def __init__(self, pieces: Sequence[str], *, note: AnswerNote | None = None, delay_s: float = 0.0) -> None:
+        self.pieces = list(pieces)
+        self.note = note or AnswerNote(id="", source="local", completion_tokens=len(self.pieces))
+        self.delay_s = delay_s
+        self.asked: list[Question] = []
+        self.closed = 0
+        self.failure: Exception | None = None
+        self.fail_after = 0
+        self.wait_before: Mapping[int, asyncio.Event] = {}
+
+    def standing(self, task: str | None) -> Standing:
+        """From the prepared note."""
+        note = self.note
+        return Standing(note.adapter_version, task or note.task, note.dual, calls_left=note.calls_left)
+
+    async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
+        """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
+        self.asked.append(question)
+        try:
+            for count, text in enumerate(self.pieces):
+                if self.failure is not None and count >= self.fail_after:
+                    raise self.failure
+                if count in self.wait_before:
+                    await self.wait_before[count].wait()
+                await asyncio.sleep(self.delay_s)
+                yield AnswerPiece(text)
+            yield AnswerPiece("", note=replace(self.note, id=question.id))
+        finally:
+            self.closed += 1
+
+
 class ScriptedControl:
-    """Shows prepared values; for tests and for working on the page without a model."""
+    """Shows prepared values."""
 
     def __init__(self, answers: ScriptedAnswers) -> None:
         """`answers` knows what was asked."""
@@ -240,7 +200,7 @@ class ScriptedControl:
         return {**self.outlook, "task": task, "outlooks": wanted}
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """The prepared departures below `before`, of the kind, at most `limit`; newest first as they were prepared."""
+        """The prepared requests that left below `before`, of the kind, at most `limit`; newest first as they were prepared."""
         older = [entry for entry in self.departed if _chosen(entry, choice)]
         shown = [
             {name: value for name, value in entry.items() if not name.startswith("payload")} for entry in older[: choice.limit]
@@ -253,7 +213,7 @@ class ScriptedControl:
         }
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One of the prepared departures. Raises NotFound for another one."""
+        """One of them. Raises NotFound for another one."""
         for entry in self.departed:
             if entry["id"] == entry_id:
                 return entry

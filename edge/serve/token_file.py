@@ -1,4 +1,4 @@
-"""The token that clients show to the endpoint. Knows its file; knows nothing of HTTP."""
+"""The file with the token that clients show to the endpoint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Who may talk to the local endpoint. Knows Host, Origin, tokens and request sizes; knows nothing of chat.
+"""Who may talk to the local endpoint: Host, Origin, CORS, tokens, request sizes and requests at once.
 
-A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the
-answers. So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has
-named, and a body says it is JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it
-does not protect against: other programs of this machine. Behind any other interface a bearer token is required.
+A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the answers.
+So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has named, and a
+body is declared as JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it does
+not protect against: other programs of this machine. Behind any other interface a bearer token is required.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from edge.serve.cors import answered_headers, preflight
-from edge.serve.failures import RequestProblem
+from edge.serve.errors import RequestProblem
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -33,6 +32,9 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _ONLY_ONCE = (
     "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
+_ALLOWED_METHODS = "GET, POST"
+_PREFLIGHT_KEPT_S = 600
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 """A Host header and nothing else: no user, path or anything that two readers could cut differently."""
@@ -58,11 +60,13 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-class Guard:
+class Access:
     """ASGI middleware that lets only our own requests through.
 
     `open_paths` may be read without the token: liveness, and the page's own files, which hold no data and ask for the token themselves.
     Requests to paths that begin with `steering` steer the agent.
+    Pages of `origins` may ask, and may read the response headers `exposed`. Cookies and other credentials of the browser are never asked
+    for, since nothing here reads them; a token travels in its header.
     """
 
     def __init__(
@@ -74,16 +78,18 @@ class Guard:
         open_paths: Collection[str] = (),
         steering: str = "/api/",
         origins: Iterable[str] = (),
+        exposed: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._app = app
         self._limits = limits
         self._steering = steering
-        self._work, self._control = _Places(limits.posts), _Places(limits.posts)
+        self._work, self._control = _RequestSlots(limits.posts), _RequestSlots(limits.posts)
         self._names = frozenset(name.lower() for name in names)
         self._token = token
         self._open_paths = frozenset(open_paths)
         self._origins = frozenset(origin.lower() for origin in origins)
+        self._exposed = ", ".join((*exposed, "retry-after"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request or answer with an error object."""
@@ -97,19 +103,19 @@ class Guard:
         except RequestProblem as problem:
             early = JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
         origin = headers.get("origin", "")
-        told = self._opening(send, origin) if origin.lower() in self._origins else send
+        send_on = self._with_cors(send, origin) if origin.lower() in self._origins else send
         if early is not None:
             if "expect" not in headers:  # such a client waits for the answer before it sends
-                await _read_away(receive)
-            await early(scope, receive, told)
+                await _drain_body(receive)
+            await early(scope, receive, send_on)
             return
         try:
-            with self._places(scope).one() as take:
-                await self._app(scope, self._limited(receive, take), told)
+            with self._slots(scope).slot() as take:
+                await self._app(_as_get(scope), self._limited(receive, take), send_on)
         except Exception as error:  # it is answered and logged already; the server would log its text, which may hold a prompt
             _LOG.debug("request failed: %s", type(error).__name__)
 
-    def _places(self, scope: Scope) -> _Places:
+    def _slots(self, scope: Scope) -> _RequestSlots:
         return self._control if scope["path"].startswith(self._steering) else self._work
 
     def _headers(self, scope: Scope) -> Mapping[str, str]:
@@ -138,13 +144,13 @@ class Guard:
             _check_origin(origin, host)
             _check_fetch_site(headers, method, path)
         elif method == "OPTIONS" and "access-control-request-method" in headers:
-            return preflight(headers)
+            return _preflight(headers)
         if not (path in self._open_paths and method in ("GET", "HEAD")):
             self._check_token(headers.get("authorization", ""))
         _check_media_type(headers)
         self._check_size(headers.get("content-length", "0"))
         if method in _BODY_METHODS:
-            self._places(scope).check()
+            self._slots(scope).check()
         return None
 
     def _check_host(self, host: str) -> None:
@@ -186,7 +192,7 @@ class Guard:
             seen += len(message.get("body", b""))
             came, coming = coming, coming and bool(message.get("more_body"))
             if seen > self._limits.body_bytes:
-                await _read_away(receive)
+                await _drain_body(receive)
                 raise self._too_large()
             if came and not coming and seen:
                 take()
@@ -194,33 +200,38 @@ class Guard:
 
         return limited
 
-    def _opening(self, send: Send, origin: str) -> Send:
+    def _with_cors(self, send: Send, origin: str) -> Send:
         """The answer with what lets a page of this origin read it."""
 
         async def opened(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *answered_headers(origin)]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._cors_headers(origin)]}
             await send(message)
 
         return opened
 
+    def _cors_headers(self, origin: str) -> list[tuple[bytes, bytes]]:
+        """What lets a page of this origin, and of no other one, read an answer and its headers."""
+        pairs = {"access-control-allow-origin": origin, "access-control-expose-headers": self._exposed, "vary": "Origin"}
+        return [(name.encode("latin-1"), text.encode("latin-1")) for name, text in pairs.items()]
 
-class _Places:
-    """Room for so many requests at once."""
+
+class _RequestSlots:
+    """How many requests may be worked on at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
 
     def check(self) -> None:
-        """Raises RequestProblem where there is none."""
+        """Raises RequestProblem where no slot is free."""
         if self._taken >= self._most:
             message = "too many requests at once; try again when one is done"
             raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
 
     @contextmanager
-    def one(self) -> Iterator[Callable[[], None]]:
-        """Around a request; gives what takes its place, which raises RequestProblem where there is none any more."""
+    def slot(self) -> Iterator[Callable[[], None]]:
+        """Around a request; gives the function that takes its slot, which raises RequestProblem where there is none left."""
         taken = 0
 
         def take() -> None:
@@ -234,7 +245,26 @@ class _Places:
             self._taken -= taken
 
 
-async def _read_away(receive: Receive) -> None:
+def _as_get(scope: Scope) -> Scope:
+    """FastAPI's routes have no HEAD. It is answered like GET; the server leaves the body out."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+
+
+def _preflight(headers: Mapping[str, str]) -> Response:
+    """The answer to a browser that asks before it sends. Whatever header the page wants to send is welcome."""
+    asked = headers.get("access-control-request-headers", "")
+    wanted = [name.strip() for name in asked.split(",")]
+    allowed = {
+        "access-control-allow-methods": _ALLOWED_METHODS,
+        "access-control-allow-headers": ", ".join(name for name in wanted if _HEADER_NAME.fullmatch(name)),
+        "access-control-max-age": str(_PREFLIGHT_KEPT_S),
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        allowed["access-control-allow-private-network"] = "true"
+    return Response(status_code=204, headers=allowed)
+
+
+async def _drain_body(receive: Receive) -> None:
     """Read what still comes of a body that nobody wants: a connection closed over unread bytes loses the answer with them."""
     left = _UNREAD_BYTES
     with suppress(TimeoutError):

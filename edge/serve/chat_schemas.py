@@ -1,0 +1,448 @@
+"""Chat completions on the wire: the request as pydantic reads it, what of it the agent is asked, and the bodies of the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, WrapValidator, model_validator
+
+from edge.core.names import TASK_LABEL_FORM, is_task_label
+from edge.core.types import BeyondText, Message, Role, ScoredToken
+from edge.serve.errors import RequestProblem, invalid_value
+from edge.serve.ports import MODELS, AnswerNote, Mode, Question, Standing
+from edge.serve.schemas import (
+    MAX_TOKENS,
+    Count,
+    Ignored,
+    Passed,
+    ResponseBody,
+    SamplingFields,
+    Text,
+    Unsupported,
+    Usage,
+    explain,
+    field_error,
+)
+
+MAX_BYTES = 1 << 20
+"""What a coordinator takes of tools and messages."""
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "user",
+}
+_MODEL_DESCRIPTIONS: Mapping[Mode | None, str] = {
+    None: "answers as the agent is set up",
+    "auto": "answers on this device and asks the cloud where the model wishes to and the budget allows",
+    "prefer-local": "asks the cloud only where its own answer is unusable",
+    "local-only": "never asks the cloud",
+    "cloud-only": "asks the cloud for every answer",
+}
+ANSWER_HEADERS = {
+    "x-edge-source": ("source", "local, cloud or local-fallback; not of a stream, whose last chunk has it."),
+    "x-edge-answer-id": ("id", "The answer's number, for edge-agent why."),
+    "x-edge-adapter-version": ("adapter_version", "The adapter that answered."),
+    "x-edge-task": ("task", "The task's label, whose budget and dial apply."),
+    "x-edge-help-log-odds": ("help_log_odds", "How much the model wished to ask, in nats; not of a stream."),
+    "x-edge-dual": ("dual", "λ, the price of asking."),
+    "x-edge-assist-rate": ("assist_rate", "The realised share of answers that asked."),
+    "x-edge-target-rate": ("target_rate", "τ, the share that may ask."),
+    "x-edge-calls-left": ("calls_left", "Calls that the budget still allows."),
+    "x-edge-tokens-left": ("tokens_left", "Tokens that the budget still allows."),
+    "x-edge-spend-left-uusd": ("spend_left_uusd", "Spend that the budget still allows, in micro-USD."),
+}
+"""Response headers, each with the field of the answer's metadata that it shows."""
+
+
+class TextPart(Passed):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+def _check_content(value: Any, inner: Callable[[Any], Any]) -> Any:
+    try:
+        return inner(value)
+    except ValidationError as error:
+        if any(one["type"] == "field_error" for one in error.errors()):
+            raise field_error("", "is not valid Unicode text") from error
+        kinds = [part.get("type") for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+        if other := [kind[:40] for kind in kinds if isinstance(kind, str) and kind != "text"]:
+            message = f"a part of type {other[0]!r} is not supported; this model reads text"
+            raise field_error("", message, "unsupported_value") from error
+        raise field_error("", "must be a string or a list of text parts") from error
+
+
+Content = Annotated[Text | Annotated[list[TextPart], Field(min_length=1)], WrapValidator(_check_content)]
+
+
+class CalledTool(Passed):
+    """The tool that is called, and its arguments."""
+
+    name: Text
+
+
+class ToolCall(Passed):
+    """A call of a tool, as the cloud made it."""
+
+    id: str
+    type: Literal["function", "custom"] = "function"
+    function: CalledTool | None = None
+    custom: CalledTool | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ToolCall:
+        if self.called is None:
+            raise ValueError(self.type)
+        return self
+
+    @property
+    def called(self) -> CalledTool | None:
+        """What is called."""
+        return self.function if self.type == "function" else self.custom
+
+    def in_words(self) -> str:
+        """The call as the SLM reads it."""
+        extra = (self.called and self.called.model_extra) or {}
+        given = extra.get("arguments", extra.get("input", ""))
+        return f"{self.called and self.called.name} with {given if isinstance(given, str) else json.dumps(given)}"
+
+
+class ChatMessage(Passed):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: list[Annotated[ToolCall, explain("must have an id, a type and a name")]] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> ChatMessage:
+        if self.role == "tool" and not self.tool_call_id:
+            raise field_error("tool_call_id", "must name the call that is answered")
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise field_error("content", "must be a string or a list of text parts")
+        return self
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it has calls of tools, which plain text cannot hold."""
+        return self.role == "tool" or bool(self.tool_calls)
+
+    def in_words(self) -> Message:
+        """The message as the SLM reads it; calls of tools become sentences."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        if self.role == "tool":
+            text = f"The tool answered: {text}"
+        if self.role == "assistant" and self.tool_calls:
+            text = "\n".join(filter(None, [text, *(f"I call the tool {call.in_words()}." for call in self.tool_calls)]))
+        return Message(_ROLES[self.role], text)
+
+
+class NamedTool(Passed):
+    """A function or another tool."""
+
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Passed):
+    """A tool that the cloud LLM may call."""
+
+    type: Annotated[Literal["function", "custom"], explain("must be one of function, custom", "unsupported_value")]
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> Tool:
+        if (self.function if self.type == "function" else self.custom) is None:
+            raise field_error(f"{self.type}.name", "must be 1 to 64 letters, digits, _ or -")
+        return self
+
+
+class ToolChoice(Passed):
+    """The tool that is to be called."""
+
+    type: str
+
+
+class ResponseFormat(Passed):
+    """The form that the answer is to have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise field_error("json_schema", "must be an object")
+        return self
+
+
+_Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=16),
+    explain("must be an object of at most 16 texts of at most 512 characters"),
+]
+
+
+class ChatRequest(SamplingFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    metadata: _Metadata | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolChoice | None,
+        explain("must be one of none, auto, required, or an object that names a tool"),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    response_format: (
+        Annotated[ResponseFormat, explain("must be an object whose type is one of text, json_object, json_schema")] | None
+    ) = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Ignored = None
+    audio: Unsupported = None
+    functions: Annotated[Unsupported, Field(description="The older form, not supported; use tools.")] = None
+    function_call: Annotated[Unsupported, Field(description="The older form, not supported; use tool_choice.")] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        if _ROLES[self.messages[-1].role] != "user":
+            raise field_error("messages", "the last message must come from the user or a tool")
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", "only together with logprobs: true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise field_error("tool_choice", "only together with tools")
+        self.check_stream_options()
+        return self
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The parameters that were given and have no effect here."""
+        given = {"logit_bias": self.logit_bias not in (None, {}), "reasoning_effort": self.reasoning_effort is not None}
+        return tuple(name for name, without_effect in given.items() if without_effect)
+
+    def question(self, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = "") -> Question:
+        """What the agent is asked, under this id. `task_header`: the task's label where a header names it. Raises RequestProblem."""
+        mode = models[known_model(self.model, models)]
+        if self.choices > 1 and mode == "cloud-only":
+            message = "only 1 with the model edge-cloud: a request makes one cloud call at most"
+            raise invalid_value("n", message, "unsupported_value")
+        no_cloud = " ".join((self.metadata or {}).get("no_cloud", "").split())
+        if no_cloud and mode == "cloud-only":
+            raise invalid_value("metadata.no_cloud", "forbids what the model edge-cloud demands")
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        return Question(
+            id=answer_id,
+            messages=tuple(message.in_words() for message in self.messages),
+            mode="local-only" if no_cloud else mode,
+            max_tokens=None if max_tokens is None else min(max_tokens, MAX_TOKENS),
+            temperature=self.temperature,
+            seed=self.seed,
+            task=self._task(task_header),
+            beyond=self._beyond_text(),
+            wishes=self.sampling_wishes((self.top_logprobs or 0) if self.logprobs else None),
+            no_cloud=no_cloud,
+        )
+
+    def _task(self, header: str) -> str | None:
+        """The task's label, from OpenAI's metadata or from a header of our own."""
+        named = (self.metadata or {}).get("task", "")
+        if named and header and named != header:
+            raise invalid_value("metadata.task", "is another one than the header x-edge-task says")
+        task = named or header or None
+        if task is not None and not is_task_label(task):
+            raise invalid_value("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")
+        return task
+
+    def _beyond_text(self) -> BeyondText:
+        """What of the request is for the cloud LLM alone, as it came: tools, the answer's form, messages with calls of tools."""
+        usable = bool(self.tools) and self.tool_choice != "none"
+        form = None if self.response_format is None or self.response_format.type == "text" else self.response_format
+        fields = {
+            "tools": self.tools or None,
+            "tool_choice": self.tool_choice if self.tools else None,
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
+            "response_format": form,
+            "messages": self.messages if any(message.has_tools for message in self.messages) else None,
+        }
+        wanted = {name for name, value in fields.items() if value is not None}
+        wants = tuple(name for name, wants in (("tools", usable), ("response_format", form is not None)) if wants)
+        required = "tool_choice" if usable and self.tool_choice not in (None, "auto") else ""
+        return BeyondText(self._as_it_came(wanted) if wanted else "", wants, required)
+
+    def _as_it_came(self, fields: set[str]) -> str:
+        try:
+            given = self.model_dump(include=fields, exclude_unset=True)
+            text = json.dumps(given, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            size = len(text.encode())
+        except (ValueError, RecursionError) as error:
+            raise RequestProblem(400, "tools or messages hold what is not plain JSON text", code="invalid_json") from error
+        if size > MAX_BYTES:
+            raise RequestProblem(413, f"tools and messages together are larger than {MAX_BYTES} bytes", code="request_too_large")
+        return text
+
+
+class EdgeMetadata(ResponseBody):
+    """Where an answer came from and what it cost: the fields of `AnswerNote` that the answer does not have elsewhere."""
+
+    id: str
+    source: Literal["local", "cloud", "local-fallback"]
+    reason: str
+    help_log_odds: float | None
+    dual: float | None
+    calls_left: Count | None
+    spend_left_uusd: Count | None
+    tokens_left: Count | None
+    cloud_tokens: Count
+    spend_uusd: Count
+    adapter_version: Count
+    latency_s: float
+    final: str
+    task: str
+    assist_rate: float | None
+    target_rate: float | None
+    asked: bool
+    model_asked: bool
+    ignored_parameters: list[str]
+
+
+class TokenAlternative(ResponseBody):
+    """One token that could stand at a place."""
+
+    token: str
+    bytes: list[int]
+    logprob: float | None
+
+
+class TokenLogprob(TokenAlternative):
+    """The token that does, and the likeliest ones."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class Logprobs(ResponseBody):
+    """The tokens of the content; the first of a text, which nothing predicts, cannot be among them."""
+
+    content: list[TokenLogprob]
+    refusal: str | None
+
+
+class AnswerMessage(ResponseBody):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatChoice(ResponseBody):
+    """One of the answers. With several each has its own `edge` object."""
+
+    index: Count
+    message: AnswerMessage
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
+    edge: EdgeMetadata | None = None
+
+
+class ChatCompletion(ResponseBody):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    choices: Annotated[list[ChatChoice], Field(min_length=1)]
+    usage: Usage
+    edge: EdgeMetadata
+
+
+class AboutModel(ResponseBody):
+    """What a model name means."""
+
+    mode: Mode | None
+    description: str
+    context_length: Count | None
+
+
+class Model(ResponseBody):
+    """A model that can be asked."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    edge: AboutModel
+
+
+class Models(ResponseBody):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+def completion_id(answer_id: str) -> str:
+    """The id of an answer as OpenAI clients expect it."""
+    return f"chatcmpl-{answer_id}"
+
+
+def edge_metadata(request: ChatRequest, question: Question, note: AnswerNote) -> dict[str, Any]:
+    """Where the answer came from, and what was asked for in vain: what the cloud alone follows, of an answer that is not its own."""
+    unfollowed = () if note.source == "cloud" else question.beyond.wants
+    return {**note.to_json(), "ignored_parameters": [*request.ignored, *unfollowed]}
+
+
+def answer_headers(note: AnswerNote | Standing, answer_id: str = "") -> dict[str, str]:
+    """The metadata as response headers, for clients that drop unknown fields; of a stream what is known before it begins."""
+    known: Mapping[str, Any] = {"id": answer_id, **note.to_json()}
+    values = {name: known.get(field) for name, (field, _) in ANSWER_HEADERS.items()}
+    return {
+        name: f"{value:.4f}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+        if value not in (None, "")
+    }
+
+
+def logprobs_body(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+    """The tokens of the content in the form of the chat API."""
+
+    def alternative(piece: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
+
+    content = [
+        {
+            **alternative(token.piece, token.logprob),
+            "top_logprobs": [alternative(chance.piece, chance.logprob) for chance in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def known_model(name: str, models: Mapping[str, Mode | None]) -> str:
+    """The name, if there is such a model. Raises RequestProblem."""
+    if name not in models:
+        message = f"the model {name[:80]!r} does not exist; there are {', '.join(models)}"
+        raise RequestProblem(404, message, code="model_not_found", param="model")
+    return name
+
+
+def model_body(name: str, created: int, models: Mapping[str, Mode | None], context_tokens: int | None) -> dict[str, Any]:
+    """One model. Raises RequestProblem when there is none of this name."""
+    mode = models[known_model(name, models)]
+    about = {"mode": mode, "description": _MODEL_DESCRIPTIONS[mode], "context_length": context_tokens}
+    return {"id": name, "object": "model", "created": created, "owned_by": "edge-agent", "edge": about}
