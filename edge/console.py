@@ -205,12 +205,14 @@ class PlainConsole:
 class ProblemLines:
     """Only what a person must know while waiting for one answer: that the cloud is away, and notices."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, offline: bool = True) -> None:
+        """`offline`: say that the cloud is away; not where the failure that follows says it."""
         self._stream = stream
+        self._told = (Offline, Notice) if offline else (Notice,)
 
     def emit(self, event: Event) -> None:
         """Write a line for a problem."""
-        if isinstance(event, (Offline, Notice)):
+        if isinstance(event, self._told):
             self._stream.write(spoken(event) + "\n")
             self._stream.flush()
 

@@ -7,6 +7,6 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    from edge.cli.shell import run_command
+    from edge.cli.exits import run_command
 
     return run_command(argv)

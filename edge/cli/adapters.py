@@ -14,20 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json, print_line, visible
+from edge.cli.control import agent_control
+from edge.cli.output import print_json, print_line, visible
 from edge.console import percent
-from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
-    from edge.learning.adapters import Versions
+    from edge.config.schema import AgentConfig
 
-Result = TypeVar("Result")
 FORMATS = ("peft", "gguf", "mlx")
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _HINT = "see edge-agent adapters list"
@@ -46,8 +44,9 @@ class ExportOptions:
 
 def list_versions(settings: Settings, *, as_json: bool) -> int:
     """The versions on disk, newest last."""
-    state = _state_of(settings)
-    versions = asyncio.run(_all(state))
+    config = settings.config()
+    state = _state_of(config)
+    versions = asyncio.run(_all(config))
     if as_json:
         print_json(versions)
     elif versions:
@@ -61,7 +60,9 @@ def list_versions(settings: Settings, *, as_json: bool) -> int:
 
 def show(settings: Settings, version: int, *, as_json: bool) -> int:
     """One version with its configuration and norms. Raises NotFound."""
-    versions = asyncio.run(_all(_state_of(settings)))
+    config = settings.config()
+    _state_of(config)
+    versions = asyncio.run(_all(config))
     found = next((known for known in versions if known["version"] == version), None)
     if found is None:
         from edge.learning.adapters import unknown_version
@@ -77,7 +78,9 @@ def show(settings: Settings, version: int, *, as_json: bool) -> int:
 
 def rollback(settings: Settings, version: int, *, as_json: bool) -> int:
     """Go back to a version. Raises NotFound, StateError or AdapterError; everything stays as it was then."""
-    line = asyncio.run(_went_back(_state_of(settings), version))
+    config = settings.config()
+    _state_of(config)
+    line = asyncio.run(_rollback(config, version))
     if as_json:
         print_json(line)
     else:
@@ -90,7 +93,7 @@ def export(settings: Settings, options: ExportOptions) -> int:
     """Write a version elsewhere, all or nothing. Raises UsageError, NotFound, AdapterError or StateError."""
     if options.form not in FORMATS:
         raise UsageError(f"--format {visible(options.form)}: no such format", hint=f"give one of {', '.join(FORMATS)}")
-    folder = _state_of(settings) / "checkpoints" / f"step-{options.version:06d}" / "adapter"
+    folder = _state_of(settings.config()) / "checkpoints" / f"step-{options.version:06d}" / "adapter"
     if not folder.is_dir():
         raise NotFound(f"there is no adapter version {options.version} in {visible(str(folder.parents[1]))}", hint=_HINT)
     _require_place(options)
@@ -148,10 +151,11 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _state_of(settings: Settings) -> Path:
+def _state_of(config: AgentConfig) -> Path:
+    """The state folder. Raises StateError where there is none."""
     from edge.app import state_folder
 
-    folder = state_folder(settings.config())
+    folder = state_folder(config)
     if not folder.is_dir():
         raise StateError(
             f"{visible(str(folder))}: there is no state folder", hint="name it with --state, or run edge-agent run first"
@@ -159,34 +163,14 @@ def _state_of(settings: Settings) -> Path:
     return folder
 
 
-async def _all(state: Path) -> list[Mapping[str, Any]]:
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return list((await remote.get("/api/adapters"))["adapters"])
-    return _in_folder(state, lambda versions: [version.to_json() for version in versions.all()])
+async def _all(config: AgentConfig) -> Sequence[Mapping[str, Any]]:
+    async with agent_control(config) as agent:
+        return await agent.adapters()
 
 
-async def _went_back(state: Path, version: int) -> Mapping[str, Any]:
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return await remote.post("/api/adapters/rollback", {"version": version})
-    return _in_folder(state, lambda versions: _go_back(versions, version))
-
-
-def _go_back(versions: Versions, version: int) -> dict[str, Any]:
-    versions.checkpoint(version)
-    return versions.go_back(version, SystemClock().now()).to_dict()
-
-
-def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:
-    """Work in a folder that no agent uses; its lock is held meanwhile."""
-    from edge.app import sound_adapter
-    from edge.learning.adapters import Versions
-    from edge.learning.checkpoints import Checkpoints
-    from edge.state.folder import StateFolder
-
-    with StateFolder(state) as folder:
-        return work(Versions(folder, Checkpoints(state / "checkpoints"), sound_adapter))
+async def _rollback(config: AgentConfig, version: int) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.rollback(version)
 
 
 def _contents(folder: Path) -> dict[str, Any]:

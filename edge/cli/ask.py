@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from edge.cli.asking import Answer, Screen, answering, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import unknown_task_line
-from edge.cli.saying import print_json, print_line, source_line
+from edge.cli.output import print_json, print_line, source_line
 from edge.core.errors import UsageError
 from edge.core.names import shown
 from edge.core.types import Message
@@ -55,9 +55,9 @@ def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
 
 
 async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
-    async with answering(settings) as reader:
+    async with answering(settings, question.mode) as reader:
         if question.task is not None and question.task not in (
-            known := [budget["task"] for budget in (await reader.budgets())["tasks"]]
+            known := [budget["task"] for budget in (await reader.control.budget())["tasks"]]
         ):
             print_line(unknown_task_line(question.task, known))
         return await ask_and_show(reader, question, screen)

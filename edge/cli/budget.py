@@ -1,26 +1,22 @@
-"""`edge-agent budget`: what may be spent and what was, how often the model may ask, and no cloud for a while.
-
-An agent that runs is spoken to; otherwise its state folder is, without loading a model or starting a coordinator. Looking also works beside
-an agent that cannot be spoken to, such as `edge-agent learn`.
-"""
+"""`edge-agent budget`: what may be spent and what was, how often the model may ask, and no cloud for a while."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json, print_line, visible
-from edge.config.schema import AgentConfig
+from edge.cli.control import agent_control
+from edge.cli.output import print_json, print_line, visible
 from edge.console import dollars, percent
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge.budget.overview import StoredSettings
     from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
+    from edge.serve.control import AgentControl
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 """What is counted, and the field of its limit."""
@@ -41,7 +37,7 @@ def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) 
     """Turn the dial. Raises UsageError for a rate that cannot be read, StateError beside an agent that cannot be spoken to."""
     target, config = rate_of(rate), settings.config()
     known = [known["task"] for known in asyncio.run(_budgets(config))["tasks"]] if task else []
-    budgets = asyncio.run(_changed(config, "/api/budget", {"task": task, "target_rate": target}))
+    budgets = asyncio.run(_changed(config, lambda agent: agent.set_dial(task, target)))
     if task and task not in known:
         print_line(unknown_task_line(task, known))
     if as_json:
@@ -53,7 +49,7 @@ def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) 
 
 def forget(settings: Settings, task: str, *, as_json: bool) -> int:
     """Strike out a label. Raises NotFound for one without a dial, StateError beside an agent that cannot be spoken to."""
-    budgets = asyncio.run(_changed(settings.config(), "/api/budget/forget", {"task": task}))
+    budgets = asyncio.run(_changed(settings.config(), lambda agent: agent.forget_task(task)))
     if as_json:
         print_json(budgets)
     elif any(known["task"] == task for known in budgets["tasks"]):
@@ -70,7 +66,7 @@ def unknown_task_line(task: str, known: Sequence[str]) -> str:
 
 def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
     """No cloud until resumed, or again."""
-    budgets = asyncio.run(_changed(settings.config(), "/api/budget/pause", {"paused": paused}))
+    budgets = asyncio.run(_changed(settings.config(), lambda agent: agent.pause(paused)))
     if as_json:
         print_json(budgets)
     elif paused:
@@ -96,62 +92,13 @@ def rate_of(text: str) -> float | None:
 
 
 async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.app import state_folder
-
-    async with running_agent(state_folder(config)) as remote:
-        if remote is not None:
-            return await remote.get("/api/budget")
-    return await _stored(config)
+    async with agent_control(config) as agent:
+        return await agent.budget()
 
 
-async def _stored(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.app import state_folder
-    from edge.budget.overview import nothing_stored, stored_overview, stored_tasks
-    from edge.cli.looking import told_budgets
-    from edge.state.reader import reading
-
-    settings = _settings(config)
-    with reading(state_folder(config)) as state:
-        if state is None:
-            return nothing_stored(settings).to_json()
-        told = await told_budgets(config, state, stored_tasks(state, settings))
-        return stored_overview(state, settings, told).to_json()
-
-
-async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Change it in the running agent, or in the state folder."""
-    from edge.app import state_folder
-
-    async with running_agent(state_folder(config)) as remote:
-        if remote is not None:
-            return await remote.post(path, change)
-    _change_folder(config, change)
-    return await _stored(config)
-
-
-def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
-    from edge.app import state_folder
-    from edge.budget.dial import Dials
-    from edge.cli.looking import present_folder
-    from edge.cloud.switch import set_paused
-    from edge.core.clock import SystemClock
-    from edge.state.folder import StateFolder
-
-    clock = SystemClock()
-    with StateFolder(present_folder(state_folder(config))) as state:
-        if "paused" in change:
-            set_paused(state, change["paused"], clock.now())
-        elif "target_rate" in change:
-            Dials(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
-        else:
-            Dials(state, config.budget.dial, clock).forget(change["task"])
-
-
-def _settings(config: AgentConfig) -> StoredSettings:
-    from edge.app import switched_off
-    from edge.budget.overview import StoredSettings
-
-    return StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
+async def _changed(config: AgentConfig, change: Callable[[AgentControl], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await change(agent)
 
 
 def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
@@ -241,7 +188,7 @@ def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
     if used is None:
         return "not known yet"
-    return f"{words(used)} of {'no limit' if limit is None else words(limit)}"
+    return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}"
 
 
 def _dial_words(rate: float | None) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from edge.cli.asking import answering
 from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
+from edge.cli.exits import INTERRUPTED
 from edge.cli.interrupts import Interrupts
 from edge.cli.lines import Lines, PipedLines
-from edge.cli.saying import print_line
-from edge.cli.shell import INTERRUPTED
+from edge.cli.output import print_line
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

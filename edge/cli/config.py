@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.saying import one_line, print_json, print_line
+from edge.cli.output import one_line, print_json, print_line
 from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
 

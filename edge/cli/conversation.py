@@ -12,7 +12,7 @@ from edge.cli.answer_ids import answer_id
 from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import chat_budget_lines
 from edge.cli.interrupts import Interrupts, Stopped
-from edge.cli.saying import one_line, print_json_line, print_line, source_line, why_lines
+from edge.cli.output import one_line, print_json_line, print_line, source_line, why_lines
 from edge.cli.slash import Said, help_lines, understood
 from edge.core.errors import EdgeError, NotFound, UsageError
 from edge.core.types import Message
@@ -93,13 +93,13 @@ class Conversation:
             case "/budget":
                 self._voice.told("/budget", await self._interrupts.stoppable(self._budget()))
             case "/why":
-                self._voice.told("/why", await self._interrupts.stoppable(self._reader.why(self._id(said.rest))))
+                self._voice.told("/why", await self._interrupts.stoppable(self._reader.control.why(self._id(said.rest))))
             case command:
                 await self._judge(_VERDICTS[command], said.rest)
 
     async def _budget(self) -> Mapping[str, Any]:
         """What may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: nothing is known of it)."""
-        status, budgets = await self._reader.status(), await self._reader.budgets()
+        status, budgets = await self._reader.control.status(), await self._reader.control.budget()
         task = self._task or budgets["serving_task"]
         dial = next((known["dial"] for known in budgets["tasks"] if known["task"] == task), None)
         return {"budget": status.get("budget"), "dial": dial, "switched_off": budgets["switched_off"]}
@@ -139,7 +139,7 @@ class Conversation:
         first, _, others = rest.partition(" ")
         if first and (verdict == "good" or not self._answered or await self._is_answer(first)):
             judged, correction = first, others.strip()
-        kept = self._reader.feedback(self._id(judged), verdict, correction or None)
+        kept = self._reader.control.feedback(self._id(judged), verdict, correction or None)
         self._voice.told("/" + verdict, await self._interrupts.stoppable(kept))
 
     async def _is_answer(self, word: str) -> bool:
@@ -147,7 +147,7 @@ class Conversation:
         if not _may_be_id(word):
             return False
         try:
-            await self._interrupts.stoppable(self._reader.why(word.removeprefix("chatcmpl-")))
+            await self._interrupts.stoppable(self._reader.control.why(word.removeprefix("chatcmpl-")))
         except NotFound:
             return False
         return True

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge.cli.saying import print_json, print_line
-from edge.cli.shell import EXTRAS
+from edge.cli.exits import EXTRAS
+from edge.cli.output import print_json, print_line
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.install import install_extra, pip_install
 from edge.core.processor import cpu_flags, cpu_name, usable_cores
@@ -408,7 +408,7 @@ def _try_to_write(folder: Path, place: Path) -> None:
 
 
 def _in_use(folder: Path) -> str:
-    from edge.cli.running import running_agent
+    from edge.cli.remote import running_agent
 
     async def url() -> str:
         async with running_agent(folder) as remote:

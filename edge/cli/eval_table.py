@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edge.cli.saying import visible
+from edge.cli.output import visible
 from edge.console import dollars, duration, percent
 from edge.core.counts import counted
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import app
-from edge.cli.saying import print_json, print_line, visible
-from edge.cli.shell import INTERRUPTED
+from edge.cli.exits import INTERRUPTED
+from edge.cli.output import print_json, print_line, visible
 from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
-from edge.cli.saying import one_line, print_json, print_line
+from edge.cli.output import one_line, print_json, print_line
 from edge.console import dollars, open_console, percent
 from edge.core.clock import SystemClock
 from edge.core.counts import counted

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.app import build_agent, check_inputs, own_profile
-from edge.cli.shell import INTERRUPTED
+from edge.cli.exits import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import FIRST_PHASE_STEPS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.app import state_folder
-from edge.cli.running import announced
+from edge.cli.remote import announced
 from edge.config.schema import AgentConfig, ServeConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError

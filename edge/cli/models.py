@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.saying import one_line, print_json, print_line, visible
+from edge.cli.output import one_line, print_json, print_line, visible
 from edge.core.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:

@@ -9,22 +9,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
-from edge.cli.running import running_agent
-from edge.cli.saying import one_line, print_json, print_line, visible
+from edge.cli.control import agent_control
+from edge.cli.output import one_line, print_json, print_line, visible
 from edge.cli.since import since_of
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
-from edge.core.errors import NotFound, UsageError
+from edge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
     from edge.cloud.sent import Choice
-
-_NOTHING: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
+    from edge.config.schema import AgentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,7 @@ class OutboxOptions:
 
 def list_sent(settings: Settings, options: OutboxOptions) -> int:
     """What left, newest first, or the reports that wait."""
-    from edge.app import state_folder
-
-    state = state_folder(settings.config())
-    found = asyncio.run(_listing(state, choice_of(options)))
+    found = asyncio.run(_listing(settings.config(), choice_of(options)))
     if options.json:
         print_json(found["waiting"] if options.waiting else found)
         return 0
@@ -56,9 +50,7 @@ def list_sent(settings: Settings, options: OutboxOptions) -> int:
 
 def show(settings: Settings, entry_id: int, *, as_json: bool, raw: bool) -> int:
     """One request with its content. Raises NotFound."""
-    from edge.app import state_folder
-
-    entry = asyncio.run(_entry(state_folder(settings.config()), entry_id))
+    entry = asyncio.run(_entry(settings.config(), entry_id))
     if raw:
         sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
         sys.stdout.buffer.flush()
@@ -132,24 +124,11 @@ def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: boo
         print_line(f"{gone} no longer kept, the last of {shown_time(found['dropped']['until'])} (privacy.keep_days)")
 
 
-async def _listing(state: Path, choice: Choice) -> Mapping[str, Any]:
-    from edge.cloud.sent import reading_sent
-
-    async with running_agent(state) as remote:
-        if remote is not None:
-            asked = {"limit": min(choice.limit, 500), "since": int(choice.since or 0) or None, "kind": choice.kind}
-            return await remote.get(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
-    with reading_sent(state) as reader:
-        return _NOTHING if reader is None else reader.listing(choice)
+async def _listing(config: AgentConfig, choice: Choice) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.sent(choice)
 
 
-async def _entry(state: Path, entry_id: int) -> Mapping[str, Any]:
-    from edge.cloud.sent import entry_json, reading_sent
-
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return await remote.get(f"/api/sent/{entry_id}")
-    with reading_sent(state) as reader:
-        if reader is None:
-            raise NotFound("nothing has left this device", hint="see edge-agent outbox")
-        return entry_json(*reader.entry(entry_id))
+async def _entry(config: AgentConfig, entry_id: int) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.sent_entry(entry_id)

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.outbox import replaced_text
-from edge.cli.saying import print_json, print_line, visible
+from edge.cli.output import print_json, print_line, visible
 from edge.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import one_line, print_json
+from edge.cli.control import agent_control
+from edge.cli.output import one_line, print_json
 from edge.cli.since import since_of
 from edge.console import dollars, duration, percent
 from edge.core.clock import SystemClock
@@ -19,14 +18,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
 
 
 def report(settings: Settings, since: str, *, as_json: bool) -> int:
     """The report for a person or a machine. Raises UsageError for a time that cannot be read, StateError."""
-    from edge.app import state_folder
-
-    now = SystemClock().now()
-    told = asyncio.run(_report(state_folder(settings.config()), since_of(since, now), now))
+    told = asyncio.run(_report(settings.config(), since_of(since, SystemClock().now())))
     if as_json:
         print_json(dict(told))
     else:
@@ -34,13 +31,9 @@ def report(settings: Settings, since: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _report(state: Path, since: float, now: float) -> Mapping[str, Any]:
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return await remote.get(f"/api/report?since={since:.3f}")
-    from edge.learning.activity import read_daybook
-
-    return read_daybook(state, since, now)
+async def _report(config: AgentConfig, since: float) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.report(since)
 
 
 def _print(told: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
-from edge.cli.saying import print_json, print_line
+from edge.cli.output import print_json, print_line
 from edge.console import open_console, percent
 from edge.core.clock import SystemClock
 from edge.core.counts import counted

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.app import build_agent, check_inputs, check_serving, own_profile, state_folder
+from edge.cli.exits import INTERRUPTED
 from edge.cli.listening import check_listening, listening
-from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import privacy_line, starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import AgentConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.app import state_folder
-from edge.cli.saying import print_line
+from edge.cli.output import print_line
 from edge.serve.token import make_token, read_token
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge.cli.saying import one_line, print_json, print_line
+from edge.cli.output import one_line, print_json, print_line
 from edge.cli.service_files import LABEL, UNIT, ServiceSpec, launchd_plist, log_file, systemd_unit
 from edge.core.errors import EdgeError, UsageError
 from edge.core.names import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from edge.cli.saying import one_line
+from edge.cli.output import one_line
 from edge.core.days import day_began
 from edge.core.errors import UsageError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.saying import print_json, print_line, visible
+from edge.cli.output import print_json, print_line, visible
 from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem

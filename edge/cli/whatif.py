@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.budget import rate_of
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json
+from edge.cli.control import agent_control
+from edge.cli.output import print_json
 from edge.console import dollars, percent
 from edge.core.errors import UsageError
 
@@ -53,17 +53,8 @@ def _rates(options: WhatIfOptions) -> list[float]:
 
 
 async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-    from edge.app import state_folder
-    from edge.budget.whatif import what_if, what_if_recorded
-    from edge.state.reader import reading
-
-    folder = state_folder(config)
-    async with running_agent(folder) as remote:
-        if remote is not None:
-            return await remote.post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
-    with reading(folder) as state:
-        found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
-        return found.to_json()
+    async with agent_control(config) as agent:
+        return await agent.whatif(rates, task, last)
 
 
 def whatif_lines(result: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.answer_ids import answer_id
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json, why_lines
-from edge.core.errors import NotFound
+from edge.cli.control import agent_control
+from edge.cli.output import print_json, why_lines
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
@@ -27,25 +26,5 @@ def why(settings: Settings, given: str, *, as_json: bool) -> int:
 
 
 async def _record(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
-    from edge.app import state_folder
-
-    async with running_agent(state_folder(config)) as remote:
-        if remote is not None:
-            return await remote.why(wanted)
-    return await _stored(config, wanted)
-
-
-async def _stored(config: AgentConfig, wanted: str) -> Mapping[str, Any]:
-    from edge.answering.explain import explained
-    from edge.app import state_folder
-    from edge.cli.looking import NOBODY, present_coordinator
-    from edge.state.feedback import said_of
-    from edge.state.reader import reading
-
-    folder = state_folder(config)
-    with reading(folder) as state:
-        if state is None:
-            raise NotFound(f"no answer with id {wanted}: nothing was asked in {folder} yet")
-        record = state.request(wanted)
-        async with present_coordinator(config, state) as client:
-            return await explained(record, client.get_call if client else None, NOBODY, said_of(state, wanted))
+    async with agent_control(config) as agent:
+        return await agent.why(wanted)

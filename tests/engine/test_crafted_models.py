@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.gguf_header import BLOCKS, read_header
 from edge.inference.gguf_model import check_gguf_file

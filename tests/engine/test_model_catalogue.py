@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.core.errors import ModelFileError
 from edge.models import hub
 from edge.models.catalogue import all_models, find_model, look_at

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker

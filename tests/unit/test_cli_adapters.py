@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli.completing import MODES, SHELLS
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.config.schema import AgentConfig
 from edge.models.catalogue import MODELS_FOLDER
 from tests.unit.test_imports_stay_light import loaded_by

@@ -13,7 +13,7 @@ import pytest
 from edge.app import adapter_version, eval_candidates
 from edge.cli.eval_table import report_lines
 from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, with_inputs
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError

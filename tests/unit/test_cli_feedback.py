@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge.app import build_registry
+from edge.cli.exits import run_command
 from edge.cli.settings import Settings
-from edge.cli.shell import run_command
 from edge.cli.since import since_of
 from edge.cloud.egress import GuardedClient
 from edge.cloud.sent import Keep, SentLog

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.tasks.datasets.catalogue import DATA_SETS
 from edge.tasks.jsonl import read_items
 from edge.tasks.practice import FAMILIES, GROUPS

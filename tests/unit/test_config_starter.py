@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge.cli.shell import run_command
+from edge.cli.exits import run_command
 from edge.config.agent import resolve_agent_config
 from edge.config.reference import WIDTH, keys_of, terms
 from edge.config.schema import AgentConfig

@@ -79,7 +79,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    from edge.cli.saying import one_line
+    from edge.cli.output import one_line
 
     print(f"error: {one_line(message)}", file=sys.stderr)
     return exit_code
