@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.control import agent_control
-from edge.cli.output import print_json, print_line, visible
+from edge.cli.output import local_time, print_json, print_line, visible
 from edge.console import percent
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
@@ -124,7 +124,7 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
     facts = {
         "version": version["version"],
         "folder": version["folder"],
-        "when": _when(version["at"]),
+        "when": local_time(version["at"]),
         "trained from": "the bare model" if version["base"] == 0 else version["base"],
         "source": version["source"],
         "task": version["task"],
@@ -259,7 +259,7 @@ def _write_mlx(folder: Path, draft: Path) -> None:
 def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         str(version["version"]),
-        _when(version["at"]),
+        local_time(version["at"]),
         "-" if version["phase"] is None else str(version["phase"] + 1),
         visible(version["task"] or "-"),
         _size(version["size_bytes"]),
@@ -289,13 +289,6 @@ def _anchors(version: Mapping[str, Any]) -> str:
     if version["gate_after"] is None:
         return ""
     return f"{percent(version['gate_before'])} before, {percent(version['gate_after'])} with this one"
-
-
-def _when(at: float | None) -> str:
-    """Local time to the second, - where it is not known."""
-    from datetime import UTC, datetime
-
-    return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _size(size_bytes: int) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import completing
+from edge.cli import completing, status
 from edge.cli.groups import adapters, budget, config, hints, models, outbox, privacy, router, service, tasks
 from edge.cli.options import (
     Config,
@@ -450,6 +450,9 @@ def report(
     from edge.cli import report as command
 
     return command.report(Settings(config, sets, state=state), since, as_json=json)
+
+
+app.command("status")(status.command)
 
 
 @app.command()

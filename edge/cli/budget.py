@@ -167,14 +167,13 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
     """The budget on one line; None where the coordinator cannot be asked."""
     if budget is None:
         return "the coordinator cannot be reached; answers are local"
-    parts = [
-        f"calls {_used(budget['calls'], budget['calls_limit'])}",
-        f"tokens {_used(budget['tokens'], budget['tokens_limit'])}",
-        f"spend {_used(budget['spend_uusd'], budget['spend_limit_uusd'], dollars)}",
-        f"learning's target {percent(budget['target_rate'])}",
-        f"λ {budget['dual']:.3f}",
-    ]
-    return " · ".join(parts)
+    return f"{amounts(budget)} · learning's target {percent(budget['target_rate'])} · λ {budget['dual']:.3f}"
+
+
+def amounts(budget: Mapping[str, Any]) -> str:
+    """What was used and what is allowed of each unit that the budget knows, on one line."""
+    units = [unit for unit in _UNITS if unit in budget]
+    return " · ".join(f"{unit.removesuffix('_uusd')} {_amount(budget[unit], budget[_UNITS[unit]], unit)}" for unit in units)
 
 
 def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:

@@ -8,11 +8,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.control import agent_control
-from edge.cli.output import one_line, print_json, print_line, visible
+from edge.cli.output import local_time, one_line, print_json, print_line, visible
 from edge.cli.since import since_of
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
@@ -79,7 +78,7 @@ def sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         times = f" x{entry['times']}" if entry["times"] > 1 else ""
         parts = [entry["why"], entry["outcome"], f"replaced: {replaced}" if replaced else ""]
         told = " · ".join(one_line(part) for part in parts if part)
-        yield f"{entry['id']:>6}  {shown_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {told}"
+        yield f"{entry['id']:>6}  {local_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {told}"
 
 
 def waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -104,11 +103,6 @@ def replaced_text(replaced: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(replaced.items()))
 
 
-def shown_time(at: float) -> str:
-    """A time of this machine's zone."""
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
     """On stderr: that there is nothing, what is older, what waits and what is no longer kept."""
     if nothing:
@@ -121,7 +115,7 @@ def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: boo
         print_line(f"{waiting} for the coordinator: edge-agent outbox --waiting")
     if dropped := found["dropped"]["entries"]:
         gone = counted(dropped, "older entry is", "older entries are")
-        print_line(f"{gone} no longer kept, the last of {shown_time(found['dropped']['until'])} (privacy.keep_days)")
+        print_line(f"{gone} no longer kept, the last of {local_time(found['dropped']['until'])} (privacy.keep_days)")
 
 
 async def _listing(config: AgentConfig, choice: Choice) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from edge.console import dollars
@@ -47,6 +48,11 @@ def _json(value: Any, indent: int | None) -> str:
 def one_line(text: object) -> str:
     """Anything on one line, its characters visible."""
     return visible(" ".join(str(text).split()))
+
+
+def local_time(at: float | None) -> str:
+    """A time of this machine's zone to the second, - where it is not known."""
+    return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def print_line(line: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.serve.failures import CLOUD_OFF
 from edge.serve.openai_wire import MODELS
 from edge.serve.ports import AnswerNote, Question
@@ -254,6 +254,8 @@ def _error_of(status: int, code: str, message: str) -> EdgeError:
         return ContextOverflow(message)
     if code == CLOUD_OFF:  # no wrong usage, like CloudOff here
         return EdgeError(message)
+    if code == "too_few_answers":
+        return TooFewAnswers(message)
     kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
     return kinds.get(status, EdgeError)(message)
 
