@@ -14,17 +14,61 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Force, Json, Model, Sets, State
 from edge.cli.output import local_time, print_json, print_line, visible
-from edge.console import percent
+from edge.cli.settings import Settings
+from edge.core.counts import percent
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+app = typer.Typer(help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None)
+
+
+Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
+
+
+@app.command("list")
+def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    return list_versions(Settings(config, sets, state=state), as_json=json)
+
+
+@app.command("show")
+def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """One version: where it came from, its scores, configuration and norms."""
+    return show(Settings(config, sets, state=state), version, as_json=json)
+
+
+@app.command("rollback")
+def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
+    return rollback(Settings(config, sets, state=state), version, as_json=json)
+
+
+@app.command("export")
+def adapters_export(
+    version: Version,
+    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
+    options = ExportOptions(version, out, form, force=force, json=json)
+    return export(Settings(config, sets, model, state=state), options)
+
 
 FORMATS = ("peft", "gguf", "mlx")
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Coordinator, Json, Sets, State, rate_of, task_label
 from edge.cli.output import print_json, print_line, visible
-from edge.console import dollars, percent
-from edge.core.counts import counted
-from edge.core.errors import UsageError
+from edge.cli.settings import Settings
+from edge.core.counts import counted, percent
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
     from edge.serve.control import AgentControl
+
+app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("show")
+def budget_show(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the price of asking."""
+    return show(Settings(config, sets, None, coordinator, state), as_json=json)
+
+
+@app.command("set", context_settings={"ignore_unknown_options": True})  # so that -5% is told to be no rate
+def budget_set(
+    rate: Annotated[
+        str, typer.Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
+    ],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")
+    ] = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
+    return set_dial(Settings(config, sets, None, coordinator, state), rate, task_label(task), as_json=json)
+
+
+@app.command("forget")
+def budget_forget(
+    task: Annotated[str, typer.Argument(help="The label whose dial is struck out.", metavar="LABEL")],
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Strike out the dial of a label, such as a mistyped one; what it spent stays spent."""
+    return forget(Settings(config, sets, None, coordinator, state), task_label(task) or task, as_json=json)
+
+
+@app.command("pause")
+def budget_pause(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Ask no cloud, for answers or for learning, until `budget resume`."""
+    return pause(Settings(config, sets, None, coordinator, state), paused=True, as_json=json)
+
+
+@app.command("resume")
+def budget_resume(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Let the cloud be asked again."""
+    return pause(Settings(config, sets, None, coordinator, state), paused=False, as_json=json)
+
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 """What is counted, and the field of its limit."""
@@ -75,20 +134,6 @@ def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
         off = budgets["switched_off"]
         print(f"resumed, but {off}" if off else "resumed: the cloud may be asked again")
     return 0
-
-
-def rate_of(text: str) -> float | None:
-    """`15%` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
-    word = text.strip().lower()
-    if word == "off":
-        return None
-    try:
-        value = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise UsageError(f"{text!r} is no rate", hint="write a share such as 15% or 0.15, or off")
-    return value
 
 
 async def _budgets(config: AgentConfig) -> Mapping[str, Any]:

@@ -13,23 +13,54 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from edge.cli.exits import EXTRAS
+from edge.cli.options import Config, Coordinator, DeviceProfile, Json, Model, Sets, State
 from edge.cli.output import print_json, print_line
+from edge.cli.settings import Settings
 from edge.core.errors import EdgeError, ModelFileError, UsageError
+from edge.core.exits import exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
+from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.processor import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
     from edge.cli.measure import Measured
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+
+def command(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+    ] = False,
+    write_profile: Annotated[
+        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+    ] = None,
+    keep_profile: Annotated[
+        bool, typer.Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
+    ] = False,
+    device_profile: DeviceProfile = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
+    settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
+    return doctor(settings, as_json=json, measure=measure, profile=write_profile, keep=keep_profile)
+
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 _REACH_S = 2.0
@@ -128,6 +159,12 @@ def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Ite
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
+    try:
+        config = settings.config()
+    except EdgeError as error:  # said at once: what follows takes seconds, and half of it needs the configuration
+        yield Finding("configuration", "fail", str(error), error.hint)
+        return
+    yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
     decoding = check_decoding()
@@ -138,12 +175,6 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_cores()
     yield check_processor()
     yield check_memory()
-    try:
-        config = settings.config()
-    except EdgeError as error:
-        yield Finding("configuration", "fail", str(error), error.hint)
-        return
-    yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield check_engine(config)
     if computes:
         yield from check_devices(config)
@@ -203,8 +234,6 @@ def check_backends() -> Iterator[Finding]:
 
 def check_decoding() -> list[Finding]:
     """Whether llama.cpp computes here, tried in a process of its own; nothing where it is not installed."""
-    from edge.cli.trial import llama_fault, rebuild_hint
-
     version = _version("llama-cpp-python")
     if version is None:
         return []
@@ -452,3 +481,36 @@ def _failed(findings: list[Finding]) -> bool:
 def _print_finding(finding: Finding) -> None:
     hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
     print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)
+
+
+_TRIAL_S = 120.0
+
+
+def trial_command() -> list[str]:
+    """The process that decodes some tokens of the smallest bundled model."""
+    from edge.models.catalogue import bundled_folder
+
+    program = "import sys; from edge.inference.trial import decode_some; decode_some(sys.argv[1])"
+    return [sys.executable, "-c", program, str(bundled_folder() / "nano-edge.gguf")]
+
+
+def llama_fault(command: Callable[[], Sequence[str]] = trial_command, limit_s: float = _TRIAL_S) -> tuple[str, bool]:
+    """What went wrong when llama.cpp computed ("": nothing), and whether it crashed, as it will in every process."""
+    try:
+        ended = subprocess.run(command(), stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not decode 65 tokens in {limit_s:g} s", False
+    if ended.returncode == 0:
+        return "", False
+    if has_crashed(ended.returncode):
+        return f"crashes on this processor ({exit_name(ended.returncode)})", True
+    words = ended.stderr.decode(errors="replace").strip().splitlines()
+    return f"does not decode: {words[-1][:300] if words else f'it ended with {exit_name(ended.returncode)}'}", False
+
+
+def rebuild_hint(version: str) -> str:
+    """How to build llama.cpp for this processor, the more careful way last."""
+    ways = [WITHOUT_AMX, FOR_ANY] if "amx_int8" in cpu_flags() else [FOR_ANY]
+    install = f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={version}"
+    build = f'build it again: CMAKE_ARGS="{ways[0]}" {pip_install(install)}'
+    return build + "".join(f'; if it crashes still, the same with CMAKE_ARGS="{way}"' for way in ways[1:])

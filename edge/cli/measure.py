@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from edge.inference.batched import BatchedBackend
     from edge.training.advice import BatchAdvice
     from edge.training.floor import Floor, ModelCost
+    from edge.training.learner import Learner
+    from edge.training.memory import MicroBatch
+
 
 Say = Callable[[str], None]
 POINT_S = 1.0
@@ -317,7 +320,6 @@ def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceCon
 
 def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, say: Say) -> SpeedConfig:
     """The model's row, as simulations of a fleet read it."""
-    from edge.cli.measure_learning import training_tokens_per_s
     from edge.config.schema import SpeedConfig
 
     training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
@@ -430,3 +432,55 @@ def _line(name: str, value: float | None, unit: str) -> str:
     if value is None:
         return f"  {name:<20} not measured"
     return f"  {name:<20} {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}':>10} {unit}"
+
+
+BUDGET_S = 10.0
+"""No further batch is begun after so many seconds."""
+_SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
+
+
+async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
+    """Tokens/s of an update, prompts counted once a group; None where nothing trains this model here, which `say` is told."""
+    from edge.app import engine_backend, open_learner
+    from edge.core.worker import EngineWorker
+
+    if engine_backend(config, path) != "mlx" and importlib.util.find_spec("torch") is None:
+        return None
+    say("training tokens/s")
+    worker = EngineWorker()
+    try:
+        return await _rate(await open_learner(config, path, worker), config, path, response_tokens)
+    except EdgeError as error:
+        say(f"no training ({error})")
+        return None
+    finally:
+        worker.close()
+
+
+async def _rate(learner: Learner, config: AgentConfig, path: Path, response_tokens: float) -> float:
+    """Of the longest batch that there was time for, or of a shorter one that was faster."""
+    from edge.sizing import model_shape
+    from edge.training.memory import probe_groups
+
+    spent, best, vocabulary = 0.0, 0.0, model_shape(path).vocab_size
+    for batch in batches(config, response_tokens):
+        report = await learner.update(probe_groups(batch, vocabulary))
+        spent += report.seconds
+        tokens = batch.prompts * batch.prompt_tokens + batch.rows * batch.response_tokens
+        best = max(best, tokens / max(report.seconds, 1e-9))
+        if spent > BUDGET_S:
+            break
+    return best
+
+
+def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]:
+    """One group, its responses twice as long each time up to the mean of the tasks, the last one twice."""
+    from edge.training.memory import MicroBatch
+
+    longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.model.context_tokens - _PROMPT_TOKENS))
+    lengths, length = [longest, longest], _SHORTEST_TOKENS
+    while length < longest:
+        lengths.insert(-2, length)
+        length *= 2
+    for tokens in lengths:
+        yield MicroBatch(prompts=1, prompt_tokens=_PROMPT_TOKENS, rows=config.learning.group_size, response_tokens=tokens)

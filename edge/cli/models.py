@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from edge.cli import completion
+from edge.cli.options import Force, Json
 from edge.cli.output import one_line, print_json, print_line, visible
 from edge.core.errors import ModelFileError, UsageError
 
@@ -14,6 +18,68 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from edge.models.catalogue import About, Found, MemoryEstimate
+
+app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def models_list(json: Json = False) -> int:
+    """Bundled models, those in the agent's models folder, and those in the hub's cache."""
+    return list_models(as_json=json)
+
+
+@app.command("pull")
+def models_pull(
+    model: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    file: Annotated[
+        str | None, typer.Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Fetch a model from the hub into its cache, or take a local one into the models folder."""
+    return pull(model, PullOptions(file, revision, force, json))
+
+
+@app.command("convert")
+def models_convert(
+    folder: Annotated[
+        str, typer.Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
+    type_name: Annotated[str, typer.Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
+    return convert(folder, out, type_name, force=force, as_json=json)
+
+
+@app.command("quantize")
+def models_quantize(
+    source: Annotated[str, typer.Argument(help="GGUF model in f16, bf16 or f32: a name or a file.", metavar="MODEL")],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, typer.Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Make a GGUF file smaller."""
+    return quantize(source, out, type_name, force=force, threads=threads, as_json=json)
+
+
+@app.command("show")
+def models_show(
+    model: Annotated[
+        str,
+        typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL", autocompletion=completion.models),
+    ],
+    json: Json = False,
+) -> int:
+    """One model: shape, types, chat template, prompt form, memory, metadata."""
+    return show(model, as_json=json)
+
 
 _CONTEXT_TOKENS = 1024
 

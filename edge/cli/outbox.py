@@ -8,19 +8,62 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, since_of
 from edge.cli.output import local_time, one_line, print_json, print_line, visible
-from edge.cli.since import since_of
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.cloud.sent import Choice
     from edge.config.schema import AgentConfig
+
+app = typer.Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def outbox(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Only since then: yesterday, today, 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME"),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
+    ] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Reports of steps that have not left yet.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int | None:
+    """Every request that left this device, newest first; `outbox show ID` has its content."""
+    if context.invoked_subcommand is not None:
+        return None
+    options = OutboxOptions(limit, since, kind, waiting, json)
+    return list_sent(Settings(config, sets, state=state), options)
+
+
+@app.command("show")
+def outbox_show(
+    entry_id: Annotated[int, typer.Argument(min=1, help="The number that outbox shows.", metavar="ID")],
+    raw: Annotated[bool, typer.Option("--raw", help="The very bytes on stdout.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """One request exactly as it left."""
+    return show(Settings(config, sets, state=state), entry_id, as_json=json, raw=raw)
 
 
 @dataclass(frozen=True, slots=True)

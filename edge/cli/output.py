@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edge.console import dollars
 from edge.core.counts import counted
+from edge.core.money import dollars
 from edge.core.terminal import STEERING
 from edge.core.terminal import visible as visible
-from edge.serve.ports import AnswerNote
+
+if TYPE_CHECKING:
+    from edge.serve.ports import AnswerNote
 
 _SOURCES = {
     "local": "answered locally",

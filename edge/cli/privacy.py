@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import typer
+
+from edge.cli.options import Config, Json, NeverSend, Sets
 from edge.cli.outbox import replaced_text
 from edge.cli.output import print_json, print_line, visible
+from edge.cli.settings import Settings
 from edge.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from edge.cli.settings import Settings
+app = typer.Typer(help="What is private, and stays here.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("check")
+def privacy_check(
+    text: Annotated[str | None, typer.Argument(help="The text; `-` or nothing reads stdin.")] = None,
+    never_send: NeverSend = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
+    return check(Settings(config, sets, never_send=never_send), text, as_json=json)
+
 
 WITHHELD = 3
 """Exit code of a text that would not be sent."""

@@ -18,8 +18,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from edge.cli.conversation import COMMANDS
 from edge.cli.output import print_line
-from edge.cli.slash import COMMANDS
 
 HISTORY_FILE = "chat-history"
 MOST_HISTORY_BYTES = 1 << 20

@@ -5,29 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, since_of
 from edge.cli.output import one_line, print_json
-from edge.cli.since import since_of
-from edge.console import dollars, duration, percent
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, duration, percent
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
 
-def report(settings: Settings, since: str, *, as_json: bool) -> int:
-    """The report for a person or a machine. Raises UsageError for a time that cannot be read, StateError."""
-    told = asyncio.run(_report(settings.config(), since_of(since, SystemClock().now())))
-    if as_json:
-        print_json(dict(told))
+def command(
+    since: Annotated[
+        str, typer.Option("--since", help="yesterday, today, ever, 24h, 7d, or a local date or time.", metavar="WHEN")
+    ] = "yesterday",
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """What was learned, gained, forgotten and spent, beside a running agent or without one."""
+    found = asyncio.run(_report(Settings(config, sets, state=state).config(), since_of(since, SystemClock().now())))
+    if json:
+        print_json(dict(found))
     else:
-        _print(told)
+        _print(found)
     return 0
 
 

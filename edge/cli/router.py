@@ -6,21 +6,63 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from edge import app
+import typer
+
+from edge.cli import completion
 from edge.cli.evaluate import EvalOptions, adapter_folders
+from edge.cli.options import Config, Force, Json, Model, Seed, Sets, State, UnsafePrograms
 from edge.cli.output import print_json, print_line
-from edge.console import open_console, percent
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, percent
 from edge.core.errors import UsageError
+from edge.core.limits import MOST_ITEMS
 from edge.core.names import shown
-from edge.evaluation.plan import EvalPlan
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.routing.calibration import RouterQuality
+
+app = typer.Typer(
+    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command("train")
+def router_train(
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tasks",
+            help="A source of training items. Repeatable; default: the configuration's.",
+            metavar="SOURCE",
+            autocompletion=completion.sources,
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
+    ] = 400,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+    ] = 0.3,
+    adapter: Annotated[
+        str, typer.Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")
+    ] = "serving",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    json: Json = False,
+) -> int:
+    """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
+    settings = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs)
+    options = RouterOptions(out, tuple(tasks or ()), limit, rate, adapter, force=force, json=json)
+    return train(settings, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +80,10 @@ class RouterOptions:
 
 def train(settings: Settings, options: RouterOptions) -> int:
     """Train, write and tell how good it is."""
+    from edge.app import train_router
+    from edge.console import open_console
+    from edge.evaluation.plan import EvalPlan
+
     _require_place(options)
     config = settings.config()
     plan = EvalPlan(
@@ -48,7 +94,7 @@ def train(settings: Settings, options: RouterOptions) -> int:
     )
     with open_console(SystemClock(), quiet=options.json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(app.train_router(config, console.sink, plan, options.rate, options.out))
+        quality = asyncio.run(train_router(config, console.sink, plan, options.rate, options.out))
     if options.json:
         print_json({"out": str(options.out), "rate": options.rate, **asdict(quality)})
         return 0

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.budget import amounts
+from edge.cli.control import agent_control
 from edge.cli.options import Config, Coordinator, Json, Sets, State
 from edge.cli.output import local_time, one_line, print_json
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, percent
 from edge.core.errors import StateError
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
@@ -35,7 +37,6 @@ def command(
 
 async def _status(config: AgentConfig) -> dict[str, Any]:
     from edge.app import state_folder
-    from edge.cli.control import agent_control
 
     async with agent_control(config) as agent:
         found = await agent.status()
@@ -110,8 +111,6 @@ def _stage(learning: Mapping[str, Any]) -> str:
 
 def _rates(learning: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
     """The assist rates of learning and of answers beside their targets."""
-    from edge.console import percent
-
     parts = []
     if learning["assist_rate"] is not None:
         parts.append(f"learning {percent(learning['assist_rate'])}, target {percent(learning['target_rate'])}")
@@ -136,8 +135,6 @@ def _budget(budget: Mapping[str, Any]) -> str:
 
 
 def _today(used: Mapping[str, Any] | None) -> str:
-    from edge.console import dollars
-
     if used is None:
         return "not known"
     calls = (

@@ -6,19 +6,60 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from edge.cli import completion
+from edge.cli.options import Config, Json, Model, Sets
 from edge.cli.output import print_json, print_line, visible
+from edge.cli.settings import Settings
 from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.limits import LARGEST_SEED, MOST_ITEMS
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edge.cli.settings import Settings
     from edge.tasks.descriptions import SourceAbout
+
+app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
+
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE", autocompletion=completion.sources
+    ),
+]
+
+
+@app.command("list")
+def tasks_list(json: Json = False) -> int:
+    """Task sources: families, levels, how many items, where to get them."""
+    return list_sources(as_json=json)
+
+
+@app.command("show")
+def tasks_show(source: Source, model: Model = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
+    return show(Settings(config, sets, model), source, as_json=json)
+
+
+@app.command("sample")
+def tasks_sample(
+    source: Source,
+    count: Annotated[int, typer.Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
+    level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
+    split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
+) -> int:
+    """Some items of a source."""
+    return sample(source, SampleOptions(count, level, split, seed, json))
+
 
 _SHOWN_CHARS = 1200
 _SHOWN_LEFT_OUT = 5

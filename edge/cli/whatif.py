@@ -5,17 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.budget import rate_of
+import typer
+
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, rate_of
 from edge.cli.output import print_json
-from edge.console import dollars, percent
+from edge.cli.settings import Settings
+from edge.core.counts import percent
 from edge.core.errors import UsageError
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+
+def command(
+    share: Annotated[str | None, typer.Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
+    rate: Annotated[str | None, typer.Option("--target-rate", help="The same.", metavar="RATE")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="A table over several rates.")] = False,
+    task: Annotated[str | None, typer.Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
+    last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Replay recorded answers (20 at least) at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
+    if share is not None and rate is not None:
+        raise UsageError("two rates", hint="give one, or --sweep for several")
+    options = WhatIfOptions(share if rate is None else rate, sweep, task, last, json)
+    return whatif(Settings(config, sets, state=state), options)
+
 
 _HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "half within", "9 in 10 within")
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.answer_ids import answer_id
+import typer
+
 from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, id_of
 from edge.cli.output import print_json, why_lines
+from edge.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
 
-def why(settings: Settings, given: str, *, as_json: bool) -> int:
-    """Explain a stored answer. Raises UsageError for what is no id, NotFound."""
-    record = asyncio.run(_record(settings.config(), answer_id(given)))
-    if as_json:
+def command(
+    answer_id: Annotated[str, typer.Argument(help="The id that stands beside an answer.")],
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Explain where one answer came from."""
+    record = asyncio.run(_record(Settings(config, sets, state=state).config(), id_of(answer_id)))
+    if json:
         print_json(record)
     else:
         print("\n".join(why_lines(record)))

@@ -12,8 +12,8 @@ import pytest
 
 from edge.app import model_file, onnx_installed, open_backend
 from edge.cli import doctor, main, measure
+from edge.cli.doctor import llama_fault, trial_command
 from edge.cli.settings import Settings
-from edge.cli.trial import llama_fault, trial_command
 from edge.config.loader import resolve
 from edge.config.picking import MEASURED, Pick, pick_profile
 from edge.config.schema import AgentConfig

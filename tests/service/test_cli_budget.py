@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from edge.budget.dial import MOST_OWN_DIALS
-from edge.cli.budget import rate_of
 from edge.cli.exits import run_command
+from edge.cli.options import rate_of
 from edge.cli.remote import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import UsageError

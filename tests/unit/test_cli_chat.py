@@ -9,8 +9,8 @@ import pytest
 from prompt_toolkit.history import InMemoryHistory
 
 from edge.cli.budget import budget_line
+from edge.cli.conversation import COMMANDS, Said, help_lines, understood
 from edge.cli.prompt import HISTORY_FILE, KEPT_ENTRIES, MOST_HISTORY_BYTES, open_history
-from edge.cli.slash import COMMANDS, Said, help_lines, understood
 from edge.core.errors import UsageError
 
 

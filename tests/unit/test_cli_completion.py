@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.completing import MODES, SHELLS
+from edge.cli.completion import MODES, SHELLS
 from edge.cli.exits import run_command
 from edge.config.schema import AgentConfig
 from edge.models.catalogue import MODELS_FOLDER
@@ -87,7 +87,7 @@ def test_an_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_completing_loads_nothing_heavy() -> None:
     code = """
-from edge.cli import completing
-assert completing.modes("") and completing.models("nano") and completing.sources("practice") and completing.shells("b")
+from edge.cli import completion
+assert completion.modes("") and completion.models("nano") and completion.sources("practice") and completion.shells("b")
 """
     assert loaded_by(code) == []

@@ -15,8 +15,7 @@ import pytest
 
 from edge.agent import Agent
 from edge.cli.asking import Reader, own_reader
-from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
-from edge.cli.interrupts import Interrupts, Stopped
+from edge.cli.conversation import Conversation, Interrupts, JsonVoice, SpokenVoice, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
 from edge.serve.ports import Question

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from edge.app import adapter_version, eval_candidates
-from edge.cli.eval_table import report_lines
-from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, with_inputs
+from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, report_lines, with_inputs
 from edge.cli.exits import run_command
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock

@@ -10,8 +10,8 @@ import pytest
 
 from edge.app import build_registry
 from edge.cli.exits import run_command
+from edge.cli.options import since_of
 from edge.cli.settings import Settings
-from edge.cli.since import since_of
 from edge.cloud.egress import GuardedClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config

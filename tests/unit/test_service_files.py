@@ -16,7 +16,7 @@ import pytest
 
 from edge.cli import service
 from edge.cli.exits import run_command
-from edge.cli.service_files import ServiceSpec, launchd_plist, systemd_unit
+from edge.cli.service import ServiceSpec, launchd_plist, systemd_unit
 
 ODD = '/home/a b/50% "off"/c$d\\e'
 COMMAND = [sys.executable, "-m", "edge.cli", "run", "--state", ODD, "--set", "serve.temperature=0.5"]
