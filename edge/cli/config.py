@@ -34,18 +34,20 @@ def config_show(
     prefix: Annotated[
         str, typer.Argument(help="Only these, e.g. budget or privacy.never_send.", metavar="PREFIX", show_default=False)
     ] = "",
+    state: State = None,
     config: Config = None,
     sets: Sets = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
     json: Json = False,
 ) -> int:
     """Every setting (or those under PREFIX), its value, and where the value came from."""
-    return show(Settings(config, sets), prefix, changed=changed, as_json=json)
+    return show(Settings(config, sets, state=state), prefix, changed=changed, as_json=json)
 
 
 @app.command("check")
 def config_check(
     file: Annotated[Path | None, typer.Argument(help="YAML configuration file.", metavar="FILE")] = None,
+    state: State = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -56,7 +58,7 @@ def config_check(
     """
     if file and config:
         raise UsageError("two files to check", hint="give FILE or --config FILE")
-    return check(Settings(file or config, sets), as_json=json)
+    return check(Settings(file or config, sets, state=state), as_json=json)
 
 
 @app.command("keys")

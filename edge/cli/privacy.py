@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Config, Json, NeverSend, Sets
+from edge.cli.options import Config, Json, NeverSend, Sets, State
 from edge.cli.outbox import replaced_text
 from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings
@@ -20,12 +20,13 @@ app = typer.Typer(help="What is private, and stays here.", no_args_is_help=True,
 def privacy_check(
     text: Annotated[str | None, typer.Argument(help="The text; `-` or nothing reads stdin.")] = None,
     never_send: NeverSend = None,
+    state: State = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
 ) -> int:
     """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
-    return check(Settings(config, sets, never_send=never_send), text, as_json=json)
+    return check(Settings(config, sets, state=state, never_send=never_send), text, as_json=json)
 
 
 WITHHELD = 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.cli import completion
-from edge.cli.options import Config, Json, Model, Sets
+from edge.cli.options import Config, Json, Model, Sets, State
 from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings
 from edge.core.counts import counted
@@ -43,9 +43,11 @@ def tasks_list(json: Json = False) -> int:
 
 
 @app.command("show")
-def tasks_show(source: Source, model: Model = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+def tasks_show(
+    source: Source, model: Model = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
-    return show(Settings(config, sets, model), source, as_json=json)
+    return show(Settings(config, sets, model, state=state), source, as_json=json)
 
 
 @app.command("sample")

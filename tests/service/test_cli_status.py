@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.exits import run_command
+from edge.cli import main
 from edge.cli.remote import announced
 from edge.core.clock import ManualClock
 from edge.core.types import Message
@@ -41,7 +41,7 @@ def screen(out: str) -> dict[str, str]:
 
 def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(world.folder):  # a process without an endpoint, such as edge-agent learn, may hold it
-        assert run_command(["status", "--state", str(world.folder)]) == 0
+        assert main(["status", "--state", str(world.folder)]) == 0
     shown = screen(capsys.readouterr().out)
     assert shown["agent"].startswith("none that can be reached runs on this state folder")
     assert shown["learning"] == "task math, phase 1 of 2, 1 step done"
@@ -77,10 +77,10 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
 
 
 def test_a_folder_that_is_not_there_is_no_failure_and_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["status", "--state", str(tmp_path / "none")]) == 0
+    assert main(["status", "--state", str(tmp_path / "none")]) == 0
     shown = screen(capsys.readouterr().out)
     assert (shown["learning"], shown["budget"]) == ("nothing yet", "nothing was asked or learned here yet")
     assert shown["adapter"] == "none is active: the bare model answers"
-    assert run_command(["status", "--json", "--state", str(tmp_path / "none")]) == 0
+    assert main(["status", "--json", "--state", str(tmp_path / "none")]) == 0
     assert json.loads(capsys.readouterr().out)["running"] is False
     assert not (tmp_path / "none").exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edge.cli.exits import run_command
+from edge.cli import main
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner
@@ -74,7 +74,7 @@ def world(tmp_path: Path, base: Path) -> World:
 
 
 def adapters(world: World, *words: str) -> int:
-    return run_command(["adapters", *words, "--state", str(world.folder)])
+    return main(["adapters", *words, "--state", str(world.folder)])
 
 
 def listed(world: World, capsys: pytest.CaptureFixture[str]) -> dict[int, Any]:
@@ -186,7 +186,7 @@ def test_rollback_to_the_bare_model_and_to_an_unknown_version(world: World, caps
 
 def test_a_missing_state_folder_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["list"], ["rollback", "1"], ["export", "1", str(tmp_path / "out")]):
-        refused(capsys, run_command(["adapters", *words, "--state", str(tmp_path / "none")]), 1, "there is no state folder")
+        refused(capsys, main(["adapters", *words, "--state", str(tmp_path / "none")]), 1, "there is no state folder")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edge.app import adapter_version, eval_candidates
+from edge.cli import main
 from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, report_lines, with_inputs
-from edge.cli.exits import run_command
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError
@@ -148,7 +148,7 @@ def test_a_report_tells_the_adapter_by_its_version() -> None:
 def test_what_is_wrong_is_told_in_one_line(
     words: list[str], told: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["eval", "--state", str(tmp_path / "state"), *words]) == code
+    assert main(["eval", "--state", str(tmp_path / "state"), *words]) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, "nothing is said to begin before all is read"
     assert lines[0].startswith("error: ") and told in lines[0]
@@ -168,7 +168,7 @@ def test_a_task_file_that_cannot_be_measured_is_told_before_anything_begins(
 ) -> None:
     source = tmp_path / "t.jsonl"
     source.write_text(line + "\n")
-    assert run_command(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source)]) == 1
+    assert main(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and told in lines[0] and str(source) in lines[0]
 
