@@ -275,7 +275,7 @@ class LiveConsole:
             f"{view.task}  {_of(view.step, view.planned)} steps {share_done}  {timing(view)}   {self._state}",
             *([f"  phase  {phase_line(view)}"] if view.phases > 1 else []),
             f"  asks   {percent(view.assist_rate):>6} of {percent(view.target_rate)} allowed   λ {view.dual:.3f}   {spark(rates)}",
-            f"  right  {percent(view.joint_accuracy):>6} with help, {accuracy(view)}   {spark(joints)}",
+            f"  right  {percent(view.joint_accuracy):>6} in the end, {accuracy(view)}   {spark(joints)}",
             f"  cloud  {cloud(view)}" + (f"   answered {self._progress.answers}" if self._progress.answers else ""),
         ]
 
@@ -348,7 +348,7 @@ def progress_line(view: ProgressView) -> str:
     parts = [
         f"step {_of(view.step, view.planned)} {view.task}{phase}",
         accuracy(view),
-        f"joint {percent(view.joint_accuracy)}",
+        f"right in the end {percent(view.joint_accuracy)}",
         f"asks {percent(view.assist_rate)} (target {percent(view.target_rate)})",
         f"λ {view.dual:.3f}",
         cloud(view),
@@ -415,7 +415,8 @@ def held_out_line(event: HeldOutScored) -> str:
     """The result on held-out items, each accuracy with its coverage."""
     return (
         f"after step {event.step}, {event.items} held-out items of {event.source}: forced local "
-        f"{percent(event.forced_local_accuracy)} right, kept {percent(event.kept_accuracy)} right of the {percent(event.coverage)} kept"
+        f"{percent(event.forced_local_accuracy)} right, local accuracy {percent(event.kept_accuracy)}, "
+        f"answered locally {percent(event.coverage)}"
     )
 
 
@@ -436,7 +437,7 @@ def switch_in(view: ProgressView) -> str:
 
 def accuracy(view: ProgressView) -> str:
     """Accuracy of kept answers, never without its coverage."""
-    return f"kept {percent(view.kept_accuracy)} right of the {percent(view.coverage)} kept"
+    return f"local accuracy {percent(view.kept_accuracy)}, answered locally {percent(view.coverage)}"
 
 
 def cloud(view: ProgressView) -> str:

@@ -96,9 +96,9 @@ def list_versions(settings: Settings, *, as_json: bool) -> int:
     elif versions:
         print("\n".join(table(versions)))
         if not any(version["serving"] for version in versions):
-            print("the bare model (version 0) serves")
+            print("the bare model (version 0) is active")
     else:
-        print_line(f"there are no adapters in {visible(str(state))} yet; the bare model serves")
+        print_line(f"there are no adapters in {visible(str(state))} yet; the bare model is active")
     return 0
 
 
@@ -157,7 +157,7 @@ def export(settings: Settings, options: ExportOptions) -> int:
 
 def table(versions: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line a version."""
-    rows = [("version", "when", "phase", "task", "size", "kept", "asks", "gate", "state"), *map(_row, versions)]
+    rows = [("version", "when", "phase", "task", "size", "local accuracy", "assist rate", "gate", "state"), *map(_row, versions)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -173,18 +173,18 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
         "source": version["source"],
         "task": version["task"],
         "size": _size(version["size_bytes"]),
-        "kept accuracy": percent(version["kept_accuracy"]),
-        "joint accuracy": percent(version["joint_accuracy"]),
+        "local accuracy": percent(version["kept_accuracy"]),
+        "right in the end": percent(version["joint_accuracy"]),
         "assist rate": percent(version["assist_rate"]),
         "gate": _gate(version) + (f": {version['gate_reason']}" if version["gate_reason"] else ""),
-        "anchors right": _anchors(version),
+        "validation": _validation(version),
         "state": _state(version),
         "damage": version["damage"],
         "LoRA": f"rank {config.get('r')}, alpha {config.get('lora_alpha')}, {', '.join(config.get('target_modules') or ())}"
         if config
         else "",
     }
-    lines = [f"{name + ':':<15} {visible(str(value))}" for name, value in facts.items() if value not in (None, "")]
+    lines = [f"{name + ':':<17} {visible(str(value))}" for name, value in facts.items() if value not in (None, "")]
     if version["norms"]:
         width = max(len(layer) for layer in version["norms"])
         lines.append(f"{'layer':<{width}}  {'|A|':>9}  {'|B|':>9}  {'|change|':>9}")
@@ -317,8 +317,8 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
 def _state(version: Mapping[str, Any]) -> str:
     """What is to be said of a version in a few words."""
     words = {
-        "serves": version["serving"],
-        "is trained": version["head"] and not version["serving"],
+        "active": version["serving"],
+        "latest": version["head"] and not version["serving"],
         "left": not version["on_line"],
         "damaged": bool(version["damage"]),
     }
@@ -326,10 +326,10 @@ def _state(version: Mapping[str, Any]) -> str:
 
 
 def _gate(version: Mapping[str, Any]) -> str:
-    return version["gate"] or "not judged"
+    return {"refused": "rejected", "": "not judged"}.get(version["gate"], str(version["gate"]))
 
 
-def _anchors(version: Mapping[str, Any]) -> str:
+def _validation(version: Mapping[str, Any]) -> str:
     if version["gate_after"] is None:
         return ""
     return f"{percent(version['gate_before'])} before, {percent(version['gate_after'])} with this one"

@@ -71,7 +71,7 @@ def command(
         typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest response (default: as in learning).", metavar="N"),
     ] = None,
     no_cloud: Annotated[
-        bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; joint accuracy is then not known.")
+        bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; how many are right in the end is then not known.")
     ] = False,
     cloud_all: Annotated[
         bool, typer.Option("--cloud-all", help="Ask the cloud for every item, once, to know its accuracy.")
@@ -355,24 +355,24 @@ def _heading(report: EvalReport) -> Iterator[str]:
 def _totals(scores: Scores) -> Iterator[str]:
     spans = scores.intervals
     rate = f"@ {percent(scores.assist_rate)}{_interval(spans.assist_rate)} cloud"
-    yield f"kept accuracy  {_share(scores.kept_accuracy, spans.kept_accuracy)} of the {percent(scores.coverage)} kept"
-    yield f"forced local   {_share(scores.forced_local_accuracy, spans.forced_local_accuracy)} @ 0 % cloud, asking forbidden"
-    yield f"joint accuracy {_share(scores.joint_accuracy, spans.joint_accuracy)} {rate}"
+    yield f"local accuracy   {_share(scores.kept_accuracy, spans.kept_accuracy)}, answered locally {percent(scores.coverage)}"
+    yield f"forced local     {_share(scores.forced_local_accuracy, spans.forced_local_accuracy)} @ 0 % cloud, asking forbidden"
+    yield f"right in the end {_share(scores.joint_accuracy, spans.joint_accuracy)} {rate}"
     if scores.oracle_bound is not None:
         yield (
-            f"oracle router  {_share(scores.oracle_bound, None)} @ {percent(scores.assist_rate)} cloud; the cloud is right on "
+            f"oracle router    {_share(scores.oracle_bound, None)} @ {percent(scores.assist_rate)} cloud; the cloud is right on "
             f"{percent(scores.cloud_accuracy)} of the {scores.cloud_answers} items where its answer is known"
         )
-    yield f"well formatted {_share(scores.format_ok, spans.format_ok)} mean response {scores.mean_response_tokens:.1f} tokens"
+    yield f"well formatted   {_share(scores.format_ok, spans.format_ok)} mean response {scores.mean_response_tokens:.1f} tokens"
 
 
 def _cloud(report: EvalReport) -> Iterator[str]:
     scores, extra = report.scores, report.extra
     if report.measured.cloud == "none":
-        yield "cloud          nobody was asked"
+        yield "cloud            nobody was asked"
         return
     replayed = " (replayed: nothing was asked or paid now)" if report.measured.cloud == "replay" else ""
-    yield f"cloud          {_calls(scores.cloud_calls, scores.cloud_cached)}, {_price(scores.cloud_tokens, scores.spend_uusd)}{replayed}"
+    yield f"cloud            {_calls(scores.cloud_calls, scores.cloud_cached)}, {_price(scores.cloud_tokens, scores.spend_uusd)}{replayed}"
     if report.measured.cloud_all:
         yield f"  and to know all answers: {_calls(extra.calls, extra.cached)}, {_price(extra.tokens, extra.spend_uusd)}"
     if report.missing_recordings:
@@ -392,10 +392,10 @@ def _price(tokens: int, spend_uusd: int) -> str:
 def _math(scores: Scores) -> Iterator[str]:
     if scores.math is None or scores.math.equivalent.forced_local is None:
         return
-    yield f"mathematics    {counted(scores.math.items, 'item')}, read as the exact string | by equivalence"
+    yield f"mathematics      {counted(scores.math.items, 'item')}, read as the exact string | by equivalence"
     exact, equivalent = scores.math.exact, scores.math.equivalent
-    for name in ("kept", "forced_local", "joint"):
-        yield f"  {name.replace('_', ' '):<12} {_reading(exact, name)} | {_reading(equivalent, name)}{_condition(scores.math, name)}"
+    for name, label in (("kept", "local"), ("forced_local", "forced local"), ("joint", "right in the end")):
+        yield f"  {label:<16} {_reading(exact, name)} | {_reading(equivalent, name)}{_condition(scores.math, name)}"
 
 
 def _reading(accuracies: Accuracies, name: str) -> str:
@@ -403,7 +403,7 @@ def _reading(accuracies: Accuracies, name: str) -> str:
 
 
 def _condition(scores: MathScores, name: str) -> str:
-    rates = {"kept": f"of the {percent(scores.coverage)} kept", "forced_local": "@ 0 % cloud"}
+    rates = {"kept": f"of the {percent(scores.coverage)} answered locally", "forced_local": "@ 0 % cloud"}
     return "  " + rates.get(name, f"@ {percent(scores.assist_rate)} cloud")
 
 
@@ -414,7 +414,7 @@ def _table(report: EvalReport) -> Iterator[str]:
     ]
     if len(lines) == 1 and len(lines[0][2]) < 2:
         return
-    heads = f"{'kept right [95 %] of kept':<34}{'forced local [95 %]':<24}{'joint [95 %] @ cloud':<33}"
+    heads = f"{'local accuracy [95 %] share local':<34}{'forced local [95 %]':<24}{'right in the end [95 %] @ cloud':<33}"
     yield f"{'':<12} {'items':>6}  {heads}{'format':>8} {'tokens':>7}"
     for family, scores, levels in lines:
         yield _row(family, scores)

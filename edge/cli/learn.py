@@ -229,11 +229,11 @@ def _phase_lines(phase: dict[str, Any]) -> list[str]:
     return [
         f"{phase['task']}, steps {phase['first_step']} to {phase['last_step']}: "
         f"first {phase['first_steps']} -> last {phase['last_steps']}",
-        f"  kept accuracy   {change('kept_accuracy')}",
-        *(f"    {family:<13} {change('kept_accuracy', family)}" for family in families),
-        f"  kept (coverage) {change('coverage')}",
-        f"  joint accuracy  {change('joint_accuracy')}",
-        f"  assist rate     {change('assist_rate')}   target {percent(last.get('target_rate'))}",
+        f"  local accuracy   {change('kept_accuracy')}",
+        *(f"    {family:<14} {change('kept_accuracy', family)}" for family in families),
+        f"  answered locally {change('coverage')}",
+        f"  right in the end {change('joint_accuracy')}",
+        f"  assist rate      {change('assist_rate')}   target {percent(last.get('target_rate'))}",
     ]
 
 

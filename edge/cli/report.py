@@ -52,17 +52,17 @@ def _print(told: Mapping[str, Any]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"since {_when(told['since'])}")
     if told["tasks"]:
-        console.print(_anchors(told["tasks"]))
+        console.print(_validation(told["tasks"]))
     for line in report_lines(told):
         console.print(line, soft_wrap=True)
 
 
-def _anchors(tasks: Sequence[Mapping[str, Any]]) -> Table:
+def _validation(tasks: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("anchors", "right then", "right now", "gained", "lost", "new"):
-        table.add_column(name, justify="left" if name == "anchors" else "right")
+    for name in ("validation questions", "right before", "right after", "gained", "lost", "new"):
+        table.add_column(name, justify="left" if name == "validation questions" else "right")
     for task in tasks:
         of = task["items"]
         new = f"{task['new_right']} of {task['new']}" if task["new"] else "-"
@@ -72,7 +72,7 @@ def _anchors(tasks: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def report_lines(told: Mapping[str, Any]) -> list[str]:
-    """What stands below the table of anchors."""
+    """What stands below the table of validation questions."""
     return [*_gained(told), *_learned(told), *_answered(told), *_spent(told), *_waited(told)]
 
 
@@ -81,19 +81,20 @@ def _gained(told: Mapping[str, Any]) -> Iterator[str]:
     if not told["tasks"]:
         yield "gained    nothing was examined yet (with gate.enabled: false it never is)"
     elif total["items"]:
-        yield f"gained    {total['gained']}, lost {total['lost']} of {total['items']} anchors that both versions were examined on"
-    yield f"serves    {_version(now)}" + (f"; then {_version(then)}" if then != now else ", as then")
+        both = f"{total['items']} validation questions that both versions were examined on"
+        yield f"gained    {total['gained']}, lost {total['lost']} of {both}"
+    yield f"active    {_version(now)}" + (f"; then {_version(then)}" if then != now else ", as then")
 
 
 def _learned(told: Mapping[str, Any]) -> Iterator[str]:
     learning = told["learning"]
-    yield f"learned   {counted(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} refused"
+    yield f"learned   {counted(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} rejected"
     for one in learning["by_source"]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
         refused = f", {one['refused']} requests refused" if one["refused"] else ""
         yield f"          {one_line(one['source'])}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
     for reason in learning["refused_because"]:
-        yield f"          refused: {one_line(reason)}"
+        yield f"          rejected: {one_line(reason)}"
     for went in told["went_back"]:
         why = f": {one_line(went['reason'])}" if went["reason"] else ""
         by = "by hand" if went["by"] == "person" else f"by itself ({went['by']})"

@@ -39,7 +39,7 @@ def command(
     return whatif(Settings(config, sets, state=state), options)
 
 
-_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "half within", "9 in 10 within")
+_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90")
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def test_list_tells_what_there_is_and_what_serves(world: World, capsys: pytest.C
     assert adapters(world, "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["version", "3", "4"]
-    assert lines[2].endswith("serves")
+    assert lines[2].endswith("active")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_show_has_manifest_configuration_and_norms(world: World, capsys: pytest.
     assert shown["config"]["r"] == RANK
     assert shown["manifest"]["position"]["steps_done"] == 4
     assert adapters(world, "show", "4") == 0
-    assert "LoRA:           rank 4, alpha 8.0, q_proj, v_proj" in capsys.readouterr().out
+    assert "LoRA:             rank 4, alpha 8.0, q_proj, v_proj" in capsys.readouterr().out
     refused(capsys, adapters(world, "show", "9"), 1, "no adapter version 9", "there are 3, 4", "adapters list")
 
 
@@ -174,7 +174,7 @@ def test_rollback_to_the_bare_model_and_to_an_unknown_version(world: World, caps
     assert (line["head"], line["serving"]) == (0, 0)
     assert not any(one["serving"] for one in listed(world, capsys).values())
     assert adapters(world, "list") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the bare model (version 0) serves"
+    assert capsys.readouterr().out.splitlines()[-1] == "the bare model (version 0) is active"
     refused(capsys, adapters(world, "rollback", "2"), 1, "no adapter version 2", "there are 3, 4")
 
     async def served() -> int:

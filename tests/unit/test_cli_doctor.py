@@ -117,3 +117,15 @@ def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
 def test_looking_at_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     assert findings(tmp_path, state=tmp_path / "deep" / "er" / "state")["state folder"].state != "fail"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_that_cannot_be_read_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge.cli.doctor.llama_fault", pytest.fail)
+    file = tmp_path / "broken.yaml"
+    file.write_text("mode: [\n", encoding="utf-8")
+    assert main(["doctor", "--config", str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["ok", "python"], ["fail", "configuration"]]
+    assert str(file) in lines[1]

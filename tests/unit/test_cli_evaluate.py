@@ -274,13 +274,14 @@ def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
     items = [judged(n, asked=n % 3 == 0, cloud=True) for n in range(12)]
     lines = lines_of(items)
     kept, forced, joint, oracle = (
-        next(line for line in lines if line.startswith(word)) for word in ("kept", "forced", "joint", "oracle")
+        next(line for line in lines if line.startswith(word))
+        for word in ("local accuracy", "forced local", "right in the end", "oracle")
     )
-    assert kept.endswith("of the 66.7 % kept")
+    assert kept.endswith(", answered locally 66.7 %")
     assert "@ 0 % cloud" in forced
     assert re.search(r"100\.0 % \[\d+\.\d, 100\.0\] @ 33\.3 % \[.*\] cloud", joint)
     assert "@ 33.3 % cloud; the cloud is right on 100.0 % of the 12 items" in oracle
-    table = lines[next(n for n, line in enumerate(lines) if "joint [95 %] @ cloud" in line) + 1 :]
+    table = lines[next(n for n, line in enumerate(lines) if "right in the end [95 %] @ cloud" in line) + 1 :]
     assert [line.split()[0] for line in table] == ["sums", "level", "level", "level"]
     assert all(" of " in line and " @ " in line for line in table)
 
@@ -301,9 +302,9 @@ def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> No
     sums = [replace(one, judged=replace(one.judged, own=both, forced=both, joint=both)) for one in sums]
     others = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
     lines = lines_of([*sums, *others])
-    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics    4 items"))
+    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics      4 items"))
     assert [line.split("|")[1].split("%", 1)[1].strip() for line in lines[start + 1 : start + 4]] == [
-        "of the 75.0 % kept",
+        "of the 75.0 % answered locally",
         "@ 0 % cloud",
         "@ 25.0 % cloud",
     ]
@@ -312,7 +313,7 @@ def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> No
 def test_cached_answers_are_calls_that_are_told_apart() -> None:
     items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
     lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
-    assert "cloud          2 calls (1 from the cache), 30 tokens, $0.000007" in lines
+    assert "cloud            2 calls (1 from the cache), 30 tokens, $0.000007" in lines
     assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
 
 
