@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,19 +37,51 @@ Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters li
 @app.command("list")
 def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
     """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
-    return list_versions(Settings(config, sets, state=state), as_json=json)
+    resolved = Settings(config, sets, state=state).config()
+    folder = _state_of(resolved)
+    versions = asyncio.run(_all(resolved))
+    if json:
+        print_json(versions)
+    elif versions:
+        print("\n".join(table(versions)))
+        if not any(version["serving"] for version in versions):
+            print("the bare model (version 0) is active")
+    else:
+        print_line(f"there are no adapters in {visible(str(folder))} yet; the bare model is active")
+    return 0
 
 
 @app.command("show")
 def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
     """One version: where it came from, its scores, configuration and norms."""
-    return show(Settings(config, sets, state=state), version, as_json=json)
+    resolved = Settings(config, sets, state=state).config()
+    _state_of(resolved)
+    versions = asyncio.run(_all(resolved))
+    found = next((known for known in versions if known["version"] == version), None)
+    if found is None:
+        from edge.learning.adapters import unknown_version
+
+        raise unknown_version(version, [one["version"] for one in versions])
+    whole = {**found, **_contents(Path(found["folder"]))}
+    if json:
+        print_json(whole)
+    else:
+        print("\n".join(shown_lines(whole)))
+    return 0
 
 
 @app.command("rollback")
 def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
     """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
-    return rollback(Settings(config, sets, state=state), version, as_json=json)
+    resolved = Settings(config, sets, state=state).config()
+    _state_of(resolved)
+    lineage = asyncio.run(_rollback(resolved, version))
+    if json:
+        print_json(lineage)
+    else:
+        name = f"adapter {version}" if version else "the bare model"
+        print(f"{name} is active, and learning goes on from it; the other versions stay on disk")
+    return 0
 
 
 @app.command("export")
@@ -66,93 +97,30 @@ def adapters_export(
     json: Json = False,
 ) -> int:
     """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
-    options = ExportOptions(version, out, form, force=force, json=json)
-    return export(Settings(config, sets, model, state=state), options)
-
-
-FORMATS = ("peft", "gguf", "mlx")
-_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_HINT = "see edge-agent adapters list"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """Which version goes where, in which of FORMATS."""
-
-    version: int
-    out: Path
-    form: str
-    force: bool = False
-    json: bool = False
-
-
-def list_versions(settings: Settings, *, as_json: bool) -> int:
-    """The versions on disk, newest last."""
-    config = settings.config()
-    state = _state_of(config)
-    versions = asyncio.run(_all(config))
-    if as_json:
-        print_json(versions)
-    elif versions:
-        print("\n".join(table(versions)))
-        if not any(version["serving"] for version in versions):
-            print("the bare model (version 0) is active")
-    else:
-        print_line(f"there are no adapters in {visible(str(state))} yet; the bare model is active")
-    return 0
-
-
-def show(settings: Settings, version: int, *, as_json: bool) -> int:
-    """One version with its configuration and norms. Raises NotFound."""
-    config = settings.config()
-    _state_of(config)
-    versions = asyncio.run(_all(config))
-    found = next((known for known in versions if known["version"] == version), None)
-    if found is None:
-        from edge.learning.adapters import unknown_version
-
-        raise unknown_version(version, [one["version"] for one in versions])
-    whole = {**found, **_contents(Path(found["folder"]))}
-    if as_json:
-        print_json(whole)
-    else:
-        print("\n".join(shown_lines(whole)))
-    return 0
-
-
-def rollback(settings: Settings, version: int, *, as_json: bool) -> int:
-    """Go back to a version. Raises NotFound, StateError or AdapterError; everything stays as it was then."""
-    config = settings.config()
-    _state_of(config)
-    line = asyncio.run(_rollback(config, version))
-    if as_json:
-        print_json(line)
-    else:
-        name = f"adapter {version}" if version else "the bare model"
-        print(f"{name} serves, and learning goes on from it; the other versions stay on disk")
-    return 0
-
-
-def export(settings: Settings, options: ExportOptions) -> int:
-    """Write a version elsewhere, all or nothing. Raises UsageError, NotFound, AdapterError or StateError."""
-    if options.form not in FORMATS:
-        raise UsageError(f"--format {visible(options.form)}: no such format", hint=f"give one of {', '.join(FORMATS)}")
-    folder = _state_of(settings.config()) / "checkpoints" / f"step-{options.version:06d}" / "adapter"
+    settings = Settings(config, sets, model, state=state)
+    if form not in FORMATS:
+        raise UsageError(f"--format {visible(form)}: no such format", hint=f"give one of {', '.join(FORMATS)}")
+    folder = _state_of(settings.config()) / "checkpoints" / f"step-{version:06d}" / "adapter"
     if not folder.is_dir():
-        raise NotFound(f"there is no adapter version {options.version} in {visible(str(folder.parents[1]))}", hint=_HINT)
-    _require_place(options)
+        raise NotFound(f"there is no adapter version {version} in {visible(str(folder.parents[1]))}", hint=_HINT)
+    _require_place(out, force=force)
     writers: dict[str, Callable[[Path], None]] = {
         "peft": lambda draft: _copy_peft(folder, draft),
         "gguf": lambda draft: _copy_gguf(folder, draft, settings),
         "mlx": lambda draft: _write_mlx(folder, draft),
     }
-    _replace(options.out, writers[options.form])
-    result = {"version": options.version, "format": options.form, "out": str(options.out)}
-    if options.json:
+    _replace(out, writers[form])
+    result = {"version": version, "format": form, "out": str(out)}
+    if json:
         print_json(result)
     else:
-        print(f"adapter {options.version} is in {visible(str(options.out))} ({options.form})")
+        print(f"adapter {version} is in {visible(str(out))} ({form})")
     return 0
+
+
+FORMATS = ("peft", "gguf", "mlx")
+_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_HINT = "see edge-agent adapters list"
 
 
 def table(versions: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -231,14 +199,13 @@ def _contents(folder: Path) -> dict[str, Any]:
     return contents
 
 
-def _require_place(options: ExportOptions) -> None:
-    out = options.out
+def _require_place(out: Path, *, force: bool) -> None:
     shown = visible(str(out))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown}: no such folder to write in", hint="name a place in an existing folder")
     if not out.exists():
         return
-    if not options.force:
+    if not force:
         raise UsageError(f"{shown} exists already", hint="choose another place, or give --force to replace it")
     if out.is_dir() and not _is_ours(out):
         raise UsageError(

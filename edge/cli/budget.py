@@ -27,7 +27,12 @@ def budget_show(
     coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
 ) -> int:
     """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the price of asking."""
-    return show(Settings(config, sets, None, coordinator, state), as_json=json)
+    budgets = asyncio.run(_budgets(Settings(config, sets, None, coordinator, state).config()))
+    if json:
+        print_json(budgets)
+    else:
+        print(visible("\n".join(budget_lines(budgets))))
+    return 0
 
 
 @app.command("set", context_settings={"ignore_unknown_options": True})  # so that -5% is told to be no rate
@@ -45,7 +50,17 @@ def budget_set(
     json: Json = False,
 ) -> int:
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
-    return set_dial(Settings(config, sets, None, coordinator, state), rate, task_label(task), as_json=json)
+    target, label = rate_of(rate), task_label(task)
+    resolved = Settings(config, sets, None, coordinator, state).config()
+    known = [known["task"] for known in asyncio.run(_budgets(resolved))["tasks"]] if label else []
+    budgets = asyncio.run(_changed(resolved, lambda agent: agent.set_dial(label, target)))
+    if label and label not in known:
+        print_line(unknown_task_line(label, known))
+    if json:
+        print_json(budgets)
+    else:
+        print(f"{f'task {label}' if label else 'every task'}: {_dial_words(target)}, from the next question on")
+    return 0
 
 
 @app.command("forget")
@@ -58,7 +73,17 @@ def budget_forget(
     json: Json = False,
 ) -> int:
     """Strike out the dial of a label, such as a mistyped one; what it spent stays spent."""
-    return forget(Settings(config, sets, None, coordinator, state), task_label(task) or task, as_json=json)
+    task = task_label(task) or task
+    budgets = asyncio.run(
+        _changed(Settings(config, sets, None, coordinator, state).config(), lambda agent: agent.forget_task(task))
+    )
+    if json:
+        print_json(budgets)
+    elif any(known["task"] == task for known in budgets["tasks"]):
+        print(f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task")
+    else:
+        print(f"task {task} is forgotten; what it spent stays spent")
+    return 0
 
 
 @app.command("pause")
@@ -87,37 +112,6 @@ _ORIGINS = {
 }
 
 
-def show(settings: Settings, *, as_json: bool) -> int:
-    """The budgets of all tasks."""
-    return _say(asyncio.run(_budgets(settings.config())), as_json=as_json)
-
-
-def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) -> int:
-    """Turn the dial. Raises UsageError for a rate that cannot be read, StateError beside an agent that cannot be spoken to."""
-    target, config = rate_of(rate), settings.config()
-    known = [known["task"] for known in asyncio.run(_budgets(config))["tasks"]] if task else []
-    budgets = asyncio.run(_changed(config, lambda agent: agent.set_dial(task, target)))
-    if task and task not in known:
-        print_line(unknown_task_line(task, known))
-    if as_json:
-        print_json(budgets)
-    else:
-        print(f"{f'task {task}' if task else 'every task'}: {_dial_words(target)}, from the next question on")
-    return 0
-
-
-def forget(settings: Settings, task: str, *, as_json: bool) -> int:
-    """Strike out a label. Raises NotFound for one without a dial, StateError beside an agent that cannot be spoken to."""
-    budgets = asyncio.run(_changed(settings.config(), lambda agent: agent.forget_task(task)))
-    if as_json:
-        print_json(budgets)
-    elif any(known["task"] == task for known in budgets["tasks"]):
-        print(f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task")
-    else:
-        print(f"task {task} is forgotten; what it spent stays spent")
-    return 0
-
-
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
     """What is said of a label that may be a slip of the hand."""
     return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'}); edge-agent budget forget strikes one out"
@@ -144,14 +138,6 @@ async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
 async def _changed(config: AgentConfig, change: Callable[[AgentControl], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
     async with agent_control(config) as agent:
         return await change(agent)
-
-
-def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        print_json(budgets)
-    else:
-        print(visible("\n".join(budget_lines(budgets))))
-    return 0
 
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,79 +51,54 @@ def hints_measure(
     json: Json = False,
 ) -> int:
     """Ask the cloud LLM with and without hints for the same items, and say whether they pay. They stay off unless they do."""
-    settings = Settings(config, sets, model, coordinator, state, seed=seed, unsafe_programs=unsafe_programs)
-    return measure(settings, HintOptions(tuple(tasks or ()), limit, chars, margin, record, replay, apply, json))
-
-
-@app.command("show")
-def hints_show(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
-    """The last verdict."""
-    return show(Settings(config, sets, state=state), as_json=json)
-
-
-RECORDING = "hints.jsonl"
-"""Where a trial keeps its cloud answers in the state folder, so that an interrupted one goes on without paying twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class HintOptions:
-    """What is measured: `limit` test items of each source (() of the phases), hints of `chars` characters, `margin` of equal accuracy."""
-
-    sources: Sequence[str]
-    limit: int
-    chars: int
-    margin: float
-    record: Path | None = None
-    replay: Path | None = None
-    apply: bool = False
-    json: bool = False
-
-
-def measure(settings: Settings, options: HintOptions) -> int:
-    """Ask both ways, tell the verdict, and keep it in the state folder. Nothing is switched on."""
     from edge.app import measure_hints, state_folder, switched_off
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
     from edge.state.folder import StateFolder
 
-    config = settings.config()
-    if options.replay is None and (off := switched_off(config)):
+    resolved = Settings(config, sets, model, coordinator, state, seed=seed, unsafe_programs=unsafe_programs).config()
+    if replay is None and (off := switched_off(resolved)):
         raise UsageError(f"{off}, so nobody can be asked", hint="replay a recording with --replay")
     plan = EvalPlan(
-        sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
-        limit=options.limit,
-        adapters=adapter_folders(EvalOptions(), config),
-        cloud="replay" if options.replay else "coordinator",
-        record=None if options.replay else options.record or state_folder(config) / RECORDING,
-        replay=options.replay,
+        sources=tuple(dict.fromkeys(tasks or [phase.source for phase in resolved.phases])),
+        limit=limit,
+        adapters=adapter_folders(EvalOptions(), resolved),
+        cloud="replay" if replay else "coordinator",
+        record=None if replay else record or state_folder(resolved) / RECORDING,
+        replay=replay,
     )
-    if options.replay is None:
-        with StateFolder(state_folder(config)):  # refused before anything is said or loaded where an agent uses it
+    if replay is None:
+        with StateFolder(state_folder(resolved)):  # refused before anything is said or loaded where an agent uses it
             pass
-    with open_console(SystemClock(), quiet=options.json) as console:
+    with open_console(SystemClock(), quiet=json) as console:
         console.say(f"items of {', '.join(plan.sources)} that ask for help go to the cloud LLM twice: with and without a hint")
-        report = asyncio.run(measure_hints(config, console.sink, plan, options.chars, options.margin))
-    if options.json:
+        report = asyncio.run(measure_hints(resolved, console.sink, plan, chars, margin))
+    if json:
         print_json(report.to_json())
     else:
         print("\n".join(report_lines(report)), flush=True)
-    if options.apply:
+    if apply:
         print_line(f"nothing was written; the setting is: --set {report.setting}, in a file: {_as_yaml(report.setting)}")
     return 0
 
 
-def show(settings: Settings, *, as_json: bool) -> int:
-    """The last verdict that the state folder keeps."""
+@app.command("show")
+def hints_show(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The last verdict."""
     from edge.app import measured_hints
 
-    kept = measured_hints(settings.config())
-    if as_json:
+    kept = measured_hints(Settings(config, sets, state=state).config())
+    if json:
         print_json(kept or {})
     elif kept is None:
         print_line("hints were not measured here, so they stay off; see edge-agent hints measure")
     else:
         print(f"hints of {kept['hint_chars']} characters: {kept['verdict']} ({one_line(kept['why'])}); {kept['setting']}")
     return 0
+
+
+RECORDING = "hints.jsonl"
+"""Where a trial keeps its cloud answers in the state folder, so that an interrupted one goes on without paying twice."""
 
 
 def report_lines(report: HintReport) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,15 @@ app = typer.Typer(help="Models on this machine, and how to get more.", no_args_i
 @app.command("list")
 def models_list(json: Json = False) -> int:
     """Bundled models, those in the agent's models folder, and those in the hub's cache."""
-    return list_models(as_json=json)
+    from edge.models.catalogue import all_models, models_folder
+
+    rows = [(found, *_looked_at(found)) for found in all_models()]
+    if json:
+        print_json([_row_json(found, about, problem) for found, about, problem in rows])
+        return 0
+    _print_table(rows)
+    print_line(f"your own models: {models_folder()}; more by edge-agent models pull OWNER/NAME")
+    return 0
 
 
 @app.command("pull")
@@ -39,7 +47,18 @@ def models_pull(
     json: Json = False,
 ) -> int:
     """Fetch a model from the hub into its cache, or take a local one into the models folder."""
-    return pull(model, PullOptions(file, revision, force, json))
+    from edge.models.adopt import adopt
+    from edge.models.hub import pull as pull_from_hub
+
+    source = Path(model).expanduser()
+    if source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
+        path = adopt(source, file, force=force)
+        return _pulled({"path": str(path), "name": path.stem, "convertible": False}, json)
+    fetched = pull_from_hub(model, file, revision, print_line)
+    if fetched.checked < fetched.files:
+        print_line(f"{fetched.files - fetched.checked} of {fetched.files} files came without a checksum to compare")
+    told = {"path": str(fetched.path), "name": model, "convertible": fetched.convertible, "checksums": fetched.checked}
+    return _pulled(told, json)
 
 
 @app.command("convert")
@@ -53,7 +72,24 @@ def models_convert(
     json: Json = False,
 ) -> int:
     """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
-    return convert(folder, out, type_name, force=force, as_json=json)
+    from edge.models.convert import convert as convert_folder
+
+    if out.suffix == ".onnx":
+        return _to_onnx(folder, out, force=force, as_json=json)
+    source = _folder_to_convert(folder, out)
+    with _Progress("converting") as progress:
+        written = convert_folder(source, out, type_name, force=force, progress=progress.tell)
+    if json:
+        print_json({**asdict(written), "path": str(written.path)})
+        return 0
+    print(
+        f"{one_line(written.path)}: {written.architecture}, {_count(written.parameters)} parameters, {_size(written.file_bytes)}"
+    )
+    if written.kept_wider:
+        print_line(f"{len(written.kept_wider)} matrices stay f16: their rows do not fit the blocks of {type_name}")
+    if not written.chat_template:
+        print_line("the folder holds no chat template: this is no instruct model, or its tokenizer files are incomplete")
+    return 0
 
 
 @app.command("quantize")
@@ -66,7 +102,21 @@ def models_quantize(
     json: Json = False,
 ) -> int:
     """Make a GGUF file smaller."""
-    return quantize(source, out, type_name, force=force, threads=threads, as_json=json)
+    from edge.models.catalogue import find_model
+    from edge.models.quantise import quantise
+
+    model = find_model(source)
+    if model.is_dir():
+        raise UsageError(f"{model}: is a folder", hint=f"make a file of it: edge-agent models convert {model} OUT.gguf")
+    with _Progress("quantising") as progress:
+        written = quantise(model, out, type_name, force=force, threads=threads, progress=progress.tell)
+    if json:
+        print_json({**asdict(written), "path": str(written.path)})
+        return 0
+    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
+    if written.fallbacks:
+        print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
+    return 0
 
 
 @app.command("show")
@@ -78,71 +128,30 @@ def models_show(
     json: Json = False,
 ) -> int:
     """One model: shape, types, chat template, prompt form, memory, metadata."""
-    return show(model, as_json=json)
+    from edge.core.gguf_header import read_header
+    from edge.models.catalogue import find_model, look_at, memory_estimate
+
+    path = find_model(model)
+    metadata: dict[str, Any] = {}
+    if not path.is_dir():
+        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
+    about = look_at(path)
+    memory = memory_estimate(about, _CONTEXT_TOKENS)
+    learning, reason = _learning_bytes(path)
+    if json:
+        costs = {**asdict(memory), "learning": learning}
+        print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
+        return 0
+    for line in _about_lines(path, about, memory, _size(learning) if learning is not None else reason):
+        print(line)
+    if metadata:
+        print("metadata:")
+    for key, value in metadata.items():
+        print(f"  {one_line(key)} = {_shortened(value)}")
+    return 0
 
 
 _CONTEXT_TOKENS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class PullOptions:
-    """What is pulled: `file` of the model, at `revision`; `force` replaces a file of the models folder."""
-
-    file: str | None
-    revision: str | None
-    force: bool
-    json: bool
-
-
-def list_models(*, as_json: bool) -> int:
-    """Every model on this machine; one that cannot be read is listed with the reason."""
-    from edge.models.catalogue import all_models, models_folder
-
-    rows = [(found, *_looked_at(found)) for found in all_models()]
-    if as_json:
-        print_json([_row_json(found, about, problem) for found, about, problem in rows])
-        return 0
-    _print_table(rows)
-    print_line(f"your own models: {models_folder()}; more by edge-agent models pull OWNER/NAME")
-    return 0
-
-
-def pull(name: str, options: PullOptions) -> int:
-    """From the hub into its cache, or from a local path into the models folder."""
-    from edge.models.adopt import adopt
-    from edge.models.hub import pull as pull_from_hub
-
-    source = Path(name).expanduser()
-    if source.exists() or name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf"):
-        path = adopt(source, options.file, force=options.force)
-        return _pulled({"path": str(path), "name": path.stem, "convertible": False}, options.json)
-    fetched = pull_from_hub(name, options.file, options.revision, print_line)
-    if fetched.checked < fetched.files:
-        print_line(f"{fetched.files - fetched.checked} of {fetched.files} files came without a checksum to compare")
-    told = {"path": str(fetched.path), "name": name, "convertible": fetched.convertible, "checksums": fetched.checked}
-    return _pulled(told, options.json)
-
-
-def convert(name: str, out: Path, type_name: str, *, force: bool, as_json: bool) -> int:
-    """A Hugging Face folder to a GGUF file, or a GGUF file to an ONNX graph."""
-    from edge.models.convert import convert as convert_folder
-
-    if out.suffix == ".onnx":
-        return _to_onnx(name, out, force=force, as_json=as_json)
-    folder = _folder_to_convert(name, out)
-    with _Progress("converting") as progress:
-        written = convert_folder(folder, out, type_name, force=force, progress=progress.tell)
-    if as_json:
-        print_json({**asdict(written), "path": str(written.path)})
-        return 0
-    print(
-        f"{one_line(written.path)}: {written.architecture}, {_count(written.parameters)} parameters, {_size(written.file_bytes)}"
-    )
-    if written.kept_wider:
-        print_line(f"{len(written.kept_wider)} matrices stay f16: their rows do not fit the blocks of {type_name}")
-    if not written.chat_template:
-        print_line("the folder holds no chat template: this is no instruct model, or its tokenizer files are incomplete")
-    return 0
 
 
 def _folder_to_convert(name: str, out: Path) -> Path:
@@ -180,50 +189,6 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
     print(f"{out}: the decoder of {source}, {_size(file_bytes)}")
     if out.with_suffix(".gguf").resolve() != source.resolve():
         print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
-    return 0
-
-
-def quantize(name: str, out: Path, type_name: str, *, force: bool, threads: int, as_json: bool) -> int:
-    """A GGUF model to a smaller one."""
-    from edge.models.catalogue import find_model
-    from edge.models.quantise import quantise
-
-    source = find_model(name)
-    if source.is_dir():
-        raise UsageError(f"{name}: is a folder", hint=f"make a file of it: edge-agent models convert {name} OUT.gguf")
-    with _Progress("quantising") as progress:
-        written = quantise(source, out, type_name, force=force, threads=threads, progress=progress.tell)
-    if as_json:
-        print_json({**asdict(written), "path": str(written.path)})
-        return 0
-    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
-    if written.fallbacks:
-        print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
-    return 0
-
-
-def show(name: str, *, as_json: bool) -> int:
-    """One model: what its header says and what it costs."""
-    from edge.core.gguf_header import read_header
-    from edge.models.catalogue import find_model, look_at, memory_estimate
-
-    path = find_model(name)
-    metadata: dict[str, Any] = {}
-    if not path.is_dir():
-        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
-    about = look_at(path)
-    memory = memory_estimate(about, _CONTEXT_TOKENS)
-    learning, reason = _learning_bytes(path)
-    if as_json:
-        costs = {**asdict(memory), "learning": learning}
-        print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
-        return 0
-    for line in _about_lines(path, about, memory, _size(learning) if learning is not None else reason):
-        print(line)
-    if metadata:
-        print("metadata:")
-    for key, value in metadata.items():
-        print(f"  {one_line(key)} = {_shortened(value)}")
     return 0
 
 

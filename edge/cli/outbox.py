@@ -50,7 +50,15 @@ def outbox(
     if context.invoked_subcommand is not None:
         return None
     options = OutboxOptions(limit, since, kind, waiting, json)
-    return list_sent(Settings(config, sets, state=state), options)
+    found = asyncio.run(_listing(Settings(config, sets, state=state).config(), choice_of(options)))
+    if options.json:
+        print_json(found["waiting"] if options.waiting else found)
+        return 0
+    lines = list(waiting_lines(found["waiting"]) if options.waiting else sent_lines(found["sent"]))
+    if lines:
+        print("\n".join(lines), flush=True)
+    _tell_rest(found, options, nothing=not lines)
+    return 0
 
 
 @app.command("show")
@@ -63,7 +71,15 @@ def outbox_show(
     json: Json = False,
 ) -> int:
     """One request exactly as it left."""
-    return show(Settings(config, sets, state=state), entry_id, as_json=json, raw=raw)
+    entry = asyncio.run(_entry(Settings(config, sets, state=state).config(), entry_id))
+    if raw:
+        sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
+        sys.stdout.buffer.flush()
+    elif json:
+        print_json(entry)
+    else:
+        print("\n".join(entry_lines(entry)), flush=True)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +91,6 @@ class OutboxOptions:
     kind: str | None = None
     waiting: bool = False
     json: bool = False
-
-
-def list_sent(settings: Settings, options: OutboxOptions) -> int:
-    """What left, newest first, or the reports that wait."""
-    found = asyncio.run(_listing(settings.config(), choice_of(options)))
-    if options.json:
-        print_json(found["waiting"] if options.waiting else found)
-        return 0
-    lines = list(waiting_lines(found["waiting"]) if options.waiting else sent_lines(found["sent"]))
-    if lines:
-        print("\n".join(lines), flush=True)
-    _tell_rest(found, options, nothing=not lines)
-    return 0
-
-
-def show(settings: Settings, entry_id: int, *, as_json: bool, raw: bool) -> int:
-    """One request with its content. Raises NotFound."""
-    entry = asyncio.run(_entry(settings.config(), entry_id))
-    if raw:
-        sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
-        sys.stdout.buffer.flush()
-    elif as_json:
-        print_json(entry)
-    else:
-        print("\n".join(entry_lines(entry)), flush=True)
-    return 0
 
 
 def choice_of(options: OutboxOptions) -> Choice:

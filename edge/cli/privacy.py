@@ -26,18 +26,9 @@ def privacy_check(
     json: Json = False,
 ) -> int:
     """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
-    return check(Settings(config, sets, state=state, never_send=never_send), text, as_json=json)
-
-
-WITHHELD = 3
-"""Exit code of a text that would not be sent."""
-
-
-def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
-    """The text as it would leave; 3 where it would not be sent at all."""
     from edge.app import build_registry
 
-    registry, text = build_registry(settings.config()), _text_of(text)
+    registry, text = build_registry(Settings(config, sets, state=state, never_send=never_send).config()), _text_of(text)
     rule = registry.broken_rule([text])
     redacted = registry.redacted([text])
     leaks = registry.leaks(redacted.texts, "", redacted.originals)
@@ -51,12 +42,16 @@ def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
         "region": registry.region,
         "kinds": list(registry.kinds) if registry.enabled else [],
     }
-    if as_json:
+    if json:
         print_json(found)
     else:
         print_line(_in_force(found))
         _print(found, enabled=registry.enabled)
     return 0 if found["sent"] else WITHHELD
+
+
+WITHHELD = 3
+"""Exit code of a text that would not be sent."""
 
 
 def _in_force(found: dict[str, Any]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,54 +59,33 @@ def router_train(
     json: Json = False,
 ) -> int:
     """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
-    settings = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs)
-    options = RouterOptions(out, tuple(tasks or ()), limit, rate, adapter, force=force, json=json)
-    return train(settings, options)
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """Where the router goes, what it learns from (`limit` training items of each source) and the share it may hand over (`rate`)."""
-
-    out: Path
-    sources: Sequence[str]
-    limit: int
-    rate: float
-    adapter: str
-    force: bool = False
-    json: bool = False
-
-
-def train(settings: Settings, options: RouterOptions) -> int:
-    """Train, write and tell how good it is."""
     from edge.app import train_router
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
 
-    _require_place(options)
-    config = settings.config()
+    _require_place(out, force=force)
+    resolved = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs).config()
     plan = EvalPlan(
-        sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
-        limit=options.limit,
-        adapters=adapter_folders(EvalOptions(adapter=options.adapter), config),
+        sources=tuple(dict.fromkeys(tasks or [phase.source for phase in resolved.phases])),
+        limit=limit,
+        adapters=adapter_folders(EvalOptions(adapter=adapter), resolved),
         cloud="none",
     )
-    with open_console(SystemClock(), quiet=options.json) as console:
+    with open_console(SystemClock(), quiet=json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(train_router(config, console.sink, plan, options.rate, options.out))
-    if options.json:
-        print_json({"out": str(options.out), "rate": options.rate, **asdict(quality)})
+        quality = asyncio.run(train_router(resolved, console.sink, plan, rate, out))
+    if json:
+        print_json({"out": str(out), "rate": rate, **asdict(quality)})
         return 0
-    print("\n".join(_lines(options.out, quality)))
-    print_line(f"use it with --set routing.policy=router --set routing.router={options.out}")
+    print("\n".join(_lines(out, quality)))
+    print_line(f"use it with --set routing.policy=router --set routing.router={out}")
     return 0
 
 
-def _require_place(options: RouterOptions) -> None:
-    out = options.out
+def _require_place(out: Path, *, force: bool) -> None:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))}: no file can be written there", hint="name a file in an existing folder")
-    if out.exists() and not options.force:
+    if out.exists() and not force:
         raise UsageError(f"{shown(str(out))}: exists already", hint="give another name, or --force to replace it")
 
 

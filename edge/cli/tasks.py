@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,7 +39,17 @@ Source = Annotated[
 @app.command("list")
 def tasks_list(json: Json = False) -> int:
     """Task sources: families, levels, how many items, where to get them."""
-    return list_sources(as_json=json)
+    from edge.tasks.descriptions import known_sources
+
+    sources = known_sources()
+    if json:
+        print_json([_as_json(source) for source in sources])
+        return 0
+    console = _console()
+    console.print(_source_table(sources))
+    for line in _LIST_NOTES:
+        _plain(console, line)
+    return 0
 
 
 @app.command("show")
@@ -47,7 +57,22 @@ def tasks_show(
     source: Source, model: Model = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
 ) -> int:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
-    return show(Settings(config, sets, model, state=state), source, as_json=json)
+    from edge.tasks.descriptions import about, examples
+    from edge.tasks.registry import open_source
+
+    opened = open_source(source)
+    described, items, form = about(opened), examples(opened), _prompt_form(Settings(config, sets, model, state=state))
+    if json:
+        print_json({**_as_json(described), "prompt_form": form, "examples": [_example_json(item, form) for item in items]})
+        return 0
+    console = _console()
+    for line in _about_lines(described):
+        _plain(console, line)
+    seen: set[str] = set()
+    for item in items:
+        _show_example(console, item, form, with_prompt=item.family not in seen)
+        seen.add(item.family)
+    return 0
 
 
 @app.command("sample")
@@ -60,7 +85,24 @@ def tasks_sample(
     json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> int:
     """Some items of a source."""
-    return sample(source, SampleOptions(count, level, split, seed, json))
+    from edge.core.names import shown
+    from edge.tasks import descriptions
+    from edge.tasks.registry import open_source
+
+    if split not in ("train", "test"):
+        raise UsageError(f"--split is train or test, not {split!r}")
+    chosen: Any = split
+    items = descriptions.sample(open_source(source), count, level=level, split=chosen, seed=seed)
+    if json:
+        _write_lines(items)
+    else:
+        console = _console()
+        for item in items:
+            _show_example(console, item, "compact", with_prompt=False)
+    if len(items) < count:
+        of_level = "" if level is None else f" of level {level}"
+        print_line(f"{visible(shown(source))} has only {counted(len(items), f'{split} item')}{of_level}")
+    return 0
 
 
 _SHOWN_CHARS = 1200
@@ -70,74 +112,6 @@ _LIST_NOTES = (
     'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line.',
     "Use any of them with --tasks. More about one: edge-agent tasks show SOURCE",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """What is sampled. `split` is train or test; `level` None takes every level."""
-
-    count: int
-    level: int | None
-    split: str
-    seed: int
-    json: bool
-
-
-def list_sources(*, as_json: bool) -> int:
-    """Every source by name."""
-    from edge.tasks.descriptions import known_sources
-
-    sources = known_sources()
-    if as_json:
-        print_json([_as_json(source) for source in sources])
-        return 0
-    console = _console()
-    console.print(_source_table(sources))
-    for line in _LIST_NOTES:
-        _plain(console, line)
-    return 0
-
-
-def show(settings: Settings, name: str, *, as_json: bool) -> int:
-    """One source with an example of each family and level, and the prompt as the configured model sees it."""
-    from edge.tasks.descriptions import about, examples
-    from edge.tasks.registry import open_source
-
-    source = open_source(name)
-    told, items, form = about(source), examples(source), _prompt_form(settings)
-    if as_json:
-        print_json({**_as_json(told), "prompt_form": form, "examples": [_example_json(item, form) for item in items]})
-        return 0
-    console = _console()
-    for line in _about_lines(told):
-        _plain(console, line)
-    seen: set[str] = set()
-    for item in items:
-        _show_example(console, item, form, with_prompt=item.family not in seen)
-        seen.add(item.family)
-    return 0
-
-
-def sample(name: str, options: SampleOptions) -> int:
-    """Some items; with --json as lines of a task file."""
-    from edge.core.names import shown
-    from edge.tasks import descriptions
-    from edge.tasks.registry import open_source
-
-    if options.split not in ("train", "test"):
-        raise UsageError(f"--split is train or test, not {options.split!r}")
-    split: Any = options.split
-    items = descriptions.sample(open_source(name), options.count, level=options.level, split=split, seed=options.seed)
-    if options.json:
-        _write_lines(items)
-    else:
-        console = _console()
-        for item in items:
-            _show_example(console, item, "compact", with_prompt=False)
-    if len(items) < options.count:
-        of_level = "" if options.level is None else f" of level {options.level}"
-        print_line(f"{visible(shown(name))} has only {counted(len(items), f'{options.split} item')}{of_level}")
-    return 0
 
 
 def _write_lines(items: list[TaskItem]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,40 +34,23 @@ def command(
     """Replay recorded answers (20 at least) at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
     if share is not None and rate is not None:
         raise UsageError("two rates", hint="give one, or --sweep for several")
-    options = WhatIfOptions(share if rate is None else rate, sweep, task, last, json)
-    return whatif(Settings(config, sets, state=state), options)
-
-
-_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90")
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfOptions:
-    """The rate as it was written, or a sweep over several; the task (None: all); how many of the last answers."""
-
-    rate: str | None
-    sweep: bool
-    task: str | None
-    last: int
-    json: bool
-
-
-def whatif(settings: Settings, options: WhatIfOptions) -> int:
-    """Replay. Raises UsageError without a rate, TooFewAnswers."""
-    rates = _rates(options)
-    result = asyncio.run(_result(settings.config(), rates, options.task or "", options.last))
-    if options.json:
+    rates = _rates(share if rate is None else rate, sweep=sweep)
+    result = asyncio.run(_result(Settings(config, sets, state=state).config(), rates, task or "", last))
+    if json:
         print_json(result)
     else:
         print("\n".join(whatif_lines(result)))
     return 0
 
 
-def _rates(options: WhatIfOptions) -> list[float]:
+_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90")
+
+
+def _rates(rate: str | None, *, sweep: bool) -> list[float]:
     from edge.budget.whatif import SWEEP
 
-    given = [] if options.rate is None else [rate_of(options.rate)]
-    rates = [rate for rate in given if rate is not None] + (list(SWEEP) if options.sweep else [])
+    given = [] if rate is None else [rate_of(rate)]
+    rates = [one for one in given if one is not None] + (list(SWEEP) if sweep else [])
     if not rates:
         raise UsageError("no rate", hint="give one, as edge-agent whatif 10%, or --sweep for several")
     return sorted(set(rates))

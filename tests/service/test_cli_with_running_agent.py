@@ -206,7 +206,7 @@ async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: P
     assert [line.split()[0] for line in out.splitlines()] == ["version", "3", "4"]
     code, out, _ = await edge_agent("adapters", "rollback", "3", "--state", str(state))
     assert code == 0
-    assert out.startswith("adapter 3 serves")
+    assert out.startswith("adapter 3 is active")
     assert [one["serving"] for one in control.versions] == [True, False]
     code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
     assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")

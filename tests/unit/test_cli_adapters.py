@@ -150,7 +150,7 @@ def test_show_has_manifest_configuration_and_norms(world: World, capsys: pytest.
 
 def test_rollback_serves_and_learns_on_from_the_version_and_numbers_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert adapters(world, "rollback", "3") == 0
-    assert capsys.readouterr().out.startswith("adapter 3 serves, and learning goes on from it")
+    assert capsys.readouterr().out.startswith("adapter 3 is active, and learning goes on from it")
     versions = listed(world, capsys)
     assert [(one["version"], one["serving"], one["on_line"]) for one in versions.values()] == [(3, True, True), (4, False, False)]
     world.phases = (world.phases[0].model_copy(update={"steps": 6}),)
