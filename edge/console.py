@@ -1,4 +1,4 @@
-"""Progress for people. Knows events and how to say them on a terminal or in plain lines; knows nothing of agents or commands.
+"""Progress for people: the events of an agent on a terminal or in plain lines.
 
 Progress goes to stderr, so that stdout holds results only. `--json` replaces it by the events themselves as JSON lines on stdout.
 """

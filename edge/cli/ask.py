@@ -1,4 +1,4 @@
-"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr. Knows pipes, files and exit codes."""
+"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr."""
 
 from __future__ import annotations
 

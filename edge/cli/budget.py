@@ -107,7 +107,7 @@ _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend
 _STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
 _ORIGINS = {
     "agent": "",
-    "coordinator": "told by the coordinator; no agent was asked",
+    "coordinator": "reported by the coordinator; no agent was asked",
     "stored": "as last known in the state folder; no agent and no coordinator could be asked",
 }
 

@@ -1,4 +1,4 @@
-"""`edge-agent chat`: a conversation in the terminal, or line by line from a pipe. Knows where its lines come from and where answers go."""
+"""`edge-agent chat`: a conversation in the terminal, or line by line from a pipe."""
 
 from __future__ import annotations
 

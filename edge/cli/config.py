@@ -1,4 +1,4 @@
-"""`edge-agent config init | show | check | keys | path`. Knows how to print settings; knows nothing of what they mean."""
+"""`edge-agent config init | show | check | keys | path`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A conversation, line by line: questions with what was said before, and commands about the answers.
 
-Knows what each line does; knows nothing of keys, pipes or engines. What failed or was stopped is not part of the conversation.
+What failed or was stopped is not part of the conversation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; leaves nothing behind.
+"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. It leaves nothing behind.
 
 A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail. With --measure, what
 the machine reaches follows (edge/cli/measure.py).
@@ -64,7 +64,7 @@ def command(
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 _REACH_S = 2.0
-_TOLD_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+_SHOWN_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
 _ENGINES = (
     ("llama.cpp", "llama-cpp-python", "agent"),
@@ -103,9 +103,9 @@ def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile:
         checks = [asdict(finding) for finding in findings]
         print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
     elif measured is not None:
-        from edge.cli.measure import told
+        from edge.cli.measure import measured_lines
 
-        print("\n".join(["", *told(measured)]), flush=True)
+        print("\n".join(["", *measured_lines(measured)]), flush=True)
     elif wanted:
         print_line("nothing was measured: put right what failed first")
     return int(failed)
@@ -214,12 +214,12 @@ def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
     from edge.app.agents import crowd_settings
     from edge.learning.conditions import CROWDED
 
-    told = f"load {busy:.1f} on {usable} cores over the last minute"
+    text = f"load {busy:.1f} on {usable} cores over the last minute"
     settings = " ".join(f"--set {one}" for one in crowd_settings(config))
     if busy < CROWDED * usable or not settings:
-        return Finding("other programs", "ok", told)
+        return Finding("other programs", "ok", text)
     hint = f"where that is not the agent itself try {settings}"
-    return Finding("other programs", "warn", f"{told}: threads that wait for each other get many times slower", hint)
+    return Finding("other programs", "warn", f"{text}: threads that wait for each other get many times slower", hint)
 
 
 def check_backends() -> Iterator[Finding]:
@@ -277,7 +277,7 @@ def _version(package: str) -> str | None:
 def check_processor() -> Finding:
     """Its name and the features that the engines use."""
     flags = cpu_flags()
-    features = [feature for feature in _TOLD_FEATURES if feature in flags]
+    features = [feature for feature in _SHOWN_FEATURES if feature in flags]
     return Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {', '.join(features) or 'no features told'}")
 
 

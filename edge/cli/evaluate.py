@@ -165,7 +165,7 @@ def evaluate(settings: Settings, options: EvalOptions) -> int:
     plan = with_inputs(plan_of(options, config), config)
     try:
         with open_console(SystemClock(), quiet=options.json) as console:
-            console.say(f"evaluating {', '.join(plan.sources)} with {adapter_told(plan.adapters, options, config)}")
+            console.say(f"evaluating {', '.join(plan.sources)} with {adapter_described(plan.adapters, options, config)}")
             outcome = asyncio.run(app.evaluate(config, console.sink, plan))
     except KeyboardInterrupt:
         if plan.journal is not None and plan.journal.exists():
@@ -268,7 +268,7 @@ def adapter_folders(options: EvalOptions, config: AgentConfig) -> tuple[Path, ..
     return app.serving_adapters(config) if options.adapter == SERVING else app.latest_adapters(config)
 
 
-def adapter_told(adapters: Sequence[Path], options: EvalOptions, config: AgentConfig) -> str:
+def adapter_described(adapters: Sequence[Path], options: EvalOptions, config: AgentConfig) -> str:
     """Which adapter is measured and why, and which one serves where that is another."""
     from edge import app
 

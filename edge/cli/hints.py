@@ -1,4 +1,4 @@
-"""`edge-agent hints measure`: do hints to the cloud LLM pay? Knows wording; the verdict is edge.evaluation.hint_trial's."""
+"""`edge-agent hints measure`: do hints to the cloud LLM pay? The verdict is made in edge.evaluation.hint_trial."""
 
 from __future__ import annotations
 

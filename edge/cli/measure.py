@@ -1,8 +1,7 @@
 """`edge-agent doctor --measure`: what this machine reaches with the chosen model, and what follows from it.
 
-Knows the order of measurements and how long each may take; the numbers come from the engine itself, from torch, and from the formulas of
-edge.training. Nothing is written (but the graph of an ONNX engine where there is none) and nothing stays open, also when it is
-interrupted.
+The numbers come from the engine itself, from torch, and from the formulas of edge.training. Nothing is written (but the graph of an ONNX
+engine where there is none) and nothing stays open, also when it is interrupted.
 """
 
 from __future__ import annotations
@@ -334,10 +333,10 @@ def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineR
 def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
     """Watts before and right after the engine worked, where a battery's gauge tells both and they make sense; and its capacity."""
     full_wh = battery_wh()
-    told = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
+    power = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
     if idle_w is not None and busy_w is not None and idle_w < busy_w:
-        told |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
-    return told
+        power |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
+    return power
 
 
 def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
@@ -377,7 +376,7 @@ def _rounded(value: float) -> float:
 # -- telling it -----------------------------------------------------------------------------------------------------------------------
 
 
-def told(measured: Measured) -> list[str]:
+def measured_lines(measured: Measured) -> list[str]:
     """The result in lines, every number with its unit."""
     return [*_device_lines(measured), *_advice_lines(measured), *_floor_lines(measured)]
 

@@ -1,4 +1,4 @@
-"""`edge-agent models list | pull | convert | quantize | show`. Knows how to print models; the work is done in edge.models."""
+"""`edge-agent models list | pull | convert | quantize | show`. The work is done in edge.models."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def models_pull(
     fetched = pull_from_hub(model, file, revision, print_line)
     if fetched.checked < fetched.files:
         print_line(f"{fetched.files - fetched.checked} of {fetched.files} files came without a checksum to compare")
-    told = {"path": str(fetched.path), "name": model, "convertible": fetched.convertible, "checksums": fetched.checked}
-    return _pulled(told, json)
+    fields = {"path": str(fetched.path), "name": model, "convertible": fetched.convertible, "checksums": fetched.checked}
+    return _pulled(fields, json)
 
 
 @app.command("convert")
@@ -231,15 +231,15 @@ class _Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _pulled(told: dict[str, Any], as_json: bool) -> int:
+def _pulled(fields: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        print_json(told)
+        print_json(fields)
         return 0
-    print(told["path"])
-    if told["convertible"]:
-        print_line(f"safetensors; next: edge-agent models convert {told['path']} OUT.gguf --type q8_0")
+    print(fields["path"])
+    if fields["convertible"]:
+        print_line(f"safetensors; next: edge-agent models convert {fields['path']} OUT.gguf --type q8_0")
     else:
-        print_line(f"use it with --model {told['name']}")
+        print_line(f"use it with --model {fields['name']}")
     return 0
 
 
@@ -253,8 +253,8 @@ def _looked_at(found: Found) -> tuple[About | None, str]:
 
 
 def _row_json(found: Found, about: About | None, problem: str) -> dict[str, Any]:
-    told = {"name": found.name, "origin": found.origin, "path": str(found.path)}
-    return told | ({"problem": problem} if about is None else asdict(about))
+    fields = {"name": found.name, "origin": found.origin, "path": str(found.path)}
+    return fields | ({"problem": problem} if about is None else asdict(about))
 
 
 def _print_table(rows: list[tuple[Found, About | None, str]]) -> None:
@@ -284,7 +284,7 @@ def _cell(text: str) -> Text:
 
 def _about_lines(path: Path, about: About, memory: MemoryEstimate, learning: str) -> list[str]:
     types = ", ".join(f"{count} {kind}" for kind, count in about.tensor_types.items())
-    told = {
+    fields = {
         "name": about.title,
         "file": path,
         "architecture": about.architecture,
@@ -298,7 +298,7 @@ def _about_lines(path: Path, about: About, memory: MemoryEstimate, learning: str
         "memory": f"{_size(memory.weights)} weights, {_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
         f"learning with default settings: {learning}",
     }
-    return [f"{label + ':':<15} {one_line(value)}" for label, value in told.items()]
+    return [f"{label + ':':<15} {one_line(value)}" for label, value in fields.items()]
 
 
 def _plain(value: Any) -> Any:

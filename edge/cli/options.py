@@ -1,4 +1,4 @@
-"""Options that several commands have. Knows their names, bounds and help; knows nothing of commands."""
+"""Options that several commands have, and how their values are read: rates, times, labels, ids of answers."""
 
 from __future__ import annotations
 

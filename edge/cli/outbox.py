@@ -1,4 +1,4 @@
-"""`edge-agent outbox`: every request that left the device, when and why, and the reports that wait. Knows wording; changes nothing."""
+"""`edge-agent outbox`: every request that left the device, when and why, and the reports that wait."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def outbox(
     lines = list(waiting_lines(found["waiting"]) if options.waiting else sent_lines(found["sent"]))
     if lines:
         print("\n".join(lines), flush=True)
-    _tell_rest(found, options, nothing=not lines)
+    _print_rest(found, options, nothing=not lines)
     return 0
 
 
@@ -136,7 +136,7 @@ def replaced_text(replaced: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(replaced.items()))
 
 
-def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
+def _print_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
     """On stderr: that there is nothing, what is older, what waits and what is no longer kept."""
     if nothing:
         chosen = " of that" if options.kind or options.since else ""

@@ -1,4 +1,4 @@
-"""Sentences of the commands' results. Knows notes and records; knows nothing of where they are printed."""
+"""How commands print: JSON and lines that steer no terminal, and the sentences about one answer."""
 
 from __future__ import annotations
 

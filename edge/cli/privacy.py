@@ -1,4 +1,4 @@
-"""`edge-agent privacy check`: what would leave of a text; nothing is sent. Knows wording; knows nothing of how things are found."""
+"""`edge-agent privacy check`: what would leave of a text; nothing is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines typed by a person. Knows keys, history and completion; knows nothing of what the lines say."""
+"""Lines typed by a person in `edge-agent chat`: keys, history and completion."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ async def _report(config: AgentConfig, since: float) -> Mapping[str, Any]:
         return await agent.report(since)
 
 
-def _print(told: Mapping[str, Any]) -> None:
+def _print(report: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(f"since {_when(told['since'])}")
-    if told["tasks"]:
-        console.print(_validation(told["tasks"]))
-    for line in report_lines(told):
+    console.print(f"since {_when(report['since'])}")
+    if report["tasks"]:
+        console.print(_validation(report["tasks"]))
+    for line in report_lines(report):
         console.print(line, soft_wrap=True)
 
 
@@ -71,14 +71,14 @@ def _validation(tasks: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def report_lines(told: Mapping[str, Any]) -> list[str]:
+def report_lines(report: Mapping[str, Any]) -> list[str]:
     """What stands below the table of validation questions."""
-    return [*_gained(told), *_learned(told), *_answered(told), *_spent(told), *_waited(told)]
+    return [*_gained(report), *_learned(report), *_answered(report), *_spent(report), *_waited(report)]
 
 
-def _gained(told: Mapping[str, Any]) -> Iterator[str]:
-    total, then, now = told["total"], told["serving_version_then"], told["serving_version"]
-    if not told["tasks"]:
+def _gained(report: Mapping[str, Any]) -> Iterator[str]:
+    total, then, now = report["total"], report["serving_version_then"], report["serving_version"]
+    if not report["tasks"]:
         yield "gained    nothing was examined yet (with gate.enabled: false it never is)"
     elif total["items"]:
         both = f"{total['items']} validation questions that both versions were examined on"
@@ -86,8 +86,8 @@ def _gained(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"active    {_version(now)}" + (f"; then {_version(then)}" if then != now else ", as then")
 
 
-def _learned(told: Mapping[str, Any]) -> Iterator[str]:
-    learning = told["learning"]
+def _learned(report: Mapping[str, Any]) -> Iterator[str]:
+    learning = report["learning"]
     yield f"learned   {counted(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} rejected"
     for one in learning["by_source"]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
@@ -95,35 +95,35 @@ def _learned(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"          {one_line(one['source'])}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
     for reason in learning["refused_because"]:
         yield f"          rejected: {one_line(reason)}"
-    for went in told["went_back"]:
+    for went in report["went_back"]:
         why = f": {one_line(went['reason'])}" if went["reason"] else ""
         by = "by hand" if went["by"] == "person" else f"by itself ({went['by']})"
         yield f"went back {_when(went['at'])}, from {_version(went['from_version'])} to {_version(went['to_version'])}, {by}{why}"
 
 
-def _answered(told: Mapping[str, Any]) -> Iterator[str]:
-    for number, one in enumerate(told["answers"]):
+def _answered(report: Mapping[str, Any]) -> Iterator[str]:
+    for number, one in enumerate(report["answers"]):
         verdicts = f"{one['good']} good, {one['bad']} bad, {one['corrected']} corrected"
         yield f"{'answered' if number == 0 else '':<10}{one['answers']} {one['source']} ({verdicts})"
-    if not told["answers"]:
+    if not report["answers"]:
         yield "answered  nothing"
-    for rate in told["rates"]:
+    for rate in report["rates"]:
         target = f"target {percent(rate['target_rate'])}" if rate["target_rate"] is not None else "no target set"
         yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
 
 
-def _spent(told: Mapping[str, Any]) -> Iterator[str]:
+def _spent(report: Mapping[str, Any]) -> Iterator[str]:
     for number, name in enumerate(("serving", "learning")):
-        cloud = told["cloud"][name]
+        cloud = report["cloud"][name]
         said = f"{name:<9}{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {dollars(cloud['spend_uusd'])}"
         yield f"{'cloud' if number == 0 else '':<10}{said}"
 
 
-def _waited(told: Mapping[str, Any]) -> Iterator[str]:
-    for number, wait in enumerate(told["waits"]):
+def _waited(report: Mapping[str, Any]) -> Iterator[str]:
+    for number, wait in enumerate(report["waits"]):
         times = "once" if wait["times"] == 1 else f"{wait['times']} times"
         yield f"{'waited' if number == 0 else '':<10}{duration(wait['seconds'])}, {times}: {one_line(wait['reason'])}"
-    if told["paused"]:
+    if report["paused"]:
         yield "learning is paused; edge-agent resume goes on"
 
 

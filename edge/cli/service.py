@@ -1,7 +1,6 @@
 """`edge-agent service install | uninstall | status | logs`: the agent in the background, from log-in on.
 
-Knows the two service managers of users, systemd and launchd, and their commands; knows nothing of what the service does. It is the user's
-own service: nothing here needs or takes more rights.
+The user's own service, of systemd or launchd: nothing here needs or takes more rights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`edge-agent tasks list | show | sample`: what can be learned and evaluated on. Knows how to print sources and items."""
+"""`edge-agent tasks list | show | sample`: what can be learned and evaluated on."""
 
 from __future__ import annotations
 

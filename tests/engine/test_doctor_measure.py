@@ -152,7 +152,7 @@ def test_lines_for_people_name_units_and_say_what_was_not_measured(report: tuple
         BatchAdvice(**told["recommended"]),
         None,
     )
-    text = "\n".join(measure.told(measured))
+    text = "\n".join(measure.measured_lines(measured))
     assert "2.0 M weights of 1.06 bytes" in text
     assert "memory bandwidth     not measured" in text
     assert "floor of a step: not known" in text

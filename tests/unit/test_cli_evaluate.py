@@ -12,7 +12,7 @@ import pytest
 
 from edge.app import adapter_version, eval_candidates
 from edge.cli import main
-from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, report_lines, with_inputs
+from edge.cli.evaluate import EvalOptions, adapter_described, adapter_folders, check_options, plan_of, report_lines, with_inputs
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError
@@ -90,7 +90,7 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
 
     def told(adapter: str) -> str:
         options = EvalOptions(adapter=adapter)
-        return adapter_told(adapter_folders(options, config), options, config)
+        return adapter_described(adapter_folders(options, config), options, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
         for step in (3, 12):
@@ -114,7 +114,7 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
     (tmp_path / "summary.json").write_text('{"adapter_version": 8}')
     assert adapter_version(tmp_path / "adapter") == 8
     options = EvalOptions(run_folder=tmp_path)
-    told = adapter_told(adapter_folders(options, AgentConfig()), options, AgentConfig())
+    told = adapter_described(adapter_folders(options, AgentConfig()), options, AgentConfig())
     assert told == f"adapter 8 ({tmp_path / 'adapter'})"
 
 
