@@ -1,4 +1,4 @@
-"""Progress for people. Knows events and how to say them on a terminal or in plain lines; knows nothing of agents or commands.
+"""Progress for people: the events of an agent on a terminal or in plain lines.
 
 Progress goes to stderr, so that stdout holds results only. `--json` replaces it by the events themselves as JSON lines on stdout.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
-from edge.core.counts import counted
+from edge.core.counts import counted, duration, percent
 from edge.core.events import Event, EventSink, JsonLinesSink
 from edge.core.money import dollars as dollars
 from edge.core.terminal import visible
@@ -205,12 +205,14 @@ class PlainConsole:
 class ProblemLines:
     """Only what a person must know while waiting for one answer: that the cloud is away, and notices."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, offline: bool = True) -> None:
+        """`offline`: say that the cloud is away; not where the failure that follows says it."""
         self._stream = stream
+        self._told = (Offline, Notice) if offline else (Notice,)
 
     def emit(self, event: Event) -> None:
         """Write a line for a problem."""
-        if isinstance(event, (Offline, Notice)):
+        if isinstance(event, self._told):
             self._stream.write(spoken(event) + "\n")
             self._stream.flush()
 
@@ -273,7 +275,7 @@ class LiveConsole:
             f"{view.task}  {_of(view.step, view.planned)} steps {share_done}  {timing(view)}   {self._state}",
             *([f"  phase  {phase_line(view)}"] if view.phases > 1 else []),
             f"  asks   {percent(view.assist_rate):>6} of {percent(view.target_rate)} allowed   λ {view.dual:.3f}   {spark(rates)}",
-            f"  right  {percent(view.joint_accuracy):>6} with help, {accuracy(view)}   {spark(joints)}",
+            f"  right  {percent(view.joint_accuracy):>6} in the end, {accuracy(view)}   {spark(joints)}",
             f"  cloud  {cloud(view)}" + (f"   answered {self._progress.answers}" if self._progress.answers else ""),
         ]
 
@@ -346,7 +348,7 @@ def progress_line(view: ProgressView) -> str:
     parts = [
         f"step {_of(view.step, view.planned)} {view.task}{phase}",
         accuracy(view),
-        f"joint {percent(view.joint_accuracy)}",
+        f"right in the end {percent(view.joint_accuracy)}",
         f"asks {percent(view.assist_rate)} (target {percent(view.target_rate)})",
         f"λ {view.dual:.3f}",
         cloud(view),
@@ -413,7 +415,8 @@ def held_out_line(event: HeldOutScored) -> str:
     """The result on held-out items, each accuracy with its coverage."""
     return (
         f"after step {event.step}, {event.items} held-out items of {event.source}: forced local "
-        f"{percent(event.forced_local_accuracy)} right, kept {percent(event.kept_accuracy)} right of the {percent(event.coverage)} kept"
+        f"{percent(event.forced_local_accuracy)} right, local accuracy {percent(event.kept_accuracy)}, "
+        f"answered locally {percent(event.coverage)}"
     )
 
 
@@ -434,7 +437,7 @@ def switch_in(view: ProgressView) -> str:
 
 def accuracy(view: ProgressView) -> str:
     """Accuracy of kept answers, never without its coverage."""
-    return f"kept {percent(view.kept_accuracy)} right of the {percent(view.coverage)} kept"
+    return f"local accuracy {percent(view.kept_accuracy)}, answered locally {percent(view.coverage)}"
 
 
 def cloud(view: ProgressView) -> str:
@@ -447,21 +450,6 @@ def timing(view: ProgressView) -> str:
     left = "" if view.left_s is None else f", {duration(view.left_s)} left"
     floor = "" if view.times_floor is None else f" ({view.times_floor:.1f} x floor)"
     return f"{view.tokens_per_s:.0f} tokens/s, {view.step_s:.1f} s/step{floor}{left}"
-
-
-def percent(share: float | None) -> str:
-    """`31.2 %`, or `-` for None."""
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -1,7 +1,7 @@
 """What a configured model costs on this machine: sizes, rows, how its weights are held, and the rates a device profile brings.
 
-Knows which number of the configuration or the model file means what to the formulas of edge.training.floor and edge.training.memory; loads
-no weights and measures nothing. Heavy imports happen inside the functions.
+The formulas are in edge.training.floor and edge.training.memory. No weights are loaded and nothing is measured; heavy imports happen inside
+the functions.
 """
 
 from __future__ import annotations

@@ -12,105 +12,120 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json, print_line, visible
-from edge.console import percent
-from edge.core.clock import SystemClock
+import typer
+
+from edge.cli.control import agent_control
+from edge.cli.options import Config, Force, Json, Model, Sets, State
+from edge.cli.output import local_time, print_json, print_line, visible
+from edge.cli.settings import Settings
+from edge.core.counts import percent
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
-    from edge.learning.adapters import Versions
+    from edge.config.schema import AgentConfig
 
-Result = TypeVar("Result")
-FORMATS = ("peft", "gguf", "mlx")
-_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_HINT = "see edge-agent adapters list"
+app = typer.Typer(help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """Which version goes where, in which of FORMATS."""
-
-    version: int
-    out: Path
-    form: str
-    force: bool = False
-    json: bool = False
+Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
 
 
-def list_versions(settings: Settings, *, as_json: bool) -> int:
-    """The versions on disk, newest last."""
-    state = _state_of(settings)
-    versions = asyncio.run(_all(state))
-    if as_json:
+@app.command("list")
+def adapters_list(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    resolved = Settings(config, sets, state=state).config()
+    folder = _state_of(resolved)
+    versions = asyncio.run(_all(resolved))
+    if json:
         print_json(versions)
     elif versions:
         print("\n".join(table(versions)))
         if not any(version["serving"] for version in versions):
-            print("the bare model (version 0) serves")
+            print("the bare model (version 0) is active")
     else:
-        print_line(f"there are no adapters in {visible(str(state))} yet; the bare model serves")
+        print_line(f"there are no adapters in {visible(str(folder))} yet; the bare model is active")
     return 0
 
 
-def show(settings: Settings, version: int, *, as_json: bool) -> int:
-    """One version with its configuration and norms. Raises NotFound."""
-    versions = asyncio.run(_all(_state_of(settings)))
+@app.command("show")
+def adapters_show(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """One version: where it came from, its scores, configuration and norms."""
+    resolved = Settings(config, sets, state=state).config()
+    _state_of(resolved)
+    versions = asyncio.run(_all(resolved))
     found = next((known for known in versions if known["version"] == version), None)
     if found is None:
         from edge.learning.adapters import unknown_version
 
         raise unknown_version(version, [one["version"] for one in versions])
     whole = {**found, **_contents(Path(found["folder"]))}
-    if as_json:
+    if json:
         print_json(whole)
     else:
         print("\n".join(shown_lines(whole)))
     return 0
 
 
-def rollback(settings: Settings, version: int, *, as_json: bool) -> int:
-    """Go back to a version. Raises NotFound, StateError or AdapterError; everything stays as it was then."""
-    line = asyncio.run(_went_back(_state_of(settings), version))
-    if as_json:
-        print_json(line)
+@app.command("rollback")
+def adapters_rollback(version: Version, state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """Serve and learn on from a version (0: the bare model), whether an agent runs or not. Nothing is deleted."""
+    resolved = Settings(config, sets, state=state).config()
+    _state_of(resolved)
+    lineage = asyncio.run(_rollback(resolved, version))
+    if json:
+        print_json(lineage)
     else:
         name = f"adapter {version}" if version else "the bare model"
-        print(f"{name} serves, and learning goes on from it; the other versions stay on disk")
+        print(f"{name} is active, and learning goes on from it; the other versions stay on disk")
     return 0
 
 
-def export(settings: Settings, options: ExportOptions) -> int:
-    """Write a version elsewhere, all or nothing. Raises UsageError, NotFound, AdapterError or StateError."""
-    if options.form not in FORMATS:
-        raise UsageError(f"--format {visible(options.form)}: no such format", hint=f"give one of {', '.join(FORMATS)}")
-    folder = _state_of(settings) / "checkpoints" / f"step-{options.version:06d}" / "adapter"
+@app.command("export")
+def adapters_export(
+    version: Version,
+    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Write a version for other programs: a peft folder, a llama.cpp LoRA file, or an mlx-lm adapter folder."""
+    settings = Settings(config, sets, model, state=state)
+    if form not in FORMATS:
+        raise UsageError(f"--format {visible(form)}: no such format", hint=f"give one of {', '.join(FORMATS)}")
+    folder = _state_of(settings.config()) / "checkpoints" / f"step-{version:06d}" / "adapter"
     if not folder.is_dir():
-        raise NotFound(f"there is no adapter version {options.version} in {visible(str(folder.parents[1]))}", hint=_HINT)
-    _require_place(options)
+        raise NotFound(f"there is no adapter version {version} in {visible(str(folder.parents[1]))}", hint=_HINT)
+    _require_place(out, force=force)
     writers: dict[str, Callable[[Path], None]] = {
         "peft": lambda draft: _copy_peft(folder, draft),
         "gguf": lambda draft: _copy_gguf(folder, draft, settings),
         "mlx": lambda draft: _write_mlx(folder, draft),
     }
-    _replace(options.out, writers[options.form])
-    result = {"version": options.version, "format": options.form, "out": str(options.out)}
-    if options.json:
+    _replace(out, writers[form])
+    result = {"version": version, "format": form, "out": str(out)}
+    if json:
         print_json(result)
     else:
-        print(f"adapter {options.version} is in {visible(str(options.out))} ({options.form})")
+        print(f"adapter {version} is in {visible(str(out))} ({form})")
     return 0
+
+
+FORMATS = ("peft", "gguf", "mlx")
+_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_HINT = "see edge-agent adapters list"
 
 
 def table(versions: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line a version."""
-    rows = [("version", "when", "phase", "task", "size", "kept", "asks", "gate", "state"), *map(_row, versions)]
+    rows = [("version", "when", "phase", "task", "size", "local accuracy", "assist rate", "gate", "state"), *map(_row, versions)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -121,23 +136,23 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
     facts = {
         "version": version["version"],
         "folder": version["folder"],
-        "when": _when(version["at"]),
+        "when": local_time(version["at"]),
         "trained from": "the bare model" if version["base"] == 0 else version["base"],
         "source": version["source"],
         "task": version["task"],
         "size": _size(version["size_bytes"]),
-        "kept accuracy": percent(version["kept_accuracy"]),
-        "joint accuracy": percent(version["joint_accuracy"]),
+        "local accuracy": percent(version["kept_accuracy"]),
+        "right in the end": percent(version["joint_accuracy"]),
         "assist rate": percent(version["assist_rate"]),
         "gate": _gate(version) + (f": {version['gate_reason']}" if version["gate_reason"] else ""),
-        "anchors right": _anchors(version),
+        "validation": _validation(version),
         "state": _state(version),
         "damage": version["damage"],
         "LoRA": f"rank {config.get('r')}, alpha {config.get('lora_alpha')}, {', '.join(config.get('target_modules') or ())}"
         if config
         else "",
     }
-    lines = [f"{name + ':':<15} {visible(str(value))}" for name, value in facts.items() if value not in (None, "")]
+    lines = [f"{name + ':':<17} {visible(str(value))}" for name, value in facts.items() if value not in (None, "")]
     if version["norms"]:
         width = max(len(layer) for layer in version["norms"])
         lines.append(f"{'layer':<{width}}  {'|A|':>9}  {'|B|':>9}  {'|change|':>9}")
@@ -148,10 +163,11 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _state_of(settings: Settings) -> Path:
+def _state_of(config: AgentConfig) -> Path:
+    """The state folder. Raises StateError where there is none."""
     from edge.app import state_folder
 
-    folder = state_folder(settings.config())
+    folder = state_folder(config)
     if not folder.is_dir():
         raise StateError(
             f"{visible(str(folder))}: there is no state folder", hint="name it with --state, or run edge-agent run first"
@@ -159,34 +175,14 @@ def _state_of(settings: Settings) -> Path:
     return folder
 
 
-async def _all(state: Path) -> list[Mapping[str, Any]]:
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return list((await remote.get("/api/adapters"))["adapters"])
-    return _in_folder(state, lambda versions: [version.to_json() for version in versions.all()])
+async def _all(config: AgentConfig) -> Sequence[Mapping[str, Any]]:
+    async with agent_control(config) as agent:
+        return await agent.adapters()
 
 
-async def _went_back(state: Path, version: int) -> Mapping[str, Any]:
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return await remote.post("/api/adapters/rollback", {"version": version})
-    return _in_folder(state, lambda versions: _go_back(versions, version))
-
-
-def _go_back(versions: Versions, version: int) -> dict[str, Any]:
-    versions.checkpoint(version)
-    return versions.go_back(version, SystemClock().now()).to_dict()
-
-
-def _in_folder(state: Path, work: Callable[[Versions], Result]) -> Result:
-    """Work in a folder that no agent uses; its lock is held meanwhile."""
-    from edge.app import sound_adapter
-    from edge.learning.adapters import Versions
-    from edge.learning.checkpoints import Checkpoints
-    from edge.state.folder import StateFolder
-
-    with StateFolder(state) as folder:
-        return work(Versions(folder, Checkpoints(state / "checkpoints"), sound_adapter))
+async def _rollback(config: AgentConfig, version: int) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.rollback(version)
 
 
 def _contents(folder: Path) -> dict[str, Any]:
@@ -203,14 +199,13 @@ def _contents(folder: Path) -> dict[str, Any]:
     return contents
 
 
-def _require_place(options: ExportOptions) -> None:
-    out = options.out
+def _require_place(out: Path, *, force: bool) -> None:
     shown = visible(str(out))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown}: no such folder to write in", hint="name a place in an existing folder")
     if not out.exists():
         return
-    if not options.force:
+    if not force:
         raise UsageError(f"{shown} exists already", hint="choose another place, or give --force to replace it")
     if out.is_dir() and not _is_ours(out):
         raise UsageError(
@@ -275,7 +270,7 @@ def _write_mlx(folder: Path, draft: Path) -> None:
 def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         str(version["version"]),
-        _when(version["at"]),
+        local_time(version["at"]),
         "-" if version["phase"] is None else str(version["phase"] + 1),
         visible(version["task"] or "-"),
         _size(version["size_bytes"]),
@@ -289,8 +284,8 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
 def _state(version: Mapping[str, Any]) -> str:
     """What is to be said of a version in a few words."""
     words = {
-        "serves": version["serving"],
-        "is trained": version["head"] and not version["serving"],
+        "active": version["serving"],
+        "latest": version["head"] and not version["serving"],
         "left": not version["on_line"],
         "damaged": bool(version["damage"]),
     }
@@ -298,20 +293,13 @@ def _state(version: Mapping[str, Any]) -> str:
 
 
 def _gate(version: Mapping[str, Any]) -> str:
-    return version["gate"] or "not judged"
+    return {"refused": "rejected", "": "not judged"}.get(version["gate"], str(version["gate"]))
 
 
-def _anchors(version: Mapping[str, Any]) -> str:
+def _validation(version: Mapping[str, Any]) -> str:
     if version["gate_after"] is None:
         return ""
     return f"{percent(version['gate_before'])} before, {percent(version['gate_after'])} with this one"
-
-
-def _when(at: float | None) -> str:
-    """Local time to the second, - where it is not known."""
-    from datetime import UTC, datetime
-
-    return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _size(size_bytes: int) -> str:

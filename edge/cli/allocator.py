@@ -1,4 +1,4 @@
-"""Memory allocator settings for commands that train. Knows glibc's environment; knows nothing of training.
+"""Memory allocator settings for commands that train.
 
 glibc gives every tensor above 32 MiB back to the system after each use and takes fresh pages for the next one, which costs more than
 the arithmetic. Its settings are read before the process starts, so the command is started again, once, with them. One arena,

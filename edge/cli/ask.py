@@ -1,4 +1,4 @@
-"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr. Knows pipes, files and exit codes."""
+"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr."""
 
 from __future__ import annotations
 
@@ -9,18 +9,81 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from edge.cli.asking import Answer, Screen, answering, ask_and_show, new_question, screen_for_stdout
+import typer
+
 from edge.cli.budget import unknown_task_line
-from edge.cli.saying import print_json, print_line, source_line
+from edge.cli.options import Config, Coordinator, Json, LocalOnly, Mode, Model, NeverSend, Sets, State, Task, mode_of, task_label
+from edge.cli.output import print_json, print_line, source_line
+from edge.cli.settings import Settings
 from edge.core.errors import UsageError
+from edge.core.limits import LARGEST_SEED, MOST_TOKENS
 from edge.core.names import shown
 from edge.core.types import Message
-from edge.serve.ports import Question
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
+    from edge.cli.asking import Answer, Screen
+    from edge.serve.ports import Question
+
+
+def command(
+    question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
+    local_only: LocalOnly = False,
+    cloud: Annotated[bool, typer.Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
+    ] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N"),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
+    ] = None,
+    task: Task = None,
+    full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
+    fail_on_fallback: Annotated[
+        bool, typer.Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
+    ] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    never_send: NeverSend = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Answer one question in the terminal.
+
+    With a question, what is piped in is put before it: `edge-agent ask "What went wrong?" < build.log`.
+
+    Exit codes: 0 answered; 1 not answered, also where --cloud was given and the cloud could or might not answer; 2 wrong usage;
+    3 answered locally though help was asked for, with --fail-on-fallback (the answer is printed all the same); 130 Ctrl-C.
+    """
+    settings = Settings(
+        config, sets, model, coordinator, state, mode_of(mode, local_only=local_only, cloud=cloud), never_send=never_send
+    )
+    options = AskOptions(
+        system,
+        tuple(files or ()),
+        max_tokens,
+        temperature,
+        seed,
+        full=full,
+        json=json,
+        fail_on_fallback=fail_on_fallback,
+        task=task_label(task),
+    )
+    return ask(settings, question, options)
+
 
 FELL_BACK = 3
 """Exit code of an answer that was made locally though help was asked for, where the caller wants to know."""
@@ -45,6 +108,8 @@ class AskOptions:
 
 def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
     """Answer `question` about the files and what stdin holds, or the question that stdin holds. Raises UsageError."""
+    from edge.cli.asking import screen_for_stdout
+
     asked = _question(settings.mode, question, options)
     answer = asyncio.run(_ask(settings, asked, screen_for_stdout(full=options.full, nothing=options.json)))
     if options.json:
@@ -55,15 +120,19 @@ def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
 
 
 async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
-    async with answering(settings) as reader:
+    from edge.cli.asking import answering, ask_and_show
+
+    async with answering(settings, question.mode) as reader:
         if question.task is not None and question.task not in (
-            known := [budget["task"] for budget in (await reader.budgets())["tasks"]]
+            known := [budget["task"] for budget in (await reader.control.budget())["tasks"]]
         ):
             print_line(unknown_task_line(question.task, known))
         return await ask_and_show(reader, question, screen)
 
 
 def _question(mode: str | None, question: str | None, options: AskOptions) -> Question:
+    from edge.cli.asking import new_question
+
     system = [Message("system", options.system)] if options.system and options.system.strip() else []
     text = "\n\n".join(_parts(question, options.files))
     return new_question(

@@ -1,16 +1,16 @@
-"""One answer in the terminal. Knows how an answer is shown as it comes; knows nothing of who gives it."""
+"""Asking a question and showing its answer as it comes, by the agent that runs on the state folder or by one started for the command."""
 
 from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from edge.cli.running import running_agent
-from edge.cli.saying import print_line, visible
+from edge.cli.output import print_line, visible
+from edge.cli.remote import running_agent
 from edge.cli.starting import starting_lines
 from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.types import Message
@@ -20,35 +20,21 @@ from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 if TYPE_CHECKING:
     from edge.agent import Agent
+    from edge.cli.remote import RemoteAgent
     from edge.cli.settings import Settings
     from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
+    from edge.serve.ports import AgentControl
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-class Reader(Protocol):
-    """Whoever answers: this process's own agent or a running one. Every method may raise EdgeError."""
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` looks and steers. Both may raise EdgeError."""
 
-    def read(self, question: Question) -> Reading:
-        """Stream one answer by channel, then its note."""
-        ...
-
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer. Raises NotFound."""
-        ...
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person says of an answer: good, bad or none, and what would have been right. Raises NotFound."""
-        ...
-
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now, its `budget` among it."""
-        ...
-
-    async def budgets(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials, as `edge-agent budget show --json` tells them."""
-        ...
+    read: Callable[[Question], Reading]
+    control: AgentControl
 
 
 @dataclass(slots=True)
@@ -71,67 +57,43 @@ class Answer:
 
 
 @asynccontextmanager
-async def answering(settings: Settings) -> AsyncIterator[Reader]:
-    """The agent that runs on the state folder, or one started here for the time of the block."""
+async def answering(settings: Settings, mode: str | None = None) -> AsyncIterator[Reader]:
+    """The agent that runs on the state folder, or one started here for the time of the block, all of whose questions have this mode."""
     from edge.app import state_folder
 
     resolved = settings.resolve()
     async with running_agent(state_folder(resolved.config)) as remote:
         if remote is not None:
             _refuse_unmet(resolved, remote.url)
-            yield BoundedReader(remote, *_bounds(resolved), NeverSend(settings.never_send or ()))
+            yield _bounded(remote, resolved, NeverSend(settings.never_send or ()))
             return
     for line in starting_lines(resolved, learns=False):
         print_line(line)
-    async with _own_agent(settings) as reader:
-        yield reader
+    async with _started_agent(resolved.config, mode or resolved.config.mode) as agent:
+        yield own_reader(agent)
 
 
-class BoundedReader:
-    """A running agent, asked under this caller's mode (None: the agent's own) and, where there is a reason, never for the cloud."""
+def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: NeverSend) -> Reader:
+    """A running agent under the mode that this caller has set anywhere, never asking the cloud where the caller may not, or with what
+    breaks a rule of `never_send`. Its `read` raises CloudOff when the cloud is demanded all the same."""
+    from edge.app import switched_off
 
-    def __init__(self, agent: Reader, mode: Mode | None, no_cloud: str, never_send: NeverSend) -> None:
-        """What breaks a rule of `never_send` is answered locally."""
-        self._agent = agent
-        self._mode = mode
-        self._no_cloud = no_cloud
-        self._never_send = never_send
+    own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
+    off = switched_off(resolved.config)
 
-    async def read(self, question: Question) -> Reading:
-        """Stream one answer. Raises CloudOff when the cloud is demanded and may not be asked."""
-        mode, no_cloud = question.mode or self._mode, self._no_cloud
-        if self._never_send.broken([message.content for message in question.messages]):
+    async def read(question: Question) -> Reading:
+        mode, no_cloud = question.mode or own_mode, off
+        if never_send.broken([message.content for message in question.messages]):
             no_cloud = no_cloud or "--never-send forbids it"
         if no_cloud:
             if mode == "cloud-only":
                 raise CloudOff(no_cloud)
             mode = "local-only"
-        async with aclosing(self._agent.read(replace(question, mode=mode, no_cloud=no_cloud))) as events:
+        async with aclosing(remote.read(replace(question, mode=mode, no_cloud=no_cloud))) as events:
             async for event in events:
                 yield event
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer."""
-        return await self._agent.why(answer_id)
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Hand on what a person says of an answer."""
-        return await self._agent.feedback(answer_id, verdict, correction)
-
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now."""
-        return await self._agent.status()
-
-    async def budgets(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials."""
-        return await self._agent.budgets()
-
-
-def _bounds(resolved: Resolved[AgentConfig]) -> tuple[Mode | None, str]:
-    """The mode this caller has set anywhere, and why it may not ask the cloud ("" when it may)."""
-    from edge.app import switched_off
-
-    return (resolved.config.mode if "mode" in resolved.origins else None), switched_off(resolved.config)
+    return Reader(read, remote)
 
 
 def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
@@ -143,44 +105,25 @@ def _refuse_unmet(resolved: Resolved[AgentConfig], url: str) -> None:
 
 
 @asynccontextmanager
-async def _own_agent(settings: Settings) -> AsyncIterator[Reader]:
+async def _started_agent(config: AgentConfig, mode: str) -> AsyncIterator[Agent]:
     from edge.app import build_agent
     from edge.console import ProblemLines
 
     if sys.stderr.isatty():
         print_line("starting: loading the model")
-    async with build_agent(settings.config(), ProblemLines(sys.stderr)) as agent:
-        yield OwnAgent(agent)
+    problems = ProblemLines(
+        sys.stderr, offline=mode != "cloud-only"
+    )  # an answer that only the cloud may give fails with that reason
+    async with build_agent(config, problems) as agent:
+        yield agent
 
 
-class OwnAgent:
+def own_reader(agent: Agent) -> Reader:
     """An agent of this process."""
+    from edge.serve.running_agent import AgentAnswers, RunningAgent
 
-    def __init__(self, agent: Agent) -> None:
-        from edge.serve.running_agent import AgentAnswers, RunningAgent
-
-        self._answers = AgentAnswers(agent)
-        self._control = RunningAgent(agent)
-
-    def read(self, question: Question) -> Reading:
-        """Stream one answer by channel, then its note."""
-        return read_answer(self._answers.answer(question))
-
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer."""
-        return await self._control.why(answer_id)
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person says of an answer."""
-        return await self._control.feedback(answer_id, verdict, correction)
-
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now."""
-        return await self._control.status()
-
-    async def budgets(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials."""
-        return await self._control.budget()
+    answers = AgentAnswers(agent)
+    return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:

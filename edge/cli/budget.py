@@ -1,66 +1,115 @@
-"""`edge-agent budget`: what may be spent and what was, how often the model may ask, and no cloud for a while.
-
-An agent that runs is spoken to; otherwise its state folder is, without loading a model or starting a coordinator. Looking also works beside
-an agent that cannot be spoken to, such as `edge-agent learn`.
-"""
+"""`edge-agent budget`: what may be spent and what was, how often the model may ask, and no cloud for a while."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json, print_line, visible
-from edge.config.schema import AgentConfig
-from edge.console import dollars, percent
-from edge.core.counts import counted
-from edge.core.errors import UsageError
+import typer
+
+from edge.cli.control import agent_control
+from edge.cli.options import Config, Coordinator, Json, Sets, State, rate_of, task_label
+from edge.cli.output import print_json, print_line, visible
+from edge.cli.settings import Settings
+from edge.core.counts import counted, percent
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
-    from edge.budget.overview import StoredSettings
-    from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig
+    from edge.serve.ports import AgentControl
 
-_UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
-"""What is counted, and the field of its limit."""
-_STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
-_ORIGINS = {
-    "agent": "",
-    "coordinator": "told by the coordinator; no agent was asked",
-    "stored": "as last known in the state folder; no agent and no coordinator could be asked",
-}
+app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def show(settings: Settings, *, as_json: bool) -> int:
-    """The budgets of all tasks."""
-    return _say(asyncio.run(_budgets(settings.config())), as_json=as_json)
-
-
-def set_dial(settings: Settings, rate: str, task: str | None, *, as_json: bool) -> int:
-    """Turn the dial. Raises UsageError for a rate that cannot be read, StateError beside an agent that cannot be spoken to."""
-    target, config = rate_of(rate), settings.config()
-    known = [known["task"] for known in asyncio.run(_budgets(config))["tasks"]] if task else []
-    budgets = asyncio.run(_changed(config, "/api/budget", {"task": task, "target_rate": target}))
-    if task and task not in known:
-        print_line(unknown_task_line(task, known))
-    if as_json:
+@app.command("show")
+def budget_show(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the price of asking."""
+    budgets = asyncio.run(_budgets(Settings(config, sets, None, coordinator, state).config()))
+    if json:
         print_json(budgets)
     else:
-        print(f"{f'task {task}' if task else 'every task'}: {_dial_words(target)}, from the next question on")
+        print(visible("\n".join(budget_lines(budgets))))
     return 0
 
 
-def forget(settings: Settings, task: str, *, as_json: bool) -> int:
-    """Strike out a label. Raises NotFound for one without a dial, StateError beside an agent that cannot be spoken to."""
-    budgets = asyncio.run(_changed(settings.config(), "/api/budget/forget", {"task": task}))
-    if as_json:
+@app.command("set", context_settings={"ignore_unknown_options": True})  # so that -5% is told to be no rate
+def budget_set(
+    rate: Annotated[
+        str, typer.Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
+    ],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")
+    ] = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
+    target, label = rate_of(rate), task_label(task)
+    resolved = Settings(config, sets, None, coordinator, state).config()
+    known = [known["task"] for known in asyncio.run(_budgets(resolved))["tasks"]] if label else []
+    budgets = asyncio.run(_changed(resolved, lambda agent: agent.set_dial(label, target)))
+    if label and label not in known:
+        print_line(unknown_task_line(label, known))
+    if json:
+        print_json(budgets)
+    else:
+        print(f"{f'task {label}' if label else 'every task'}: {_dial_words(target)}, from the next question on")
+    return 0
+
+
+@app.command("forget")
+def budget_forget(
+    task: Annotated[str, typer.Argument(help="The label whose dial is struck out.", metavar="LABEL")],
+    coordinator: Coordinator = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Strike out the dial of a label, such as a mistyped one; what it spent stays spent."""
+    task = task_label(task) or task
+    budgets = asyncio.run(
+        _changed(Settings(config, sets, None, coordinator, state).config(), lambda agent: agent.forget_task(task))
+    )
+    if json:
         print_json(budgets)
     elif any(known["task"] == task for known in budgets["tasks"]):
         print(f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task")
     else:
         print(f"task {task} is forgotten; what it spent stays spent")
     return 0
+
+
+@app.command("pause")
+def budget_pause(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Ask no cloud, for answers or for learning, until `budget resume`."""
+    return pause(Settings(config, sets, None, coordinator, state), paused=True, as_json=json)
+
+
+@app.command("resume")
+def budget_resume(
+    coordinator: Coordinator = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Let the cloud be asked again."""
+    return pause(Settings(config, sets, None, coordinator, state), paused=False, as_json=json)
+
+
+_UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
+"""What is counted, and the field of its limit."""
+_STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
+_ORIGINS = {
+    "agent": "",
+    "coordinator": "reported by the coordinator; no agent was asked",
+    "stored": "as last known in the state folder; no agent and no coordinator could be asked",
+}
 
 
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
@@ -70,7 +119,7 @@ def unknown_task_line(task: str, known: Sequence[str]) -> str:
 
 def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
     """No cloud until resumed, or again."""
-    budgets = asyncio.run(_changed(settings.config(), "/api/budget/pause", {"paused": paused}))
+    budgets = asyncio.run(_changed(settings.config(), lambda agent: agent.pause(paused)))
     if as_json:
         print_json(budgets)
     elif paused:
@@ -81,85 +130,14 @@ def pause(settings: Settings, *, paused: bool, as_json: bool) -> int:
     return 0
 
 
-def rate_of(text: str) -> float | None:
-    """`15%` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
-    word = text.strip().lower()
-    if word == "off":
-        return None
-    try:
-        value = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise UsageError(f"{text!r} is no rate", hint="write a share such as 15% or 0.15, or off")
-    return value
-
-
 async def _budgets(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.app import state_folder
-
-    async with running_agent(state_folder(config)) as remote:
-        if remote is not None:
-            return await remote.get("/api/budget")
-    return await _stored(config)
+    async with agent_control(config) as agent:
+        return await agent.budget()
 
 
-async def _stored(config: AgentConfig) -> Mapping[str, Any]:
-    from edge.app import state_folder
-    from edge.budget.overview import nothing_stored, stored_overview, stored_tasks
-    from edge.cli.looking import told_budgets
-    from edge.state.reader import reading
-
-    settings = _settings(config)
-    with reading(state_folder(config)) as state:
-        if state is None:
-            return nothing_stored(settings).to_json()
-        told = await told_budgets(config, state, stored_tasks(state, settings))
-        return stored_overview(state, settings, told).to_json()
-
-
-async def _changed(config: AgentConfig, path: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Change it in the running agent, or in the state folder."""
-    from edge.app import state_folder
-
-    async with running_agent(state_folder(config)) as remote:
-        if remote is not None:
-            return await remote.post(path, change)
-    _change_folder(config, change)
-    return await _stored(config)
-
-
-def _change_folder(config: AgentConfig, change: Mapping[str, Any]) -> None:
-    from edge.app import state_folder
-    from edge.budget.dial import Dials
-    from edge.cli.looking import present_folder
-    from edge.cloud.switch import set_paused
-    from edge.core.clock import SystemClock
-    from edge.state.folder import StateFolder
-
-    clock = SystemClock()
-    with StateFolder(present_folder(state_folder(config))) as state:
-        if "paused" in change:
-            set_paused(state, change["paused"], clock.now())
-        elif "target_rate" in change:
-            Dials(state, config.budget.dial, clock).set(change["target_rate"], change["task"] or None)
-        else:
-            Dials(state, config.budget.dial, clock).forget(change["task"])
-
-
-def _settings(config: AgentConfig) -> StoredSettings:
-    from edge.app import switched_off
-    from edge.budget.overview import StoredSettings
-
-    return StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
-
-
-def _say(budgets: Mapping[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        print_json(budgets)
-    else:
-        print(visible("\n".join(budget_lines(budgets))))
-    return 0
+async def _changed(config: AgentConfig, change: Callable[[AgentControl], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await change(agent)
 
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
@@ -220,14 +198,13 @@ def budget_line(budget: Mapping[str, Any] | None) -> str:
     """The budget on one line; None where the coordinator cannot be asked."""
     if budget is None:
         return "the coordinator cannot be reached; answers are local"
-    parts = [
-        f"calls {_used(budget['calls'], budget['calls_limit'])}",
-        f"tokens {_used(budget['tokens'], budget['tokens_limit'])}",
-        f"spend {_used(budget['spend_uusd'], budget['spend_limit_uusd'], dollars)}",
-        f"learning's target {percent(budget['target_rate'])}",
-        f"λ {budget['dual']:.3f}",
-    ]
-    return " · ".join(parts)
+    return f"{amounts(budget)} · learning's target {percent(budget['target_rate'])} · λ {budget['dual']:.3f}"
+
+
+def amounts(budget: Mapping[str, Any]) -> str:
+    """What was used and what is allowed of each unit that the budget knows, on one line."""
+    units = [unit for unit in _UNITS if unit in budget]
+    return " · ".join(f"{unit.removesuffix('_uusd')} {_amount(budget[unit], budget[_UNITS[unit]], unit)}" for unit in units)
 
 
 def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
@@ -241,7 +218,7 @@ def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
 def _used(used: int | None, limit: int | None, words: Callable[[int], str] = str) -> str:
     if used is None:
         return "not known yet"
-    return f"{words(used)} of {'no limit' if limit is None else words(limit)}"
+    return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}"
 
 
 def _dial_words(rate: float | None) -> str:

@@ -1,19 +1,21 @@
 """A conversation, line by line: questions with what was said before, and commands about the answers.
 
-Knows what each line does; knows nothing of keys, pipes or engines. What failed or was stopped is not part of the conversation.
+What failed or was stopped is not part of the conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
-from edge.cli.answer_ids import answer_id
 from edge.cli.asking import Answer, Reader, Screen, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import chat_budget_lines
-from edge.cli.interrupts import Interrupts, Stopped
-from edge.cli.saying import one_line, print_json_line, print_line, source_line, why_lines
-from edge.cli.slash import Said, help_lines, understood
+from edge.cli.options import id_of
+from edge.cli.output import one_line, print_json_line, print_line, source_line, why_lines
 from edge.core.errors import EdgeError, NotFound, UsageError
 from edge.core.types import Message
 
@@ -93,13 +95,13 @@ class Conversation:
             case "/budget":
                 self._voice.told("/budget", await self._interrupts.stoppable(self._budget()))
             case "/why":
-                self._voice.told("/why", await self._interrupts.stoppable(self._reader.why(self._id(said.rest))))
+                self._voice.told("/why", await self._interrupts.stoppable(self._reader.control.why(self._id(said.rest))))
             case command:
                 await self._judge(_VERDICTS[command], said.rest)
 
     async def _budget(self) -> Mapping[str, Any]:
         """What may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: nothing is known of it)."""
-        status, budgets = await self._reader.status(), await self._reader.budgets()
+        status, budgets = await self._reader.control.status(), await self._reader.control.budget()
         task = self._task or budgets["serving_task"]
         dial = next((known["dial"] for known in budgets["tasks"] if known["task"] == task), None)
         return {"budget": status.get("budget"), "dial": dial, "switched_off": budgets["switched_off"]}
@@ -139,7 +141,7 @@ class Conversation:
         first, _, others = rest.partition(" ")
         if first and (verdict == "good" or not self._answered or await self._is_answer(first)):
             judged, correction = first, others.strip()
-        kept = self._reader.feedback(self._id(judged), verdict, correction or None)
+        kept = self._reader.control.feedback(self._id(judged), verdict, correction or None)
         self._voice.told("/" + verdict, await self._interrupts.stoppable(kept))
 
     async def _is_answer(self, word: str) -> bool:
@@ -147,7 +149,7 @@ class Conversation:
         if not _may_be_id(word):
             return False
         try:
-            await self._interrupts.stoppable(self._reader.why(word.removeprefix("chatcmpl-")))
+            await self._interrupts.stoppable(self._reader.control.why(word.removeprefix("chatcmpl-")))
         except NotFound:
             return False
         return True
@@ -155,7 +157,7 @@ class Conversation:
     def _id(self, given: str) -> str:
         if not (given or self._answered):
             raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
-        return answer_id(given or self._answered)
+        return id_of(given or self._answered)
 
 
 def _may_be_id(word: str) -> bool:
@@ -219,3 +221,104 @@ def _words(command: str, value: Any) -> list[str]:
     if command == "/help":
         return list(value)
     return [f"noted: {value.get('verdict')} · id {value.get('id')}"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlashCommand:
+    """One command: its name with the slash, what may follow it, and what it does."""
+
+    name: str
+    takes: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a line means: a command and what follows it; `command` is "" for a question."""
+
+    command: str
+    rest: str
+
+
+COMMANDS = (
+    SlashCommand("/local", "QUESTION", "ask without the cloud"),
+    SlashCommand("/cloud", "QUESTION", "ask the cloud"),
+    SlashCommand("/why", "[ID]", "where the last answer, or another one, came from"),
+    SlashCommand("/good", "[ID]", "the last answer, or another one, was right"),
+    SlashCommand("/bad", "[ID] [TEXT]", "it was wrong; TEXT is what would have been right"),
+    SlashCommand("/budget", "", "what may still be spent"),
+    SlashCommand("/retry", "", "the last question once more; sampled anew where it was answered"),
+    SlashCommand("/new", "", "forget the conversation"),
+    SlashCommand("/help", "", "these commands and keys"),
+    SlashCommand("/quit", "", "leave"),
+)
+_NAMES = frozenset(command.name for command in COMMANDS)
+_KEYS = (
+    "Enter sends; Alt-Enter, or \\ at the end of a line, begins a new line; pasted line ends stay",
+    "Up, Down and Ctrl-R find what was asked before; Tab completes commands",
+    "Ctrl-C stops an answer, or drops the line; Ctrl-D leaves",
+    "a question that begins with / is written with two: //etc/hosts is a file",
+)
+
+
+def understood(line: str) -> Said:
+    """What the line means. Raises UsageError for a command there is not, or one without the question it needs."""
+    if not line.startswith("/") or line.startswith("//"):
+        return Said("", line[1:] if line.startswith("//") else line)
+    word, _, rest = line.partition("\n" if "\n" in line.split(" ", 1)[0] else " ")
+    if word not in _NAMES:
+        raise UsageError(f"unknown command {word}", hint="/help lists them; to ask a question that begins with /, write //")
+    if word in ("/local", "/cloud") and not rest.strip():
+        raise UsageError(f"{word} needs a question", hint=f"write {word} What is 17 * 3?")
+    return Said(word, rest.strip())
+
+
+def help_lines() -> list[str]:
+    """Commands and keys, for a person."""
+    shown = [(f"{command.name} {command.takes}".rstrip(), command.about) for command in COMMANDS]
+    width = max(len(name) for name, _ in shown)
+    return [*(f"{name:<{width}}  {about}" for name, about in shown), *_KEYS]
+
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Ctrl-C stopped the work."""
+
+
+class Interrupts:
+    """Within its block a SIGINT stops the work in progress, once; where there is none it is handed to `idle`."""
+
+    def __init__(self, idle: Callable[[], object]) -> None:
+        self._idle = idle
+        self._work: asyncio.Task[Any] | None = None
+        self._stopping = False
+
+    def __enter__(self) -> Interrupts:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    async def stoppable(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the work. Raises Stopped where Ctrl-C came first; its clean-up has run by then."""
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
+        self._work = task
+        self._stopping = False
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not (self._stopping and task.cancelled()):
+                raise
+            raise Stopped from None
+        finally:
+            self._work = None
+
+    def _on_signal(self) -> None:
+        if self._work is None:
+            self._idle()
+        elif not self._stopping:  # a second one must not cut the clean-up short
+            self._stopping = True
+            self._work.cancel()

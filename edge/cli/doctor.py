@@ -1,4 +1,4 @@
-"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. Knows what to look at; leaves nothing behind.
+"""`edge-agent doctor`: is this machine ready? Each check is one line: ok, warn or fail. It leaves nothing behind.
 
 A fail means that `edge-agent run` will not work; a warn that a part of it will not. The exit code is 1 with any fail. With --measure, what
 the machine reaches follows (edge/cli/measure.py).
@@ -13,28 +13,59 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from edge.cli.saying import print_json, print_line
-from edge.cli.shell import EXTRAS
+import typer
+
+from edge.cli.exits import EXTRAS
+from edge.cli.options import Config, Coordinator, DeviceProfile, Json, Model, Sets, State
+from edge.cli.output import print_json, print_line
+from edge.cli.settings import Settings
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
+from edge.core.exits import exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
+from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.processor import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
     from edge.cli.measure import Measured
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+
+def command(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+    ] = False,
+    write_profile: Annotated[
+        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+    ] = None,
+    keep_profile: Annotated[
+        bool, typer.Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
+    ] = False,
+    device_profile: DeviceProfile = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
+    settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
+    return doctor(settings, as_json=json, measure=measure, profile=write_profile, keep=keep_profile)
+
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 _REACH_S = 2.0
-_TOLD_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+_SHOWN_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
 _ENGINES = (
     *((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()),
@@ -71,9 +102,9 @@ def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile:
         checks = [asdict(finding) for finding in findings]
         print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
     elif measured is not None:
-        from edge.cli.measure import told
+        from edge.cli.measure import measured_lines
 
-        print("\n".join(["", *told(measured)]), flush=True)
+        print("\n".join(["", *measured_lines(measured)]), flush=True)
     elif wanted:
         print_line("nothing was measured: put right what failed first")
     return int(failed)
@@ -127,6 +158,12 @@ def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Ite
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_python()
+    try:
+        config = settings.config()
+    except EdgeError as error:  # said at once: what follows takes seconds, and half of it needs the configuration
+        yield Finding("configuration", "fail", str(error), error.hint)
+        return
+    yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
     decoding = check_decoding()
@@ -137,12 +174,6 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_cores()
     yield check_processor()
     yield check_memory()
-    try:
-        config = settings.config()
-    except EdgeError as error:
-        yield Finding("configuration", "fail", str(error), error.hint)
-        return
-    yield Finding("configuration", "ok", str(settings.file or "defaults"))
     yield check_engine(config)
     if computes:
         yield from check_devices(config)
@@ -182,12 +213,12 @@ def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
     from edge.app.agents import crowd_settings
     from edge.learning.conditions import HIGH_LOAD
 
-    told = f"load {busy:.1f} on {usable} cores over the last minute"
+    text = f"load {busy:.1f} on {usable} cores over the last minute"
     settings = " ".join(f"--set {one}" for one in crowd_settings(config))
     if busy < HIGH_LOAD * usable or not settings:
-        return Finding("other programs", "ok", told)
+        return Finding("other programs", "ok", text)
     hint = f"where that is not the agent itself try {settings}"
-    return Finding("other programs", "warn", f"{told}: threads that wait for each other get many times slower", hint)
+    return Finding("other programs", "warn", f"{text}: threads that wait for each other get many times slower", hint)
 
 
 def check_backends() -> Iterator[Finding]:
@@ -202,8 +233,6 @@ def check_backends() -> Iterator[Finding]:
 
 def check_decoding() -> list[Finding]:
     """Whether llama.cpp computes here, tried in a process of its own; nothing where it is not installed."""
-    from edge.cli.trial import llama_fault, rebuild_hint
-
     version = _version("llama-cpp-python")
     if version is None:
         return []
@@ -247,7 +276,7 @@ def _version(package: str) -> str | None:
 def check_processor() -> Finding:
     """Its name and the features that the engines use."""
     flags = cpu_flags()
-    features = [feature for feature in _TOLD_FEATURES if feature in flags]
+    features = [feature for feature in _SHOWN_FEATURES if feature in flags]
     return Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {', '.join(features) or 'no features told'}")
 
 
@@ -405,7 +434,7 @@ def _try_to_write(folder: Path, place: Path) -> None:
 
 
 def _in_use(folder: Path) -> str:
-    from edge.cli.running import running_agent
+    from edge.cli.remote import running_agent
 
     async def url() -> str:
         async with running_agent(folder) as remote:
@@ -449,3 +478,36 @@ def _failed(findings: list[Finding]) -> bool:
 def _print_finding(finding: Finding) -> None:
     hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
     print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)
+
+
+_TRIAL_S = 120.0
+
+
+def trial_command() -> list[str]:
+    """The process that decodes some tokens of the smallest bundled model."""
+    from edge.models.catalogue import bundled_folder
+
+    program = "import sys; from edge.inference.trial import decode_some; decode_some(sys.argv[1])"
+    return [sys.executable, "-c", program, str(bundled_folder() / "nano-edge.gguf")]
+
+
+def llama_fault(command: Callable[[], Sequence[str]] = trial_command, limit_s: float = _TRIAL_S) -> tuple[str, bool]:
+    """What went wrong when llama.cpp computed ("": nothing), and whether it crashed, as it will in every process."""
+    try:
+        ended = subprocess.run(command(), stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not decode 65 tokens in {limit_s:g} s", False
+    if ended.returncode == 0:
+        return "", False
+    if has_crashed(ended.returncode):
+        return f"crashes on this processor ({exit_name(ended.returncode)})", True
+    words = ended.stderr.decode(errors="replace").strip().splitlines()
+    return f"does not decode: {words[-1][:300] if words else f'it ended with {exit_name(ended.returncode)}'}", False
+
+
+def rebuild_hint(version: str) -> str:
+    """How to build llama.cpp for this processor, the more careful way last."""
+    ways = [WITHOUT_AMX, FOR_ANY] if "amx_int8" in cpu_flags() else [FOR_ANY]
+    install = f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={version}"
+    build = f'build it again: CMAKE_ARGS="{ways[0]}" {pip_install(install)}'
+    return build + "".join(f'; if it crashes still, the same with CMAKE_ARGS="{way}"' for way in ways[1:])

@@ -1,83 +1,104 @@
-"""`edge-agent hints measure`: do hints to the cloud LLM pay? Knows wording; the verdict is edge.evaluation.hint_trial's."""
+"""`edge-agent hints measure`: do hints to the cloud LLM pay? The verdict is made in edge.evaluation.hint_trial."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge import app
+import typer
+
 from edge.cli.evaluate import EvalOptions, adapter_folders
-from edge.cli.saying import one_line, print_json, print_line
-from edge.console import dollars, open_console, percent
+from edge.cli.options import Config, Coordinator, Json, Model, Seed, Sets, State, UnsafePrograms
+from edge.cli.output import one_line, print_json, print_line
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, percent
 from edge.core.errors import UsageError
-from edge.evaluation.plan import EvalPlan
-from edge.state.folder import StateFolder
+from edge.core.limits import MOST_ITEMS
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.evaluation.hint_trial import HintReport
 
-RECORDING = "hints.jsonl"
-"""Where a trial keeps its cloud answers in the state folder, so that an interrupted one goes on without paying twice."""
+app = typer.Typer(help="Whether hints to the cloud LLM pay.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(frozen=True, slots=True)
-class HintOptions:
-    """What is measured: `limit` test items of each source (() of the phases), hints of `chars` characters, `margin` of equal accuracy."""
+@app.command("measure")
+def hints_measure(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="Task source. Repeatable (default: the configuration's).", metavar="SOURCE"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source.", metavar="N")] = 400,
+    chars: Annotated[int, typer.Option("--chars", min=1, max=16_000, help="Characters of a hint.", metavar="N")] = 400,
+    margin: Annotated[
+        float, typer.Option("--margin", min=0.0, max=1.0, help="Difference that still counts as equal accuracy.", metavar="SHARE")
+    ] = 0.03,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Keep cloud answers here (default: in the state folder).", metavar="FILE")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", help="Take cloud answers from here.", metavar="FILE")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Say how to set what was measured; writes nothing.")] = False,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Ask the cloud LLM with and without hints for the same items, and say whether they pay. They stay off unless they do."""
+    from edge.app import measure_hints, state_folder, switched_off
+    from edge.console import open_console
+    from edge.evaluation.plan import EvalPlan
+    from edge.state.folder import StateFolder
 
-    sources: Sequence[str]
-    limit: int
-    chars: int
-    margin: float
-    record: Path | None = None
-    replay: Path | None = None
-    apply: bool = False
-    json: bool = False
-
-
-def measure(settings: Settings, options: HintOptions) -> int:
-    """Ask both ways, tell the verdict, and keep it in the state folder. Nothing is switched on."""
-    config = settings.config()
-    if options.replay is None and (off := app.switched_off(config)):
+    resolved = Settings(config, sets, model, coordinator, state, seed=seed, unsafe_programs=unsafe_programs).config()
+    if replay is None and (off := switched_off(resolved)):
         raise UsageError(f"{off}, so nobody can be asked", hint="replay a recording with --replay")
     plan = EvalPlan(
-        sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
-        limit=options.limit,
-        adapters=adapter_folders(EvalOptions(), config),
-        cloud="replay" if options.replay else "coordinator",
-        record=None if options.replay else options.record or app.state_folder(config) / RECORDING,
-        replay=options.replay,
+        sources=tuple(dict.fromkeys(tasks or [phase.source for phase in resolved.phases])),
+        limit=limit,
+        adapters=adapter_folders(EvalOptions(), resolved),
+        cloud="replay" if replay else "coordinator",
+        record=None if replay else record or state_folder(resolved) / RECORDING,
+        replay=replay,
     )
-    if options.replay is None:
-        with StateFolder(app.state_folder(config)):  # refused before anything is said or loaded where an agent uses it
+    if replay is None:
+        with StateFolder(state_folder(resolved)):  # refused before anything is said or loaded where an agent uses it
             pass
-    with open_console(SystemClock(), quiet=options.json) as console:
+    with open_console(SystemClock(), quiet=json) as console:
         console.say(f"items of {', '.join(plan.sources)} that ask for help go to the cloud LLM twice: with and without a hint")
-        report = asyncio.run(app.measure_hints(config, console.sink, plan, options.chars, options.margin))
-    if options.json:
+        report = asyncio.run(measure_hints(resolved, console.sink, plan, chars, margin))
+    if json:
         print_json(report.to_json())
     else:
         print("\n".join(report_lines(report)), flush=True)
-    if options.apply:
+    if apply:
         print_line(f"nothing was written; the setting is: --set {report.setting}, in a file: {_as_yaml(report.setting)}")
     return 0
 
 
-def show(settings: Settings, *, as_json: bool) -> int:
-    """The last verdict that the state folder keeps."""
-    kept = app.measured_hints(settings.config())
-    if as_json:
+@app.command("show")
+def hints_show(state: State = None, config: Config = None, sets: Sets = None, json: Json = False) -> int:
+    """The last verdict."""
+    from edge.app import measured_hints
+
+    kept = measured_hints(Settings(config, sets, state=state).config())
+    if json:
         print_json(kept or {})
     elif kept is None:
         print_line("hints were not measured here, so they stay off; see edge-agent hints measure")
     else:
         print(f"hints of {kept['hint_chars']} characters: {kept['verdict']} ({one_line(kept['why'])}); {kept['setting']}")
     return 0
+
+
+RECORDING = "hints.jsonl"
+"""Where a trial keeps its cloud answers in the state folder, so that an interrupted one goes on without paying twice."""
 
 
 def report_lines(report: HintReport) -> Iterator[str]:

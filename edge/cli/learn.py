@@ -7,27 +7,87 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.app import build_agent, check_inputs, own_profile
-from edge.cli.shell import INTERRUPTED
+import typer
+
+from edge.cli.exits import INTERRUPTED
+from edge.cli.options import (
+    Config,
+    Coordinator,
+    DeviceProfile,
+    Json,
+    Mode,
+    Model,
+    Seed,
+    Sets,
+    State,
+    TargetRate,
+    Tasks,
+    UnsafePrograms,
+)
+from edge.cli.settings import Settings
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
-from edge.config.schema import FIRST_PHASE_STEPS
-from edge.console import Console, dollars, duration, open_console, percent
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, duration, percent
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
-from edge.learning.figures import SHOWN_STEPS, LiveFigures
-from edge.learning.forgetting import RetentionWatch
-from edge.learning.run_folder import RunFolder, require_same_run
+from edge.core.limits import MOST_STEPS
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
     from edge.agent import Agent
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+    from edge.console import Console
     from edge.learning.loop import BetweenSteps
+    from edge.learning.run_folder import RunFolder
+
+
+def command(
+    tasks: Tasks = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase.")] = None,
+    target_rate: TargetRate = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
+    eval_limit: Annotated[
+        int,
+        typer.Option(
+            "--eval-limit",
+            min=0,
+            metavar="N",
+            help="Held-out items of each phase's source to score at the start and after phases.",
+        ),
+    ] = 0,
+    eval_every: Annotated[
+        int | None, typer.Option("--eval-every", min=1, metavar="M", help="Score them also every M steps.")
+    ] = None,
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
+    settings = Settings(
+        config,
+        sets,
+        model,
+        coordinator,
+        state,
+        mode,
+        tasks,
+        target_rate,
+        seed,
+        phase_steps=steps,
+        unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
+    )
+    return learn(settings, LearnOptions(out, eval_limit, eval_every, json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +106,9 @@ class LearnOptions:
 
 def learn(settings: Settings, options: LearnOptions) -> int:
     """Learn through all phases; 0 when they are done, 130 when interrupted. The same command goes on where a run was cut."""
+    from edge.app import check_inputs, own_profile
+    from edge.learning.run_folder import RunFolder, require_same_run
+
     if options.eval_every is not None and not options.eval_limit:
         raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
     settings = without_a_gate(with_an_end(settings))
@@ -66,6 +129,8 @@ def learn(settings: Settings, options: LearnOptions) -> int:
 
 def with_an_end(settings: Settings) -> Settings:
     """A run needs an end: phases of 150 steps where neither the command line nor the configuration says how long they are."""
+    from edge.config.schema import FIRST_PHASE_STEPS
+
     if settings.phase_steps is not None:
         return settings
     if settings.tasks:
@@ -89,6 +154,10 @@ def _default_folder(config: AgentConfig) -> Path:
 
 
 async def _learn(config: AgentConfig, run_folder: RunFolder, options: LearnOptions, lines: Sequence[str]) -> dict[str, Any]:
+    from edge.app import build_agent
+    from edge.console import open_console
+    from edge.learning.figures import SHOWN_STEPS, LiveFigures
+
     with open_console(SystemClock(), json_lines=options.json) as console:
         for line in lines:
             console.say(line)
@@ -117,6 +186,8 @@ def _retention(agent: Agent, run_folder: RunFolder, sink: EventSink, options: Le
     """What looks at held-out items between steps, or None when nothing shall."""
     if not options.eval_limit:
         return None
+    from edge.learning.forgetting import RetentionWatch
+
     watch = RetentionWatch(
         agent.learning,
         agent.learning.held_out(options.eval_limit),
@@ -158,11 +229,11 @@ def _phase_lines(phase: dict[str, Any]) -> list[str]:
     return [
         f"{phase['task']}, steps {phase['first_step']} to {phase['last_step']}: "
         f"first {phase['first_steps']} -> last {phase['last_steps']}",
-        f"  kept accuracy   {change('kept_accuracy')}",
-        *(f"    {family:<13} {change('kept_accuracy', family)}" for family in families),
-        f"  kept (coverage) {change('coverage')}",
-        f"  joint accuracy  {change('joint_accuracy')}",
-        f"  assist rate     {change('assist_rate')}   target {percent(last.get('target_rate'))}",
+        f"  local accuracy   {change('kept_accuracy')}",
+        *(f"    {family:<14} {change('kept_accuracy', family)}" for family in families),
+        f"  answered locally {change('coverage')}",
+        f"  right in the end {change('joint_accuracy')}",
+        f"  assist rate      {change('assist_rate')}   target {percent(last.get('target_rate'))}",
     ]
 
 

@@ -1,8 +1,7 @@
 """`edge-agent doctor --measure`: what this machine reaches with the chosen model, and what follows from it.
 
-Knows the order of measurements and how long each may take; the numbers come from the engine itself, from torch, and from the formulas of
-edge.training. Nothing is written (but the graph of an ONNX engine where there is none) and nothing stays open, also when it is
-interrupted.
+The numbers come from the engine itself, from torch, and from the formulas of edge.training. Nothing is written (but the graph of an ONNX
+engine where there is none) and nothing stays open, also when it is interrupted.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from edge.inference.batched import BatchedBackend
     from edge.training.advice import BatchAdvice
     from edge.training.floor import Floor, ModelCost
+    from edge.training.learner import Learner
+    from edge.training.memory import MicroBatch
+
 
 Say = Callable[[str], None]
 POINT_S = 1.0
@@ -317,7 +319,6 @@ def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceCon
 
 def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, say: Say) -> SpeedConfig:
     """The model's row, as simulations of a fleet read it."""
-    from edge.cli.measure_learning import training_tokens_per_s
     from edge.config.schema import SpeedConfig
 
     training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
@@ -332,10 +333,10 @@ def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineR
 def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
     """Watts before and right after the engine worked, where a battery's gauge tells both and they make sense; and its capacity."""
     full_wh = battery_wh()
-    told = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
+    power = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
     if idle_w is not None and busy_w is not None and idle_w < busy_w:
-        told |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
-    return told
+        power |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
+    return power
 
 
 def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
@@ -375,7 +376,7 @@ def _rounded(value: float) -> float:
 # -- telling it -----------------------------------------------------------------------------------------------------------------------
 
 
-def told(measured: Measured) -> list[str]:
+def measured_lines(measured: Measured) -> list[str]:
     """The result in lines, every number with its unit."""
     return [*_device_lines(measured), *_advice_lines(measured), *_floor_lines(measured)]
 
@@ -430,3 +431,55 @@ def _line(name: str, value: float | None, unit: str) -> str:
     if value is None:
         return f"  {name:<20} not measured"
     return f"  {name:<20} {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}':>10} {unit}"
+
+
+BUDGET_S = 10.0
+"""No further batch is begun after so many seconds."""
+_SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
+
+
+async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
+    """Tokens/s of an update, prompts counted once a group; None where nothing trains this model here, which `say` is told."""
+    from edge.app import choose_engine, open_learner
+    from edge.core.worker import EngineWorker
+
+    if choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
+        return None
+    say("training tokens/s")
+    worker = EngineWorker()
+    try:
+        return await _rate(await open_learner(config, path, worker), config, path, response_tokens)
+    except EdgeError as error:
+        say(f"no training ({error})")
+        return None
+    finally:
+        worker.close()
+
+
+async def _rate(learner: Learner, config: AgentConfig, path: Path, response_tokens: float) -> float:
+    """Of the longest batch that there was time for, or of a shorter one that was faster."""
+    from edge.sizing import model_shape
+    from edge.training.memory import probe_groups
+
+    spent, best, vocabulary = 0.0, 0.0, model_shape(path).vocab_size
+    for batch in batches(config, response_tokens):
+        report = await learner.update(probe_groups(batch, vocabulary))
+        spent += report.seconds
+        tokens = batch.prompts * batch.prompt_tokens + batch.rows * batch.response_tokens
+        best = max(best, tokens / max(report.seconds, 1e-9))
+        if spent > BUDGET_S:
+            break
+    return best
+
+
+def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]:
+    """One group, its responses twice as long each time up to the mean of the tasks, the last one twice."""
+    from edge.training.memory import MicroBatch
+
+    longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.model.context_tokens - _PROMPT_TOKENS))
+    lengths, length = [longest, longest], _SHORTEST_TOKENS
+    while length < longest:
+        lengths.insert(-2, length)
+        length *= 2
+    for tokens in lengths:
+        yield MicroBatch(prompts=1, prompt_tokens=_PROMPT_TOKENS, rows=config.learning.group_size, response_tokens=tokens)

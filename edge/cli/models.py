@@ -1,13 +1,17 @@
-"""`edge-agent models list | pull | convert | quantize | show`. Knows how to print models; the work is done in edge.models."""
+"""`edge-agent models list | pull | convert | quantize | show`. The work is done in edge.models."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.saying import one_line, print_json, print_line, visible
+import typer
+
+from edge.cli import completion
+from edge.cli.options import Force, Json
+from edge.cli.output import one_line, print_json, print_line, visible
 from edge.core.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
@@ -15,25 +19,16 @@ if TYPE_CHECKING:
 
     from edge.models.catalogue import About, Found, MemoryEstimate
 
-_CONTEXT_TOKENS = 1024
+app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(frozen=True, slots=True)
-class PullOptions:
-    """What is pulled: `file` of the model, at `revision`; `force` replaces a file of the models folder."""
-
-    file: str | None
-    revision: str | None
-    force: bool
-    json: bool
-
-
-def list_models(*, as_json: bool) -> int:
-    """Every model on this machine; one that cannot be read is listed with the reason."""
+@app.command("list")
+def models_list(json: Json = False) -> int:
+    """Bundled models, those in the agent's models folder, and those in the hub's cache."""
     from edge.models.catalogue import all_models, models_folder
 
     rows = [(found, *_looked_at(found)) for found in all_models()]
-    if as_json:
+    if json:
         print_json([_row_json(found, about, problem) for found, about, problem in rows])
         return 0
     _print_table(rows)
@@ -41,32 +36,50 @@ def list_models(*, as_json: bool) -> int:
     return 0
 
 
-def pull(name: str, options: PullOptions) -> int:
-    """From the hub into its cache, or from a local path into the models folder."""
+@app.command("pull")
+def models_pull(
+    model: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    file: Annotated[
+        str | None, typer.Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Fetch a model from the hub into its cache, or take a local one into the models folder."""
     from edge.models.catalogue import adopt
     from edge.models.hub import pull as pull_from_hub
 
-    source = Path(name).expanduser()
-    if source.exists() or name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf"):
-        path = adopt(source, options.file, force=options.force)
-        return _pulled({"path": str(path), "name": path.stem, "convertible": False}, options.json)
-    fetched = pull_from_hub(name, options.file, options.revision, print_line)
+    source = Path(model).expanduser()
+    if source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
+        path = adopt(source, file, force=force)
+        return _pulled({"path": str(path), "name": path.stem, "convertible": False}, json)
+    fetched = pull_from_hub(model, file, revision, print_line)
     if fetched.checked < fetched.files:
         print_line(f"{fetched.files - fetched.checked} of {fetched.files} files came without a checksum to compare")
-    told = {"path": str(fetched.path), "name": name, "convertible": fetched.convertible, "checksums": fetched.checked}
-    return _pulled(told, options.json)
+    fields = {"path": str(fetched.path), "name": model, "convertible": fetched.convertible, "checksums": fetched.checked}
+    return _pulled(fields, json)
 
 
-def convert(name: str, out: Path, type_name: str, *, force: bool, as_json: bool) -> int:
-    """A Hugging Face folder to a GGUF file, or a GGUF file to an ONNX graph."""
+@app.command("convert")
+def models_convert(
+    folder: Annotated[
+        str, typer.Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
+    type_name: Annotated[str, typer.Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
     from edge.models.convert import convert as convert_folder
 
     if out.suffix == ".onnx":
-        return _to_onnx(name, out, force=force, as_json=as_json)
-    folder = _folder_to_convert(name, out)
+        return _to_onnx(folder, out, force=force, as_json=json)
+    source = _folder_to_convert(folder, out)
     with _Progress("converting") as progress:
-        written = convert_folder(folder, out, type_name, force=force, progress=progress.tell)
-    if as_json:
+        written = convert_folder(source, out, type_name, force=force, progress=progress.tell)
+    if json:
         print_json({**asdict(written), "path": str(written.path)})
         return 0
     print(
@@ -77,6 +90,68 @@ def convert(name: str, out: Path, type_name: str, *, force: bool, as_json: bool)
     if not written.chat_template:
         print_line("the folder holds no chat template: this is no instruct model, or its tokenizer files are incomplete")
     return 0
+
+
+@app.command("quantize")
+def models_quantize(
+    source: Annotated[str, typer.Argument(help="GGUF model in f16, bf16 or f32: a name or a file.", metavar="MODEL")],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, typer.Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Make a GGUF file smaller."""
+    from edge.models.catalogue import find_model
+    from edge.models.quantise import quantise
+
+    model = find_model(source)
+    if model.is_dir():
+        raise UsageError(f"{model}: is a folder", hint=f"make a file of it: edge-agent models convert {model} OUT.gguf")
+    with _Progress("quantising") as progress:
+        written = quantise(model, out, type_name, force=force, threads=threads, progress=progress.tell)
+    if json:
+        print_json({**asdict(written), "path": str(written.path)})
+        return 0
+    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
+    if written.fallbacks:
+        print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
+    return 0
+
+
+@app.command("show")
+def models_show(
+    model: Annotated[
+        str,
+        typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL", autocompletion=completion.models),
+    ],
+    json: Json = False,
+) -> int:
+    """One model: shape, types, chat template, prompt form, memory, metadata."""
+    from edge.core.gguf_header import read_header
+    from edge.models.catalogue import find_model, look_at, memory_estimate
+
+    path = find_model(model)
+    metadata: dict[str, Any] = {}
+    if not path.is_dir():
+        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
+    about = look_at(path)
+    memory = memory_estimate(about, _CONTEXT_TOKENS)
+    learning, reason = _learning_bytes(path)
+    if json:
+        costs = {**asdict(memory), "learning": learning}
+        print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
+        return 0
+    for line in _about_lines(path, about, memory, _size(learning) if learning is not None else reason):
+        print(line)
+    if metadata:
+        print("metadata:")
+    for key, value in metadata.items():
+        print(f"  {one_line(key)} = {_shortened(value)}")
+    return 0
+
+
+_CONTEXT_TOKENS = 1024
 
 
 def _folder_to_convert(name: str, out: Path) -> Path:
@@ -114,50 +189,6 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
     print(f"{out}: the decoder of {source}, {_size(file_bytes)}")
     if out.with_suffix(".gguf").resolve() != source.resolve():
         print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
-    return 0
-
-
-def quantize(name: str, out: Path, type_name: str, *, force: bool, threads: int, as_json: bool) -> int:
-    """A GGUF model to a smaller one."""
-    from edge.models.catalogue import find_model
-    from edge.models.quantise import quantise
-
-    source = find_model(name)
-    if source.is_dir():
-        raise UsageError(f"{name}: is a folder", hint=f"make a file of it: edge-agent models convert {name} OUT.gguf")
-    with _Progress("quantising") as progress:
-        written = quantise(source, out, type_name, force=force, threads=threads, progress=progress.tell)
-    if as_json:
-        print_json({**asdict(written), "path": str(written.path)})
-        return 0
-    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
-    if written.fallbacks:
-        print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
-    return 0
-
-
-def show(name: str, *, as_json: bool) -> int:
-    """One model: what its header says and what it costs."""
-    from edge.core.gguf_header import read_header
-    from edge.models.catalogue import find_model, look_at, memory_estimate
-
-    path = find_model(name)
-    metadata: dict[str, Any] = {}
-    if not path.is_dir():
-        metadata = {key: _plain(value) for key, value in read_header(path).metadata.items()}
-    about = look_at(path)
-    memory = memory_estimate(about, _CONTEXT_TOKENS)
-    learning, reason = _learning_bytes(path)
-    if as_json:
-        costs = {**asdict(memory), "learning": learning}
-        print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
-        return 0
-    for line in _about_lines(path, about, memory, _size(learning) if learning is not None else reason):
-        print(line)
-    if metadata:
-        print("metadata:")
-    for key, value in metadata.items():
-        print(f"  {one_line(key)} = {_shortened(value)}")
     return 0
 
 
@@ -200,15 +231,15 @@ class _Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _pulled(told: dict[str, Any], as_json: bool) -> int:
+def _pulled(fields: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        print_json(told)
+        print_json(fields)
         return 0
-    print(told["path"])
-    if told["convertible"]:
-        print_line(f"safetensors; next: edge-agent models convert {told['path']} OUT.gguf --type q8_0")
+    print(fields["path"])
+    if fields["convertible"]:
+        print_line(f"safetensors; next: edge-agent models convert {fields['path']} OUT.gguf --type q8_0")
     else:
-        print_line(f"use it with --model {told['name']}")
+        print_line(f"use it with --model {fields['name']}")
     return 0
 
 
@@ -222,8 +253,8 @@ def _looked_at(found: Found) -> tuple[About | None, str]:
 
 
 def _row_json(found: Found, about: About | None, problem: str) -> dict[str, Any]:
-    told = {"name": found.name, "origin": found.origin, "path": str(found.path)}
-    return told | ({"problem": problem} if about is None else asdict(about))
+    fields = {"name": found.name, "origin": found.origin, "path": str(found.path)}
+    return fields | ({"problem": problem} if about is None else asdict(about))
 
 
 def _print_table(rows: list[tuple[Found, About | None, str]]) -> None:
@@ -253,7 +284,7 @@ def _cell(text: str) -> Text:
 
 def _about_lines(path: Path, about: About, memory: MemoryEstimate, learning: str) -> list[str]:
     types = ", ".join(f"{count} {kind}" for kind, count in about.tensor_types.items())
-    told = {
+    fields = {
         "name": about.title,
         "file": path,
         "architecture": about.architecture,
@@ -267,7 +298,7 @@ def _about_lines(path: Path, about: About, memory: MemoryEstimate, learning: str
         "memory": f"{_size(memory.weights)} weights, {_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
         f"learning with default settings: {learning}",
     }
-    return [f"{label + ':':<15} {one_line(value)}" for label, value in told.items()]
+    return [f"{label + ':':<15} {one_line(value)}" for label, value in fields.items()]
 
 
 def _plain(value: Any) -> Any:

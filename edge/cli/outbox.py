@@ -1,4 +1,4 @@
-"""`edge-agent outbox`: every request that left the device, when and why, and the reports that wait. Knows wording; changes nothing."""
+"""`edge-agent outbox`: every request that left the device, when and why, and the reports that wait."""
 
 from __future__ import annotations
 
@@ -8,23 +8,78 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.running import running_agent
-from edge.cli.saying import one_line, print_json, print_line, visible
-from edge.cli.since import since_of
+import typer
+
+from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, since_of
+from edge.cli.output import local_time, one_line, print_json, print_line, visible
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
 from edge.core.counts import counted
-from edge.core.errors import NotFound, UsageError
+from edge.core.errors import UsageError
+from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.cloud.sent import Choice
+    from edge.config.schema import AgentConfig
 
-_NOTHING: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
+app = typer.Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def outbox(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Only since then: yesterday, today, 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME"),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
+    ] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Reports of steps that have not left yet.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int | None:
+    """Every request that left this device, newest first; `outbox show ID` has its content."""
+    if context.invoked_subcommand is not None:
+        return None
+    options = OutboxOptions(limit, since, kind, waiting, json)
+    found = asyncio.run(_listing(Settings(config, sets, state=state).config(), choice_of(options)))
+    if options.json:
+        print_json(found["waiting"] if options.waiting else found)
+        return 0
+    lines = list(waiting_lines(found["waiting"]) if options.waiting else sent_lines(found["sent"]))
+    if lines:
+        print("\n".join(lines), flush=True)
+    _print_rest(found, options, nothing=not lines)
+    return 0
+
+
+@app.command("show")
+def outbox_show(
+    entry_id: Annotated[int, typer.Argument(min=1, help="The number that outbox shows.", metavar="ID")],
+    raw: Annotated[bool, typer.Option("--raw", help="The very bytes on stdout.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """One request exactly as it left."""
+    entry = asyncio.run(_entry(Settings(config, sets, state=state).config(), entry_id))
+    if raw:
+        sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
+        sys.stdout.buffer.flush()
+    elif json:
+        print_json(entry)
+    else:
+        print("\n".join(entry_lines(entry)), flush=True)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +91,6 @@ class OutboxOptions:
     kind: str | None = None
     waiting: bool = False
     json: bool = False
-
-
-def list_sent(settings: Settings, options: OutboxOptions) -> int:
-    """What left, newest first, or the reports that wait."""
-    from edge.app import state_folder
-
-    state = state_folder(settings.config())
-    found = asyncio.run(_listing(state, choice_of(options)))
-    if options.json:
-        print_json(found["waiting"] if options.waiting else found)
-        return 0
-    lines = list(waiting_lines(found["waiting"]) if options.waiting else sent_lines(found["sent"]))
-    if lines:
-        print("\n".join(lines), flush=True)
-    _tell_rest(found, options, nothing=not lines)
-    return 0
-
-
-def show(settings: Settings, entry_id: int, *, as_json: bool, raw: bool) -> int:
-    """One request with its content. Raises NotFound."""
-    from edge.app import state_folder
-
-    entry = asyncio.run(_entry(state_folder(settings.config()), entry_id))
-    if raw:
-        sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
-        sys.stdout.buffer.flush()
-    elif as_json:
-        print_json(entry)
-    else:
-        print("\n".join(entry_lines(entry)), flush=True)
-    return 0
 
 
 def choice_of(options: OutboxOptions) -> Choice:
@@ -87,7 +111,7 @@ def sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         times = f" x{entry['times']}" if entry["times"] > 1 else ""
         parts = [entry["why"], entry["outcome"], f"replaced: {replaced}" if replaced else ""]
         told = " · ".join(one_line(part) for part in parts if part)
-        yield f"{entry['id']:>6}  {shown_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {told}"
+        yield f"{entry['id']:>6}  {local_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {told}"
 
 
 def waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -112,12 +136,7 @@ def replaced_text(replaced: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(replaced.items()))
 
 
-def shown_time(at: float) -> str:
-    """A time of this machine's zone."""
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
+def _print_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: bool) -> None:
     """On stderr: that there is nothing, what is older, what waits and what is no longer kept."""
     if nothing:
         chosen = " of that" if options.kind or options.since else ""
@@ -129,27 +148,14 @@ def _tell_rest(found: Mapping[str, Any], options: OutboxOptions, *, nothing: boo
         print_line(f"{waiting} for the coordinator: edge-agent outbox --waiting")
     if dropped := found["dropped"]["entries"]:
         gone = counted(dropped, "older entry is", "older entries are")
-        print_line(f"{gone} no longer kept, the last of {shown_time(found['dropped']['until'])} (privacy.keep_days)")
+        print_line(f"{gone} no longer kept, the last of {local_time(found['dropped']['until'])} (privacy.keep_days)")
 
 
-async def _listing(state: Path, choice: Choice) -> Mapping[str, Any]:
-    from edge.cloud.sent import reading_sent
-
-    async with running_agent(state) as remote:
-        if remote is not None:
-            asked = {"limit": min(choice.limit, 500), "since": int(choice.since or 0) or None, "kind": choice.kind}
-            return await remote.get(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
-    with reading_sent(state) as reader:
-        return _NOTHING if reader is None else reader.listing(choice)
+async def _listing(config: AgentConfig, choice: Choice) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.sent(choice)
 
 
-async def _entry(state: Path, entry_id: int) -> Mapping[str, Any]:
-    from edge.cloud.sent import entry_json, reading_sent
-
-    async with running_agent(state) as remote:
-        if remote is not None:
-            return await remote.get(f"/api/sent/{entry_id}")
-    with reading_sent(state) as reader:
-        if reader is None:
-            raise NotFound("nothing has left this device", hint="see edge-agent outbox")
-        return entry_json(*reader.entry(entry_id))
+async def _entry(config: AgentConfig, entry_id: int) -> Mapping[str, Any]:
+    async with agent_control(config) as agent:
+        return await agent.sent_entry(entry_id)

@@ -1,26 +1,34 @@
-"""`edge-agent privacy check`: what would leave of a text; nothing is sent. Knows wording; knows nothing of how things are found."""
+"""`edge-agent privacy check`: what would leave of a text; nothing is sent."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import typer
+
+from edge.cli.options import Config, Json, NeverSend, Sets, State
 from edge.cli.outbox import replaced_text
-from edge.cli.saying import print_json, print_line, visible
+from edge.cli.output import print_json, print_line, visible
+from edge.cli.settings import Settings
 from edge.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from edge.cli.settings import Settings
-
-WITHHELD = 3
-"""Exit code of a text that would not be sent."""
+app = typer.Typer(help="What is private, and stays here.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
-    """The text as it would leave; 3 where it would not be sent at all."""
+@app.command("check")
+def privacy_check(
+    text: Annotated[str | None, typer.Argument(help="The text; `-` or nothing reads stdin.")] = None,
+    never_send: NeverSend = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
     from edge.app import build_registry
 
-    registry, text = build_registry(settings.config()), _text_of(text)
+    registry, text = build_registry(Settings(config, sets, state=state, never_send=never_send).config()), _text_of(text)
     rule = registry.broken_rule([text])
     redacted = registry.redacted([text])
     leaks = registry.leaks(redacted.texts, "", redacted.originals)
@@ -34,12 +42,16 @@ def check(settings: Settings, text: str | None, *, as_json: bool) -> int:
         "region": registry.region,
         "kinds": list(registry.kinds) if registry.enabled else [],
     }
-    if as_json:
+    if json:
         print_json(found)
     else:
         print_line(_in_force(found))
         _print(found, enabled=registry.enabled)
     return 0 if found["sent"] else WITHHELD
+
+
+WITHHELD = 3
+"""Exit code of a text that would not be sent."""
 
 
 def _in_force(found: dict[str, Any]) -> str:

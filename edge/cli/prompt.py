@@ -1,4 +1,4 @@
-"""Lines typed by a person. Knows keys, history and completion; knows nothing of what the lines say."""
+"""Lines typed by a person in `edge-agent chat`: keys, history and completion."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from edge.cli.saying import print_line
-from edge.cli.slash import COMMANDS
+from edge.cli.conversation import COMMANDS
+from edge.cli.output import print_line
 
 HISTORY_FILE = "chat-history"
 MOST_HISTORY_BYTES = 1 << 20

@@ -3,65 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from edge import app
+import typer
+
+from edge.cli import completion
 from edge.cli.evaluate import EvalOptions, adapter_folders
-from edge.cli.saying import print_json, print_line
-from edge.console import open_console, percent
+from edge.cli.options import Config, Force, Json, Model, Seed, Sets, State, UnsafePrograms
+from edge.cli.output import print_json, print_line
+from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.counts import counted, percent
 from edge.core.errors import UsageError
+from edge.core.limits import MOST_ITEMS
 from edge.core.names import shown
-from edge.evaluation.plan import EvalPlan
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.routing.calibration import RouterQuality
 
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """Where the router goes, what it learns from (`limit` training items of each source) and the share it may hand over (`rate`)."""
-
-    out: Path
-    sources: Sequence[str]
-    limit: int
-    rate: float
-    adapter: str
-    force: bool = False
-    json: bool = False
+app = typer.Typer(
+    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
-def train(settings: Settings, options: RouterOptions) -> int:
-    """Train, write and tell how good it is."""
-    _require_place(options)
-    config = settings.config()
+@app.command("train")
+def router_train(
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tasks",
+            help="A source of training items. Repeatable; default: the configuration's.",
+            metavar="SOURCE",
+            autocompletion=completion.sources,
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
+    ] = 400,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+    ] = 0.3,
+    adapter: Annotated[
+        str, typer.Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")
+    ] = "serving",
+    force: Force = False,
+    model: Model = None,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    json: Json = False,
+) -> int:
+    """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
+    from edge.app import train_router
+    from edge.console import open_console
+    from edge.evaluation.plan import EvalPlan
+
+    _require_place(out, force=force)
+    resolved = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs).config()
     plan = EvalPlan(
-        sources=tuple(dict.fromkeys(options.sources or [phase.source for phase in config.phases])),
-        limit=options.limit,
-        adapters=adapter_folders(EvalOptions(adapter=options.adapter), config),
+        sources=tuple(dict.fromkeys(tasks or [phase.source for phase in resolved.phases])),
+        limit=limit,
+        adapters=adapter_folders(EvalOptions(adapter=adapter), resolved),
         cloud="none",
     )
-    with open_console(SystemClock(), quiet=options.json) as console:
+    with open_console(SystemClock(), quiet=json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(app.train_router(config, console.sink, plan, options.rate, options.out))
-    if options.json:
-        print_json({"out": str(options.out), "rate": options.rate, **asdict(quality)})
+        quality = asyncio.run(train_router(resolved, console.sink, plan, rate, out))
+    if json:
+        print_json({"out": str(out), "rate": rate, **asdict(quality)})
         return 0
-    print("\n".join(_lines(options.out, quality)))
-    print_line(f"use it with --set routing.policy=router --set routing.router={options.out}")
+    print("\n".join(_lines(out, quality)))
+    print_line(f"use it with --set routing.policy=router --set routing.router={out}")
     return 0
 
 
-def _require_place(options: RouterOptions) -> None:
-    out = options.out
+def _require_place(out: Path, *, force: bool) -> None:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))}: no file can be written there", hint="name a file in an existing folder")
-    if out.exists() and not options.force:
+    if out.exists() and not force:
         raise UsageError(f"{shown(str(out))}: exists already", hint="give another name, or --force to replace it")
 
 

@@ -4,26 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from edge.app import build_agent, check_inputs, check_serving, own_profile, state_folder
-from edge.cli.listening import check_listening, listening
-from edge.cli.shell import INTERRUPTED
+import typer
+
+from edge.cli.exits import INTERRUPTED
+from edge.cli.options import (
+    Config,
+    Coordinator,
+    DeviceProfile,
+    Json,
+    Mode,
+    Model,
+    NeverSend,
+    Seed,
+    Sets,
+    State,
+    Steps,
+    TargetRate,
+    Tasks,
+    UnsafePrograms,
+)
+from edge.cli.settings import Settings
 from edge.cli.starting import privacy_line, starting_lines
 from edge.cli.stopping import stop_on_signals
-from edge.config.schema import AgentConfig
-from edge.console import Console, open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
-from edge.learning.figures import SHOWN_STEPS, LiveFigures
 
 if TYPE_CHECKING:
     from edge.agent import Agent
-    from edge.cli.settings import Settings
+    from edge.config.schema import AgentConfig, ServeConfig
+    from edge.console import Console
+
+
+def command(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    tasks: Tasks = None,
+    target_rate: TargetRate = None,
+    steps: Steps = None,
+    mode: Mode = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
+    seed: Seed = None,
+    unsafe_programs: UnsafePrograms = False,
+    device_profile: DeviceProfile = None,
+    never_send: NeverSend = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Serve and learn until Ctrl-C, or for --steps steps."""
+    settings = Settings(
+        config,
+        sets,
+        model,
+        coordinator,
+        state,
+        mode,
+        tasks,
+        target_rate,
+        seed,
+        port=port,
+        unsafe_programs=unsafe_programs,
+        device_profile=device_profile,
+        never_send=never_send,
+    )
+    return run(settings, RunOptions(steps=steps, learn=not no_learn, serve=not no_serve, json=json))
+
 
 _LOOK_AGAIN_S = 5.0
 
@@ -40,6 +95,8 @@ class RunOptions:
 
 def run(settings: Settings, options: RunOptions) -> int:
     """Serve and learn; 0 when it ended as asked."""
+    from edge.app import own_profile
+
     if not (options.learn or options.serve):
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
     resolved = settings.resolve(own_profile)
@@ -55,15 +112,22 @@ def run(settings: Settings, options: RunOptions) -> int:
 
 def check_run(config: AgentConfig, *, learns: bool, serves: bool) -> None:
     """Raises what `run` would before a model is loaded."""
+    from edge.app import check_inputs, check_serving
+
     if learns:
         check_inputs(config)
     else:
         check_serving(config)
     if serves:
-        check_listening(config)
+        token_of(config.serve)
+        names_of(config.serve)
 
 
 async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -> None:
+    from edge.app import build_agent, state_folder
+    from edge.console import open_console
+    from edge.learning.figures import SHOWN_STEPS, LiveFigures
+
     with open_console(SystemClock(), json_lines=options.json, max_steps=options.steps) as console:
         for line in lines:
             console.say(line)
@@ -126,3 +190,67 @@ async def _learn_what_comes(agent: Agent, stop: asyncio.Event) -> None:
             await agent.learning.apply_feedback()
         if not stop.is_set() and await agent.learning.more_to_learn():
             await agent.learn()
+
+
+def token_of(serve: ServeConfig) -> str:
+    """The token that clients must show, "" where none is needed. Raises UsageError for an open address without one."""
+    from edge.serve.server import is_loopback
+    from edge.serve.token_file import read_token
+
+    if serve.token_file is not None:
+        return read_token(Path(serve.token_file).expanduser())
+    if not is_loopback(serve.host):
+        raise UsageError(
+            f"serve.host {serve.host} can be reached by other machines, which must show a token",
+            hint="make one with edge-agent serve-token and set serve.token_file, or leave serve.host at 127.0.0.1",
+        )
+    return ""
+
+
+def names_of(serve: ServeConfig) -> tuple[str, ...]:
+    """The host names that are answered to. Raises UsageError where other machines have none to ask under."""
+    from edge.serve.access import LOOPBACK_NAMES
+    from edge.serve.server import is_wildcard
+
+    if is_wildcard(serve.host) and not serve.names:
+        raise UsageError(
+            f"serve.host {serve.host} has no name that other machines could ask under",
+            hint="set serve.names to this machine's name or address, e.g. --set 'serve.names=[my-laptop.local]'",
+        )
+    own = () if is_wildcard(serve.host) else (serve.host,)
+    return (*LOOPBACK_NAMES, *own, *serve.names)
+
+
+def _socket_of(serve: ServeConfig) -> Path | None:
+    return None if serve.socket is None else Path(serve.socket).expanduser()
+
+
+@asynccontextmanager
+async def listening(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
+    """Serve the agent while the block runs, where other commands find it."""
+    from edge.app import state_folder
+    from edge.cli.remote import announced
+    from edge.serve.access import DEFAULT_LIMITS
+    from edge.serve.endpoint import build_app
+    from edge.serve.running_agent import AgentAnswers, RunningAgent
+    from edge.serve.server import is_loopback, serving
+
+    serve, model = config.serve, agent.status().model
+    app = build_app(
+        AgentAnswers(agent),
+        RunningAgent(agent),
+        SystemClock(),
+        names=names_of(serve),
+        token=token_of(serve),
+        origins=serve.allow_origins,
+        limits=replace(DEFAULT_LIMITS, posts=serve.max_requests),
+        loaded_model=model.name,
+        context_tokens=model.context_tokens,
+        texts=agent.texts,
+    )
+    async with serving(app, serve.host, serve.port, socket_path=_socket_of(serve)) as url:
+        with announced(state_folder(config), url, serve.token_file):
+            console.say(f"chat at {url}/ · OpenAI-compatible at {url}/v1 · Ctrl-C stops")
+            if not is_loopback(serve.host):
+                console.say("other machines reach it over plain HTTP, token and questions included: for a network that you trust")
+            yield

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from edge.app import state_folder
-from edge.cli.saying import print_line
-from edge.serve.token_file import make_token, read_token
+import typer
 
-if TYPE_CHECKING:
-    from edge.cli.settings import Settings
+from edge.cli.options import Config, Sets, State
+from edge.cli.output import print_line
+from edge.cli.settings import Settings
 
 
-def serve_token(settings: Settings, *, new: bool) -> int:
-    """Print the token alone on stdout, and on stderr what makes an agent ask for it."""
-    config = settings.config()
-    named = config.serve.token_file
-    path = Path(named).expanduser() if named else state_folder(config) / "serve-token"
+def command(
+    new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+) -> int:
+    """Print the token that clients show to the endpoint; make it first where there is none."""
+    from edge.app import state_folder
+    from edge.serve.token_file import make_token, read_token
+
+    settings = Settings(config, sets, state=state).config()
+    named = settings.serve.token_file
+    path = Path(named).expanduser() if named else state_folder(settings) / "serve-token"
     token = make_token(path) if new or not path.exists() else read_token(path)
     print(token)
     if not named:

@@ -1,28 +1,81 @@
 """`edge-agent service install | uninstall | status | logs`: the agent in the background, from log-in on.
 
-Knows the two service managers of users, systemd and launchd, and their commands; knows nothing of what the service does. It is the user's
-own service: nothing here needs or takes more rights.
+The user's own service, of systemd or launchd: nothing here needs or takes more rights.
 """
 
 from __future__ import annotations
 
 import os
+import plistlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
-from edge.cli.saying import one_line, print_json, print_line
-from edge.cli.service_files import LABEL, UNIT, ServiceSpec, launchd_plist, log_file, systemd_unit
+import typer
+
+from edge.cli.options import Config, Coordinator, DeviceProfile, Force, Json, Mode, Model, Sets, State
+from edge.cli.output import one_line, print_json, print_line
+from edge.cli.settings import Settings
 from edge.core.errors import EdgeError, UsageError
+from edge.core.limits import MOST_ITEMS
 from edge.core.names import shown
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
+
+
+app = typer.Typer(help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("install")
+def service_install(
+    model: Model = None,
+    coordinator: Coordinator = None,
+    state: State = None,
+    mode: Mode = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
+    device_profile: DeviceProfile = None,
+    config: Config = None,
+    sets: Sets = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Print the unit, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    force: Force = False,
+) -> int:
+    """Start `edge-agent run` with these options at every log-in, and now."""
+    settings = Settings(config, sets, model, coordinator, state, mode, port=port, device_profile=device_profile)
+    options = run_options(settings, learn=not no_learn)
+    return install(settings, options, Plan(print_only=print_only, dry_run=dry_run, force=force, learns=not no_learn))
+
+
+@app.command("uninstall")
+def service_uninstall(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> int:
+    """Stop the service and remove it; what the agent has learned stays."""
+    return uninstall(Plan(dry_run=dry_run))
+
+
+@app.command("status")
+def service_status(json: Json = False) -> int:
+    """Whether the service is installed and runs; exit code 0 when it runs, 3 when not."""
+    return status(as_json=json)
+
+
+@app.command("logs")
+def service_logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")
+    ] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> int:
+    """What the service said."""
+    return logs(lines, follow=follow)
+
 
 NOT_RUNNING = 3
 """Exit code of `status` for a service that does not run, as service managers have it."""
@@ -346,3 +399,99 @@ def _key_advice(config: AgentConfig) -> str:
         )
     place = f"write {name}=... to {environment_file()} (mode 0600)"
     return f"the service does not see your shell's {name}: {place}, then systemctl --user restart {UNIT}"
+
+
+UNIT = "edge-agent.service"
+LABEL = "edge-agent"
+STOP_S = 90
+"""How long the work in progress may take to end; a kill after that loses at most a learning step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """What runs, and how. `environment_file` is read by systemd alone, where it is there: a place for secrets."""
+
+    command: Sequence[str]
+    home: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    environment_file: Path | None = None
+
+
+def systemd_unit(spec: ServiceSpec) -> str:
+    """The text of a user unit.
+
+    What would hide parts of the file system is left out: models and task files may lie anywhere, and the sandbox for programs that a
+    model writes needs namespaces of its own.
+    """
+    environment = [f"Environment={_word(f'{name}={value}')}" for name, value in spec.environment.items()]
+    file = [f"EnvironmentFile=-{_path(spec.environment_file)}"] if spec.environment_file else []
+    lines = [
+        "[Unit]",
+        "Description=edge-agent: a small language model that answers and learns on this machine",
+        "StartLimitIntervalSec=300",
+        "StartLimitBurst=5",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"ExecStart={' '.join(_word(word).replace('$', '$$') for word in spec.command)}",
+        *environment,
+        *file,
+        "WorkingDirectory=%h",
+        "Restart=on-failure",
+        "RestartSec=5",
+        "# 2 is wrong usage, which does not mend itself; 130 is a second request to stop.",
+        "RestartPreventExitStatus=2",
+        "SuccessExitStatus=130",
+        "# The agent ends its embedded coordinator itself, after the last report.",
+        "KillMode=mixed",
+        f"TimeoutStopSec={STOP_S}",
+        "Nice=10",
+        "UMask=0077",
+        "LimitCORE=0",
+        "NoNewPrivileges=yes",
+        "LockPersonality=yes",
+        "RestrictRealtime=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        "SystemCallArchitectures=native",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def launchd_plist(spec: ServiceSpec) -> str:
+    """The text of a launch agent."""
+    log = str(log_file(spec.home))
+    job = {
+        "Label": LABEL,
+        "ProgramArguments": list(spec.command),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": STOP_S,
+        "ProcessType": "Background",
+        "Umask": 0o077,
+        "WorkingDirectory": str(spec.home),
+        "StandardOutPath": log,
+        "StandardErrorPath": log,
+        **({"EnvironmentVariables": dict(spec.environment)} if spec.environment else {}),
+    }
+    return plistlib.dumps(job, sort_keys=False).decode()
+
+
+def log_file(home: Path) -> Path:
+    """Where a launch agent's output goes; systemd has its journal."""
+    return home / "Library" / "Logs" / "edge-agent.log"
+
+
+def _word(text: str) -> str:
+    """One word of a command line or an assignment, so that systemd neither splits it nor sees a specifier in it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
+    plain = text and all(char.isalnum() or char in "/._-=:,+@" for char in text)
+    return text if plain else f'"{escaped}"'
+
+
+def _path(path: Path) -> str:
+    return str(path).replace("%", "%%")

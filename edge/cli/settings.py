@@ -1,4 +1,4 @@
-"""From command-line options to a resolved configuration. Knows which option sets which key; knows nothing of typer."""
+"""From command-line options to a resolved configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person should know before a command begins to work. Knows settings that do not do what they seem to; changes none."""
+"""What a person should know before a command begins to work."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator
 
 def profile_line(resolved: Resolved[AgentConfig]) -> str:
     """Which settings besides what was measured the device profile brings, or ""; of a picked one, `picked_line` tells."""
-    told = [] if _pick_origin(resolved) else _brought(resolved)
-    return f"device profile: {', '.join(told)}" if told else ""
+    said = [] if _pick_origin(resolved) else _brought(resolved)
+    return f"device profile: {', '.join(said)}" if said else ""
 
 
 def picked_line(resolved: Resolved[AgentConfig]) -> str:
@@ -55,7 +55,7 @@ def _pick_origin(resolved: Resolved[AgentConfig]) -> str:
 def _brought(resolved: Resolved[AgentConfig]) -> list[str]:
     profile = resolved.config.device_profile
     brought = [(key, value) for key, value, origin in resolved.rows() if origin.startswith(f"{profile}:")]
-    return [_told(key, value) for key, value in brought if not key.startswith("device.")]
+    return [_setting_text(key, value) for key, value in brought if not key.startswith("device.")]
 
 
 def layers_line(config: AgentConfig) -> str:
@@ -81,8 +81,8 @@ def hints_line(config: AgentConfig) -> str:
     kept = measured_hints(config)
     if kept is not None and kept["verdict"] == "pays":
         return ""
-    told = "was not measured here" if kept is None else f"was measured: {kept['verdict']}"
-    return f"hints of {config.coordinator.hint_chars} characters go to the cloud LLM; whether they pay {told} (edge-agent hints measure)"
+    said = "was not measured here" if kept is None else f"was measured: {kept['verdict']}"
+    return f"hints of {config.coordinator.hint_chars} characters go to the cloud LLM; whether they pay {said} (edge-agent hints measure)"
 
 
 def privacy_line(config: AgentConfig) -> str:
@@ -113,6 +113,6 @@ def length_line(config: AgentConfig) -> str:
     )
 
 
-def _told(key: str, value: Any) -> str:
+def _setting_text(key: str, value: Any) -> str:
     text = _WORDS[key].format(value) if key in _WORDS else f"{key} = {value}"
     return text.replace("prompts", "prompt").replace("rows", "row") if value == 1 else text

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal for commands that run for long. Knows signals; knows nothing of what is stopped."""
+"""Ctrl-C, SIGTERM and a closed terminal for commands that run for long."""
 
 from __future__ import annotations
 

@@ -1,51 +1,48 @@
-"""`edge-agent tasks list | show | sample`: what can be learned and evaluated on. Knows how to print sources and items."""
+"""`edge-agent tasks list | show | sample`: what can be learned and evaluated on."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.saying import print_json, print_line, visible
+import typer
+
+from edge.cli import completion
+from edge.cli.options import Config, Json, Model, Sets, State
+from edge.cli.output import print_json, print_line, visible
+from edge.cli.settings import Settings
 from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.limits import LARGEST_SEED, MOST_ITEMS
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edge.cli.settings import Settings
     from edge.tasks.descriptions import SourceAbout
 
-_SHOWN_CHARS = 1200
-_SHOWN_LEFT_OUT = 5
-_LIST_NOTES = (
-    "A data set's name alone loads it from the hub; NAME:PATH reads a local folder or file (jsonl, json, parquet).",
-    'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line.',
-    "Use any of them with --tasks. More about one: edge-agent tasks show SOURCE",
-)
+app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """What is sampled. `split` is train or test; `level` None takes every level."""
-
-    count: int
-    level: int | None
-    split: str
-    seed: int
-    json: bool
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE", autocompletion=completion.sources
+    ),
+]
 
 
-def list_sources(*, as_json: bool) -> int:
-    """Every source by name."""
+@app.command("list")
+def tasks_list(json: Json = False) -> int:
+    """Task sources: families, levels, how many items, where to get them."""
     from edge.tasks.descriptions import known_sources
 
     sources = known_sources()
-    if as_json:
+    if json:
         print_json([_as_json(source) for source in sources])
         return 0
     console = _console()
@@ -55,18 +52,21 @@ def list_sources(*, as_json: bool) -> int:
     return 0
 
 
-def show(settings: Settings, name: str, *, as_json: bool) -> int:
-    """One source with an example of each family and level, and the prompt as the configured model sees it."""
+@app.command("show")
+def tasks_show(
+    source: Source, model: Model = None, state: State = None, config: Config = None, sets: Sets = None, json: Json = False
+) -> int:
+    """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
     from edge.tasks.descriptions import about, examples
     from edge.tasks.registry import open_source
 
-    source = open_source(name)
-    told, items, form = about(source), examples(source), _prompt_form(settings)
-    if as_json:
-        print_json({**_as_json(told), "prompt_form": form, "examples": [_example_json(item, form) for item in items]})
+    opened = open_source(source)
+    described, items, form = about(opened), examples(opened), _prompt_form(Settings(config, sets, model, state=state))
+    if json:
+        print_json({**_as_json(described), "prompt_form": form, "examples": [_example_json(item, form) for item in items]})
         return 0
     console = _console()
-    for line in _about_lines(told):
+    for line in _about_lines(described):
         _plain(console, line)
     seen: set[str] = set()
     for item in items:
@@ -75,26 +75,43 @@ def show(settings: Settings, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def sample(name: str, options: SampleOptions) -> int:
-    """Some items; with --json as lines of a task file."""
+@app.command("sample")
+def tasks_sample(
+    source: Source,
+    count: Annotated[int, typer.Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
+    level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
+    split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
+) -> int:
+    """Some items of a source."""
     from edge.core.names import shown
     from edge.tasks import descriptions
     from edge.tasks.registry import open_source
 
-    if options.split not in ("train", "test"):
-        raise UsageError(f"--split is train or test, not {options.split!r}")
-    split: Any = options.split
-    items = descriptions.sample(open_source(name), options.count, level=options.level, split=split, seed=options.seed)
-    if options.json:
+    if split not in ("train", "test"):
+        raise UsageError(f"--split is train or test, not {split!r}")
+    chosen: Any = split
+    items = descriptions.sample(open_source(source), count, level=level, split=chosen, seed=seed)
+    if json:
         _write_lines(items)
     else:
         console = _console()
         for item in items:
             _show_example(console, item, "compact", with_prompt=False)
-    if len(items) < options.count:
-        of_level = "" if options.level is None else f" of level {options.level}"
-        print_line(f"{visible(shown(name))} has only {counted(len(items), f'{options.split} item')}{of_level}")
+    if len(items) < count:
+        of_level = "" if level is None else f" of level {level}"
+        print_line(f"{visible(shown(source))} has only {counted(len(items), f'{split} item')}{of_level}")
     return 0
+
+
+_SHOWN_CHARS = 1200
+_SHOWN_LEFT_OUT = 5
+_LIST_NOTES = (
+    "A data set's name alone loads it from the hub; NAME:PATH reads a local folder or file (jsonl, json, parquet).",
+    'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line.',
+    "Use any of them with --tasks. More about one: edge-agent tasks show SOURCE",
+)
 
 
 def _write_lines(items: list[TaskItem]) -> None:

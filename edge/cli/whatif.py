@@ -4,66 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.cli.budget import rate_of
-from edge.cli.running import running_agent
-from edge.cli.saying import print_json
-from edge.console import dollars, percent
+import typer
+
+from edge.cli.control import agent_control
+from edge.cli.options import Config, Json, Sets, State, rate_of
+from edge.cli.output import print_json
+from edge.cli.settings import Settings
+from edge.core.counts import percent
 from edge.core.errors import UsageError
+from edge.core.money import dollars
 
 if TYPE_CHECKING:
-    from edge.cli.settings import Settings
     from edge.config.schema import AgentConfig
 
-_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "half within", "9 in 10 within")
 
-
-@dataclass(frozen=True, slots=True)
-class WhatIfOptions:
-    """The rate as it was written, or a sweep over several; the task (None: all); how many of the last answers."""
-
-    rate: str | None
-    sweep: bool
-    task: str | None
-    last: int
-    json: bool
-
-
-def whatif(settings: Settings, options: WhatIfOptions) -> int:
-    """Replay. Raises UsageError without a rate, TooFewAnswers."""
-    rates = _rates(options)
-    result = asyncio.run(_result(settings.config(), rates, options.task or "", options.last))
-    if options.json:
+def command(
+    share: Annotated[str | None, typer.Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
+    rate: Annotated[str | None, typer.Option("--target-rate", help="The same.", metavar="RATE")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="A table over several rates.")] = False,
+    task: Annotated[str | None, typer.Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
+    last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
+    state: State = None,
+    config: Config = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> int:
+    """Replay recorded answers (20 at least) at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
+    if share is not None and rate is not None:
+        raise UsageError("two rates", hint="give one, or --sweep for several")
+    rates = _rates(share if rate is None else rate, sweep=sweep)
+    result = asyncio.run(_result(Settings(config, sets, state=state).config(), rates, task or "", last))
+    if json:
         print_json(result)
     else:
         print("\n".join(whatif_lines(result)))
     return 0
 
 
-def _rates(options: WhatIfOptions) -> list[float]:
+_HEAD = ("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90")
+
+
+def _rates(rate: str | None, *, sweep: bool) -> list[float]:
     from edge.budget.whatif import SWEEP
 
-    given = [] if options.rate is None else [rate_of(options.rate)]
-    rates = [rate for rate in given if rate is not None] + (list(SWEEP) if options.sweep else [])
+    given = [] if rate is None else [rate_of(rate)]
+    rates = [one for one in given if one is not None] + (list(SWEEP) if sweep else [])
     if not rates:
         raise UsageError("no rate", hint="give one, as edge-agent whatif 10%, or --sweep for several")
     return sorted(set(rates))
 
 
 async def _result(config: AgentConfig, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-    from edge.app import state_folder
-    from edge.budget.whatif import what_if, what_if_recorded
-    from edge.state.reader import reading
-
-    folder = state_folder(config)
-    async with running_agent(folder) as remote:
-        if remote is not None:
-            return await remote.post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
-    with reading(folder) as state:
-        found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
-        return found.to_json()
+    async with agent_control(config) as agent:
+        return await agent.whatif(rates, task, last)
 
 
 def whatif_lines(result: Mapping[str, Any]) -> list[str]:

@@ -60,11 +60,6 @@ class StateFolder(StateReader):
             os.close(self._lock)
             self._lock = -1
 
-    @property
-    def database(self) -> sqlite3.Connection:
-        """The open database, for the modules that keep a table of their own in it; use it as a context manager to commit."""
-        return self._db
-
     def set_meta(self, key: str, value: str) -> None:
         """Keep a small named value."""
         with self._db:

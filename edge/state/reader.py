@@ -26,6 +26,11 @@ class StateReader:
     folder: Path
     _db: sqlite3.Connection
 
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The open database, for the modules that keep a table of their own in it; use it as a context manager to commit."""
+        return self._db
+
     def position(self) -> Position:
         """How far learning has come."""
         text = self.meta(POSITION)

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.gguf_header import BLOCKS, read_header
 from edge.inference.gguf_model import check_gguf_file
@@ -119,12 +119,12 @@ def test_one_bad_model_does_not_take_the_listing_down(tiny: Path, models: Path, 
         (folder.path / "config.json").write_text(json.dumps(config))
     (write_hf_folder(models / "deep").path / "config.json").write_text("[" * 200_000)
     (write_hf_folder(models / "words-deep").path / "tokenizer_config.json").write_text("[" * 200_000)
-    assert run_command(["models", "list", "--json"]) == 0
+    assert main(["models", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out) if row["origin"] == "folder"}
     assert set(rows) == {"text", "key", "pipe", "folder", "deep", "words-deep", *BAD_CONFIGS}
     assert all(row.get("problem") for row in rows.values())
     for name in ("deep", "inf", "none", "text"):
-        assert run_command(["models", "show", name]) == 1
+        assert main(["models", "show", name]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "unexpected" not in error
 
@@ -145,10 +145,10 @@ def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
     change = putting({"general.name": ("text", evil), f"k{evil}": ("text", evil), "general.architecture": ("text", evil)})
     path = changed(tiny, models / "evil.gguf", change)
     for words in (["show", "evil"], ["list"], ["show", "evil", "--json"], ["quantize", str(path), str(models / "o.gguf")]):
-        run_command(["models", *words])
+        main(["models", *words])
         shown = "".join(capsys.readouterr())
         assert shown and not set(shown) & {"\x1b", "\u202e", "\x9b"}
-    assert run_command(["models", "show", "evil", "--json"]) == 0
+    assert main(["models", "show", "evil", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
@@ -165,22 +165,22 @@ def test_a_file_of_the_type_already_is_not_quantised_again(tmp_path: Path) -> No
 def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(models / "full.gguf", quantised=False)
     write_hf_folder(models / "hf")
-    assert run_command(["models", "quantize", "full", str(models / "small.gguf"), "--type", "Q8_0"]) == 0
-    assert run_command(["models", "convert", "hf", str(models / "made.gguf")]) == 0
+    assert main(["models", "quantize", "full", str(models / "small.gguf"), "--type", "Q8_0"]) == 0
+    assert main(["models", "convert", "hf", str(models / "made.gguf")]) == 0
     capsys.readouterr()
-    assert run_command(["models", "convert", "full", str(models / "out.bin")]) == 2
+    assert main(["models", "convert", "full", str(models / "out.bin")]) == 2
     assert "full: is a GGUF model, of which only ONNX graphs can be made" in capsys.readouterr().err
-    assert run_command(["models", "quantize", "hf", str(models / "x.gguf")]) == 2
+    assert main(["models", "quantize", "hf", str(models / "x.gguf")]) == 2
     assert "hf: is a folder" in capsys.readouterr().err
 
 
 def test_show_tells_what_learning_takes_by_its_formula(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(tiny, models / "plain.gguf", lambda parts: None)
     changed(tiny, models / "scaled.gguf", putting({"qwen2.rope.scaling.factor": ("f32", 4.0)}))
-    assert run_command(["models", "show", "plain", "--json"]) == 0
+    assert main(["models", "show", "plain", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert about["memory"]["learning"] > 40 * about["parameters"]
-    assert run_command(["models", "show", "scaled"]) == 0
+    assert main(["models", "show", "scaled"]) == 0
     assert "learning with default settings: not possible" in capsys.readouterr().out
 
 

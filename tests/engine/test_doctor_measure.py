@@ -12,8 +12,8 @@ import pytest
 
 from edge.app import installed, model_file, open_backend
 from edge.cli import doctor, main, measure
+from edge.cli.doctor import llama_fault, trial_command
 from edge.cli.settings import Settings
-from edge.cli.trial import llama_fault, trial_command
 from edge.config.loader import resolve
 from edge.config.picking import MEASURED, Pick, pick_profile
 from edge.config.schema import AgentConfig
@@ -153,7 +153,7 @@ def test_lines_for_people_name_units_and_say_what_was_not_measured(report: tuple
         BatchAdvice(**told["recommended"]),
         None,
     )
-    text = "\n".join(measure.told(measured))
+    text = "\n".join(measure.measured_lines(measured))
     assert "2.0 M weights of 1.06 bytes" in text
     assert "memory bandwidth     not measured" in text
     assert "floor of a step: not known" in text

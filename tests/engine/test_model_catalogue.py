@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.core.errors import ModelFileError
 from edge.models import hub
 from edge.models.catalogue import all_models, find_model, look_at
@@ -75,11 +75,11 @@ def test_list_and_show_take_folders_too(models: Path, capsys: pytest.CaptureFixt
     _with_config(folder, quantization={"bits": 4, "group_size": 64})
     odd = write_hf_folder(models / "odd")
     _with_config(odd, model_type="mamba")
-    assert run_command(["models", "list", "--json"]) == 0
+    assert main(["models", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["packed"]["quantisation"], rows["packed"]["origin"]) == ("MLX 4 bit", "folder")
     assert "'mamba' is not supported" in rows["odd"]["problem"]
-    assert run_command(["models", "show", "packed"]) == 0
+    assert main(["models", "show", "packed"]) == 0
     assert "MLX 4 bit" in capsys.readouterr().out
 
 
@@ -87,14 +87,14 @@ def test_a_graph_is_made_of_a_model_and_is_none_itself(models: Path, capsys: pyt
     require_onnx()
     write_tiny_model(models / "tiny.gguf")
     graph = models / "tiny.onnx"
-    assert run_command(["models", "convert", "tiny", str(graph), "--json"]) == 0
+    assert main(["models", "convert", "tiny", str(graph), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file_bytes"] == graph.stat().st_size > 0
     with pytest.raises(ModelFileError, match="a graph alone is no model") as caught:
         find_model(str(graph))
     assert "engine.backend onnx" in caught.value.hint
     write_hf_folder(models / "folder")
     for words, said in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
-        assert run_command(["models", "convert", *words]) == 2
+        assert main(["models", "convert", *words]) == 2
         assert said in capsys.readouterr().err
-    assert run_command(["models", "convert", "nowhere", str(models / "n.onnx")]) == 1
+    assert main(["models", "convert", "nowhere", str(models / "n.onnx")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

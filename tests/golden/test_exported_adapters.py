@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
@@ -77,7 +77,7 @@ def _rows() -> Rows:
 
 def _export(place: Path, form: str, out: Path) -> None:
     words = ["--format", form, "--model", str(place / "base.gguf"), "--state", str(place / "state")]
-    assert run_command(["adapters", "export", "1", str(out), *words]) == 0
+    assert main(["adapters", "export", "1", str(out), *words]) == 0
 
 
 def _twice(config: Path, *keys: str) -> None:

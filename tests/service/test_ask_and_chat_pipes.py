@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edge.cli.running import announced
+from edge.cli.remote import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.serve.endpoint import build_app

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from edge.budget.dial import MOST_OWN_DIALS
-from edge.cli.budget import rate_of
-from edge.cli.running import announced
-from edge.cli.shell import run_command
+from edge.cli import main
+from edge.cli.options import rate_of
+from edge.cli.remote import announced
 from edge.core.clock import ManualClock
 from edge.core.errors import UsageError
 from edge.core.types import Message
@@ -67,9 +67,9 @@ def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
 
 
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["budget", "show", "--state", str(used)]) == 0
+    assert main(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
-    device = ["device   this device in all", "calls    12 of 20", "tokens   0 of no limit", "spend    $0.00084 of no limit"]
+    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    $0.00084 (unlimited)"]
     assert out[:7] == [*device, "state    ok", "", "task     math"]
     assert out[7].startswith("used     12 calls, ") and out[7].endswith(", $0.00084 by this task alone")
     assert out[8] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
@@ -81,20 +81,20 @@ def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_
     used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ["--state", str(used)]
-    assert run_command(["budget", "set", "15%", *place]) == 0
-    assert run_command(["budget", "set", "0.4", "--task", "code", *place]) == 0
-    assert run_command(["budget", "pause", *place]) == 0
+    assert main(["budget", "set", "15%", *place]) == 0
+    assert main(["budget", "set", "0.4", "--task", "code", *place]) == 0
+    assert main(["budget", "pause", *place]) == 0
     assert "until edge-agent budget resume" in capsys.readouterr().out
-    assert run_command(["budget", "show", "--json", *place]) == 0
+    assert main(["budget", "show", "--json", *place]) == 0
     budgets = json.loads(capsys.readouterr().out)
     assert {task["task"]: (task["target_rate"], task["state"]) for task in budgets["tasks"]} == {
         "math": (0.15, "paused"), "code": (0.4, "paused"),
     }  # fmt: skip
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
-    assert run_command(["budget", "resume", "--json", *place]) == 0
+    assert main(["budget", "resume", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out)["switched_off"] == ""
-    assert run_command(["budget", "set", "off", *place]) == 0
-    assert run_command(["budget", "set", "15", *place]) == 2
+    assert main(["budget", "set", "off", *place]) == 0
+    assert main(["budget", "set", "15", *place]) == 2
 
 
 async def test_what_was_set_in_an_idle_folder_steers_the_next_agent(world: World, used: Path) -> None:
@@ -111,41 +111,41 @@ async def test_what_was_set_in_an_idle_folder_steers_the_next_agent(world: World
 def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
     with StateFolder(used):
-        assert run_command(["budget", "show", *place]) == 0
-        assert run_command(["why", "a4", *place]) == 0
-        assert run_command(["whatif", "--target-rate", "10%", *place]) == 0
+        assert main(["budget", "show", *place]) == 0
+        assert main(["why", "a4", *place]) == 0
+        assert main(["whatif", "--target-rate", "10%", *place]) == 0
         assert "calls    12 of 20" in capsys.readouterr().out
-        assert run_command(["budget", "set", "15%", *place]) == 1
+        assert main(["budget", "set", "15%", *place]) == 1
     assert capsys.readouterr().err.startswith(f"error: {used}: another agent is using this state folder; stop it first")
 
 
 def test_a_folder_in_which_nothing_happened_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "none")]
-    assert run_command(["budget", "show", *place]) == 0
+    assert main(["budget", "show", *place]) == 0
     assert capsys.readouterr().out.startswith("nothing was asked or learned here yet\ndial     off")
-    assert run_command(["whatif", "--sweep", *place]) == 1
+    assert main(["whatif", "--sweep", *place]) == 1
     assert "0 recorded answers are too few" in capsys.readouterr().err
-    assert run_command(["whatif", *place]) == 2
-    assert run_command(["why", "x", *place]) == 1
+    assert main(["whatif", *place]) == 2
+    assert main(["why", "x", *place]) == 1
     assert "nothing was asked" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
 def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
-    assert run_command(["why", "a4", *place]) == 0
+    assert main(["why", "a4", *place]) == 0
     out = capsys.readouterr().out
     assert "it asked, and the cloud answered" in out
     assert "completed, " in out and "(from the record); the embedded coordinator is not running; key " in out
     assert "quota then:" in out
-    assert run_command(["whatif", "--sweep", "--target-rate", "25%", *place]) == 0
+    assert main(["whatif", "--sweep", "--target-rate", "25%", *place]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0].split("  ")[0] == "rate asked"
     assert [line.split("  ")[0] for line in table[1:11]] == [
         "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
     ]  # fmt: skip
     assert "over 24 recorded answers" in table[11]
-    assert run_command(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
+    assert main(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
 
@@ -223,39 +223,39 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
 def test_a_folder_that_no_agent_has_used_is_not_made_by_a_slip_of_the_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    assert run_command([*words, "--state", str(tmp_path / "typo")]) == 1
+    assert main([*words, "--state", str(tmp_path / "typo")]) == 1
     assert "no agent has used the state folder" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
 
 def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
-    assert run_command(["whatif", "30%", *place]) == run_command(["whatif", "--target-rate", "30%", *place])
-    assert run_command(["whatif", "30%", "--target-rate", "20%", *place]) == 2
+    assert main(["whatif", "30%", *place]) == main(["whatif", "--target-rate", "30%", *place])
+    assert main(["whatif", "30%", "--target-rate", "20%", *place]) == 2
     capsys.readouterr()
-    assert run_command(["budget", "set", "-5%", *place]) == 2
+    assert main(["budget", "set", "-5%", *place]) == 2
     assert "'-5%' is no rate; write a share such as 15% or 0.15" in capsys.readouterr().err
-    assert run_command(["budget", "show", "--config", str(used / "none.yaml"), *place]) == 2
+    assert main(["budget", "show", "--config", str(used / "none.yaml"), *place]) == 2
     assert "there is no such file" in capsys.readouterr().err
 
 
 def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
+    assert main(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
     assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
-    assert run_command(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
+    assert main(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
     assert "known" not in capsys.readouterr().err
 
 
 def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
-    assert run_command(["budget", "set", "10%", "--task", "typo", *place]) == 0
-    assert run_command(["budget", "forget", "typo", *place]) == 0
+    assert main(["budget", "set", "10%", "--task", "typo", *place]) == 0
+    assert main(["budget", "forget", "typo", *place]) == 0
     assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
-    assert run_command(["budget", "show", "--json", *place]) == 0
+    assert main(["budget", "show", "--json", *place]) == 0
     assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["math"]
-    assert run_command(["budget", "forget", "typo", *place]) == 1
+    assert main(["budget", "forget", "typo", *place]) == 1
     assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
-    assert run_command(["budget", "forget", "no label", *place]) == 2
+    assert main(["budget", "forget", "no label", *place]) == 2
 
 
 async def test_a_running_agent_forgets_a_label_and_marks_answers_of_labels_nobody_stands_behind(running: str) -> None:

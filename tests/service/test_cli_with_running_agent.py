@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.running import announced, running_agent
+from edge.cli.remote import announced, running_agent
 from edge.core.clock import ManualClock
 from edge.core.errors import CloudOff, ContextOverflow, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
@@ -176,7 +176,7 @@ async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path
 async def test_budget_show_tells_used_and_allowed(state: Path) -> None:
     code, out, _ = await edge_agent("budget", "show", "--state", str(state))
     assert code == 0
-    assert out.splitlines()[1:4] == ["calls    7 of 20", "tokens   90 of no limit", "spend    $0.0015 of $2.00"]
+    assert out.splitlines()[1:4] == ["calls    7 of 20", "tokens   90 (unlimited)", "spend    $0.0015 of $2.00"]
 
 
 async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: P
     assert [line.split()[0] for line in out.splitlines()] == ["version", "3", "4"]
     code, out, _ = await edge_agent("adapters", "rollback", "3", "--state", str(state))
     assert code == 0
-    assert out.startswith("adapter 3 serves")
+    assert out.startswith("adapter 3 is active")
     assert [one["serving"] for one in control.versions] == [True, False]
     code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
     assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from edge.cli.running import _announced_url
+from edge.cli.remote import _announced_url
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.client import CloudCall, CloudDelta

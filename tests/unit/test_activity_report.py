@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edge.cli import main
+from edge.cli.options import since_of
 from edge.cli.report import report_lines
-from edge.cli.since import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling

@@ -30,7 +30,7 @@ def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
     lines = budget_lines(both)
     assert lines[:5] == [
-        "device   this device in all", "calls    50 of 60", "tokens   90 of no limit", "spend    $0.0015 of no limit", "state    ok",
+        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    $0.0015 (unlimited)", "state    ok",
     ]  # fmt: skip
     assert [line for line in lines if "50 of" in line] == ["calls    50 of 60"]
     assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, $0.0003 by this task alone"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner
@@ -74,7 +74,7 @@ def world(tmp_path: Path, base: Path) -> World:
 
 
 def adapters(world: World, *words: str) -> int:
-    return run_command(["adapters", *words, "--state", str(world.folder)])
+    return main(["adapters", *words, "--state", str(world.folder)])
 
 
 def listed(world: World, capsys: pytest.CaptureFixture[str]) -> dict[int, Any]:
@@ -108,7 +108,7 @@ def test_list_tells_what_there_is_and_what_serves(world: World, capsys: pytest.C
     assert adapters(world, "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["version", "3", "4"]
-    assert lines[2].endswith("serves")
+    assert lines[2].endswith("active")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_show_has_manifest_configuration_and_norms(world: World, capsys: pytest.
     assert shown["config"]["r"] == RANK
     assert shown["manifest"]["position"]["steps_done"] == 4
     assert adapters(world, "show", "4") == 0
-    assert "LoRA:           rank 4, alpha 8.0, q_proj, v_proj" in capsys.readouterr().out
+    assert "LoRA:             rank 4, alpha 8.0, q_proj, v_proj" in capsys.readouterr().out
     refused(capsys, adapters(world, "show", "9"), 1, "no adapter version 9", "there are 3, 4", "adapters list")
 
 
 def test_rollback_serves_and_learns_on_from_the_version_and_numbers_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert adapters(world, "rollback", "3") == 0
-    assert capsys.readouterr().out.startswith("adapter 3 serves, and learning goes on from it")
+    assert capsys.readouterr().out.startswith("adapter 3 is active, and learning goes on from it")
     versions = listed(world, capsys)
     assert [(one["version"], one["serving"], one["on_line"]) for one in versions.values()] == [(3, True, True), (4, False, False)]
     world.phases = (world.phases[0].model_copy(update={"steps": 6}),)
@@ -174,7 +174,7 @@ def test_rollback_to_the_bare_model_and_to_an_unknown_version(world: World, caps
     assert (line["head"], line["serving"]) == (0, 0)
     assert not any(one["serving"] for one in listed(world, capsys).values())
     assert adapters(world, "list") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the bare model (version 0) serves"
+    assert capsys.readouterr().out.splitlines()[-1] == "the bare model (version 0) is active"
     refused(capsys, adapters(world, "rollback", "2"), 1, "no adapter version 2", "there are 3, 4")
 
     async def served() -> int:
@@ -186,7 +186,7 @@ def test_rollback_to_the_bare_model_and_to_an_unknown_version(world: World, caps
 
 def test_a_missing_state_folder_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["list"], ["rollback", "1"], ["export", "1", str(tmp_path / "out")]):
-        refused(capsys, run_command(["adapters", *words, "--state", str(tmp_path / "none")]), 1, "there is no state folder")
+        refused(capsys, main(["adapters", *words, "--state", str(tmp_path / "none")]), 1, "there is no state folder")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from prompt_toolkit.history import InMemoryHistory
 
 from edge.cli.budget import budget_line
+from edge.cli.conversation import COMMANDS, Said, help_lines, understood
 from edge.cli.prompt import HISTORY_FILE, KEPT_ENTRIES, MOST_HISTORY_BYTES, open_history
-from edge.cli.slash import COMMANDS, Said, help_lines, understood
 from edge.core.errors import UsageError
 
 
@@ -76,5 +76,5 @@ def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Pat
 def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:
     budget = {"dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": None, "tokens": 9, "tokens_limit": 10}
     line = budget_line({**budget, "spend_uusd": 0, "spend_limit_uusd": None})
-    assert "\n" not in line and "calls 7 of no limit" in line and "tokens 9 of 10" in line
+    assert "\n" not in line and "calls 7 (unlimited)" in line and "tokens 9 of 10" in line
     assert "cannot be reached" in budget_line(None)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.completing import MODES, SHELLS
-from edge.cli.shell import run_command
+from edge.cli import main
+from edge.cli.completion import MODES, SHELLS
 from edge.config.schema import AgentConfig
 from edge.models.catalogue import MODELS_FOLDER
 from tests.unit.test_imports_stay_light import loaded_by
@@ -51,7 +51,7 @@ def test_the_modes_are_those_of_the_configuration() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_shell_gets_lines_that_it_can_read(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["completion", shell]) == 0
+    assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "edge-agent" in script and f"complete_{shell}" in script
     if shutil.which(shell):
@@ -61,7 +61,7 @@ def test_each_shell_gets_lines_that_it_can_read(shell: str, capsys: pytest.Captu
 def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not shutil.which("bash"):
         pytest.skip("bash is not installed")
-    run_command(["completion", "bash"])
+    main(["completion", "bash"])
     program = tmp_path / "edge-agent"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge.cli "$@"\n')
     program.chmod(0o755)
@@ -81,13 +81,13 @@ def test_the_option_of_the_parser_shows_them_too() -> None:
 
 
 def test_an_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["completion", "tcsh"]) == 2
+    assert main(["completion", "tcsh"]) == 2
     assert capsys.readouterr().err == "error: tcsh: no completion for this shell; there is one for bash, zsh, fish\n"
 
 
 def test_completing_loads_nothing_heavy() -> None:
     code = """
-from edge.cli import completing
-assert completing.modes("") and completing.models("nano") and completing.sources("practice") and completing.shells("b")
+from edge.cli import completion
+assert completion.modes("") and completion.models("nano") and completion.sources("practice") and completion.shells("b")
 """
     assert loaded_by(code) == []

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.cli.asking import OwnAgent
-from edge.cli.conversation import Conversation, JsonVoice, SpokenVoice
-from edge.cli.interrupts import Interrupts, Stopped
+from edge.cli.asking import Reader, own_reader
+from edge.cli.conversation import Conversation, Interrupts, JsonVoice, SpokenVoice, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
 from edge.serve.ports import Question
@@ -53,7 +52,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     world = World(tmp_path / "state", script=sums)
     async with world.agent() as agent:
         with Interrupts(idle=lambda: None) as interrupts:
-            conversation = Conversation(OwnAgent(agent), None, JsonVoice(), interrupts, lenient=True)
+            conversation = Conversation(own_reader(agent), None, JsonVoice(), interrupts, lenient=True)
             yield Setting(world, agent, conversation, interrupts)
 
 
@@ -91,7 +90,7 @@ async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: S
 
 async def test_the_budget_in_a_conversation_tells_the_dial_and_what_came_of_it(setting: Setting, capsys: Capture) -> None:
     setting.agent.budgets.set_dial(0.25)
-    conversation = Conversation(OwnAgent(setting.agent), None, SpokenVoice(), setting.interrupts, lenient=True)
+    conversation = Conversation(own_reader(setting.agent), None, SpokenVoice(), setting.interrupts, lenient=True)
     await conversation.take("/budget")
     assert "dial: 25 % of questions may ask; none was asked since it was set" in capsys.readouterr().err
     await conversation.take("What is 1 + 1?")
@@ -114,30 +113,23 @@ async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting
     assert "no answer with id nosuchanswer" in told(capsys)[-1]["error"]
 
 
-class Listening(OwnAgent):
-    """Notes how long each conversation is that it is asked to go on."""
-
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent)
-        self.lengths: list[int] = []
-
-    def read(self, question: Question) -> Reading:
-        self.lengths.append(len(question.messages))
-        return super().read(question)
-
-
 async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
-    agent = Listening(setting.agent)
-    conversation = Conversation(agent, None, JsonVoice(), setting.interrupts, lenient=True)
+    own, lengths = own_reader(setting.agent), list[int]()
+
+    def noted(question: Question) -> Reading:
+        lengths.append(len(question.messages))
+        return own.read(question)
+
+    conversation = Conversation(Reader(noted, own.control), None, JsonVoice(), setting.interrupts, lenient=True)
     for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
         await conversation.take(line)
-    assert agent.lengths == [1, 3, 3, 1]
+    assert lengths == [1, 3, 3, 1]
     assert told(capsys)[-1]["error"] == "nothing was asked yet"
 
 
 async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:
     assert await setting.conversation.take("/quit") is False
-    strict = Conversation(OwnAgent(setting.agent), None, JsonVoice(), setting.interrupts, lenient=False)
+    strict = Conversation(own_reader(setting.agent), None, JsonVoice(), setting.interrupts, lenient=False)
     with pytest.raises(UsageError):
         await strict.take("/nonsense")
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from edge.cli import doctor, main
+from edge.cli.doctor import llama_fault, rebuild_hint
 from edge.cli.settings import Settings
-from edge.cli.trial import llama_fault, rebuild_hint
 from edge.core.install import install_extra
 
 
 @pytest.fixture(autouse=True)
 def _light_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening models, and decoding with them, belongs to the engine's own tests."""
-    monkeypatch.setattr("edge.cli.trial.llama_fault", lambda: ("", False))
+    monkeypatch.setattr("edge.cli.doctor.llama_fault", lambda: ("", False))
     monkeypatch.setattr(doctor, "_loaded", lambda path: f"{path} opened")
 
 
@@ -65,8 +65,8 @@ def planted(code: str, limit_s: float = 60.0) -> Callable[[], tuple[str, bool]]:
 
 
 def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.cli.trial.llama_fault", planted(CRASHES))
-    monkeypatch.setattr("edge.cli.trial.cpu_flags", lambda: {"amx_int8"})
+    monkeypatch.setattr("edge.cli.doctor.llama_fault", planted(CRASHES))
+    monkeypatch.setattr("edge.cli.doctor.cpu_flags", lambda: {"amx_int8"})
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", pytest.fail)
     monkeypatch.setattr(doctor, "_loaded", pytest.fail)
     decoding = findings(tmp_path)["decoding"]
@@ -76,7 +76,7 @@ def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path,
 
 
 def test_another_processor_is_built_for_without_what_is_special_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.cli.trial.cpu_flags", lambda: {"avx2"})
+    monkeypatch.setattr("edge.cli.doctor.cpu_flags", lambda: {"avx2"})
     assert rebuild_hint("1.2.3").startswith('build it again: CMAKE_ARGS="-DGGML_NATIVE=OFF" ')
     assert rebuild_hint("1.2.3").endswith(" llama-cpp-python==1.2.3")
 
@@ -117,3 +117,15 @@ def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
 def test_looking_at_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     assert findings(tmp_path, state=tmp_path / "deep" / "er" / "state")["state folder"].state != "fail"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_that_cannot_be_read_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge.cli.doctor.llama_fault", pytest.fail)
+    file = tmp_path / "broken.yaml"
+    file.write_text("mode: [\n", encoding="utf-8")
+    assert main(["doctor", "--config", str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["ok", "python"], ["fail", "configuration"]]
+    assert str(file) in lines[1]

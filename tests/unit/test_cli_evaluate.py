@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from edge.app import adapter_version, eval_candidates
-from edge.cli.eval_table import report_lines
-from edge.cli.evaluate import EvalOptions, adapter_folders, adapter_told, check_options, plan_of, with_inputs
-from edge.cli.shell import run_command
+from edge.cli import main
+from edge.cli.evaluate import EvalOptions, adapter_described, adapter_folders, check_options, plan_of, report_lines, with_inputs
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError
@@ -91,7 +90,7 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
 
     def told(adapter: str) -> str:
         options = EvalOptions(adapter=adapter)
-        return adapter_told(adapter_folders(options, config), options, config)
+        return adapter_described(adapter_folders(options, config), options, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
         for step in (3, 12):
@@ -115,7 +114,7 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
     (tmp_path / "summary.json").write_text('{"adapter_version": 8}')
     assert adapter_version(tmp_path / "adapter") == 8
     options = EvalOptions(run_folder=tmp_path)
-    told = adapter_told(adapter_folders(options, AgentConfig()), options, AgentConfig())
+    told = adapter_described(adapter_folders(options, AgentConfig()), options, AgentConfig())
     assert told == f"adapter 8 ({tmp_path / 'adapter'})"
 
 
@@ -149,7 +148,7 @@ def test_a_report_tells_the_adapter_by_its_version() -> None:
 def test_what_is_wrong_is_told_in_one_line(
     words: list[str], told: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["eval", "--state", str(tmp_path / "state"), *words]) == code
+    assert main(["eval", "--state", str(tmp_path / "state"), *words]) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, "nothing is said to begin before all is read"
     assert lines[0].startswith("error: ") and told in lines[0]
@@ -169,7 +168,7 @@ def test_a_task_file_that_cannot_be_measured_is_told_before_anything_begins(
 ) -> None:
     source = tmp_path / "t.jsonl"
     source.write_text(line + "\n")
-    assert run_command(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source)]) == 1
+    assert main(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and told in lines[0] and str(source) in lines[0]
 
@@ -275,13 +274,14 @@ def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
     items = [judged(n, asked=n % 3 == 0, cloud=True) for n in range(12)]
     lines = lines_of(items)
     kept, forced, joint, oracle = (
-        next(line for line in lines if line.startswith(word)) for word in ("kept", "forced", "joint", "oracle")
+        next(line for line in lines if line.startswith(word))
+        for word in ("local accuracy", "forced local", "right in the end", "oracle")
     )
-    assert kept.endswith("of the 66.7 % kept")
+    assert kept.endswith(", answered locally 66.7 %")
     assert "@ 0 % cloud" in forced
     assert re.search(r"100\.0 % \[\d+\.\d, 100\.0\] @ 33\.3 % \[.*\] cloud", joint)
     assert "@ 33.3 % cloud; the cloud is right on 100.0 % of the 12 items" in oracle
-    table = lines[next(n for n, line in enumerate(lines) if "joint [95 %] @ cloud" in line) + 1 :]
+    table = lines[next(n for n, line in enumerate(lines) if "right in the end [95 %] @ cloud" in line) + 1 :]
     assert [line.split()[0] for line in table] == ["sums", "level", "level", "level"]
     assert all(" of " in line and " @ " in line for line in table)
 
@@ -302,9 +302,9 @@ def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> No
     sums = [replace(one, judged=replace(one.judged, own=both, forced=both, joint=both)) for one in sums]
     others = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
     lines = lines_of([*sums, *others])
-    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics    4 items"))
+    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics      4 items"))
     assert [line.split("|")[1].split("%", 1)[1].strip() for line in lines[start + 1 : start + 4]] == [
-        "of the 75.0 % kept",
+        "of the 75.0 % answered locally",
         "@ 0 % cloud",
         "@ 25.0 % cloud",
     ]
@@ -313,7 +313,7 @@ def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> No
 def test_cached_answers_are_calls_that_are_told_apart() -> None:
     items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
     lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
-    assert "cloud          2 calls (1 from the cache), 30 tokens, $0.000007" in lines
+    assert "cloud            2 calls (1 from the cache), 30 tokens, $0.000007" in lines
     assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 
@@ -28,50 +28,50 @@ def said(state: Path) -> Feedback:
 
 def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: Capture) -> None:
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
-    assert run_command(["feedback", "chatcmpl-a1", "bad", " it is 5 ", *place]) == 0
+    assert main(["feedback", "chatcmpl-a1", "bad", " it is 5 ", *place]) == 0
     assert (capsys.readouterr().out, said(state)) == ("noted: bad · id a1\n", Feedback("a1", "bad", "it is 5"))
-    assert run_command(["feedback", "a1", "none", "--json", *place]) == 0
+    assert main(["feedback", "a1", "none", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out) == {"id": "a1", "verdict": "none", "correction": None}
     assert said(state) == Feedback("a1", "none")
 
 
 def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert run_command(["feedback", "a2", "good", "--state", str(state)]) == 1
+    assert main(["feedback", "a2", "good", "--state", str(state)]) == 1
     assert capsys.readouterr().err == f"error: no answer with id a2 in {state}\n"
     empty = tmp_path / "empty"
-    assert run_command(["feedback", "a2", "good", "--state", str(empty)]) == 1
+    assert main(["feedback", "a2", "good", "--state", str(empty)]) == 1
     assert capsys.readouterr().err == f"error: no answer with id a2: nothing was asked in {empty} yet\n"
     assert not empty.exists()
 
 
 def test_a_correction_stays_when_the_answer_is_called_bad_again_and_goes_with_the_verdict(state: Path, capsys: Capture) -> None:
     place = ["--state", str(state)]
-    assert run_command(["feedback", "a1", "bad", "seven", *place]) == 0
-    assert run_command(["feedback", "a1", "bad", *place]) == 0
+    assert main(["feedback", "a1", "bad", "seven", *place]) == 0
+    assert main(["feedback", "a1", "bad", *place]) == 0
     assert said(state).correction == "seven"
     capsys.readouterr()
-    assert run_command(["why", "a1", *place]) == 0
+    assert main(["why", "a1", *place]) == 0
     told = capsys.readouterr().out
     assert "verdict:        bad\n" in told and "correction:     seven\n" in told
-    assert run_command(["feedback", "a1", "none", *place]) == 0
-    assert run_command(["feedback", "a1", "bad", *place]) == 0
+    assert main(["feedback", "a1", "none", *place]) == 0
+    assert main(["feedback", "a1", "bad", *place]) == 0
     assert said(state).correction is None
-    assert run_command(["feedback", "a1", "bad", "\x1b[2J", *place]) == 2
+    assert main(["feedback", "a1", "bad", "\x1b[2J", *place]) == 2
     assert "control characters" in capsys.readouterr().err
 
 
 def test_what_is_no_id_is_told_and_nothing_is_looked_up(state: Path, capsys: Capture) -> None:
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
-        assert run_command([*words, "--state", str(state)]) == 2
+        assert main([*words, "--state", str(state)]) == 2
         assert "is no id of an answer; give the id that stands beside an answer" in capsys.readouterr().err
-    assert run_command(["why", "chatcmpl-a1", "--json", "--state", str(state)]) == 0
+    assert main(["why", "chatcmpl-a1", "--json", "--state", str(state)]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == "a1"
 
 
 def test_a_folder_in_use_or_damaged_is_told_in_one_line(state: Path, capsys: Capture) -> None:
     with StateFolder(state):
-        assert run_command(["feedback", "a1", "good", "--state", str(state)]) == 1
+        assert main(["feedback", "a1", "good", "--state", str(state)]) == 1
     assert "another agent is using this state folder" in capsys.readouterr().err
     (state / "agent.sqlite").write_bytes(b"not a database" * 100)
-    assert run_command(["feedback", "a1", "good", "--state", str(state)]) == 1
+    assert main(["feedback", "a1", "good", "--state", str(state)]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -66,5 +66,5 @@ def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None
     }  # fmt: skip
     lines = summary_lines(summary, Path("runs/x"))
     assert lines[0] == "group1, steps 1 to 30: first 10 -> last 10"
-    assert lines[2:4] == ["    arith               - ->  50.0 %", "    science             - ->  25.0 %"]
+    assert lines[2:4] == ["    arith                - ->  50.0 %", "    science              - ->  25.0 %"]
     assert "group1 held out, forced local: 80.0 % after its phase, 60.0 % after the switch, forgetting rate 25.0 %" in lines

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edge.app import build_registry
+from edge.cli import main
+from edge.cli.options import since_of
 from edge.cli.settings import Settings
-from edge.cli.shell import run_command
-from edge.cli.since import since_of
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
@@ -26,7 +26,7 @@ from tests.service.in_process import call
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = run_command(arguments)
+    code = main(arguments)
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.tasks.datasets.catalogue import DATA_SETS
 from edge.tasks.jsonl import read_items
 from edge.tasks.practice import FAMILIES, GROUPS
@@ -19,7 +19,7 @@ NAMES = [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = run_command(["tasks", *arguments])
+    code = main(["tasks", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge.cli.shell import run_command
+from edge.cli import main
 from edge.config.agent import resolve_agent_config
 from edge.config.reference import WIDTH, keys_of, terms
 from edge.config.schema import AgentConfig
@@ -48,25 +48,25 @@ def test_init_writes_for_the_owner_alone_and_replaces_only_by_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command(["config", "init"]) == 0
+    assert main(["config", "init"]) == 0
     file = tmp_path / "edge-agent.yaml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert run_command(["config", "check", str(file)]) == 0
+    assert main(["config", "check", str(file)]) == 0
     file.write_text("mode: local-only\n")
-    assert run_command(["config", "init"]) == 2
+    assert main(["config", "init"]) == 2
     assert "edge-agent.yaml: exists already" in capsys.readouterr().err
     assert file.read_text() == "mode: local-only\n"
-    assert run_command(["config", "init", "edge-agent.yaml", "--force"]) == 0
+    assert main(["config", "init", "edge-agent.yaml", "--force"]) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "mode: auto" in file.read_text()
-    assert run_command(["config", "init", "none/edge-agent.yaml"]) == 2
+    assert main(["config", "init", "none/edge-agent.yaml"]) == 2
     assert [each.name for each in tmp_path.iterdir()] == ["edge-agent.yaml"]
 
 
 def test_check_tells_every_problem_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(BAD)
-    assert run_command(["config", "check", str(file)]) == 1
+    assert main(["config", "check", str(file)]) == 1
     out, err = capsys.readouterr()
     wrong = ["2: unknown key serve.prot; did you mean port?", "3: serve.port must be at most 65535", "4: mode must be 'auto'",
              "5: learning.group_size must be a whole number", "7: phases.0.source is empty", "8: unknown key phases.1.tau",
@@ -75,7 +75,7 @@ def test_check_tells_every_problem_with_its_line(tmp_path: Path, capsys: pytest.
     assert (out, last) == ("", f"7 problems in {file}")
     assert len(lines) == len(wrong)
     assert all(line.startswith(f"error: {file}:{start}") for line, start in zip(lines, wrong, strict=True)), err
-    assert run_command(["config", "check", str(file), "--json"]) == 1
+    assert main(["config", "check", str(file), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is False
     assert [(problem["line"], problem["key"]) for problem in told["problems"]][:2] == [(2, "serve.prot"), (3, "serve.port")]
@@ -89,10 +89,10 @@ def test_check_tells_one_problem_as_every_command_does(tmp_path: Path, capsys: p
         (f"device_profile: {tmp_path}/none.yaml\n", "device profile"),
     ):
         file.write_text(text)
-        assert run_command(["config", "check", str(file)]) == 1
+        assert main(["config", "check", str(file)]) == 1
         err = capsys.readouterr().err
         assert (err.count("\n"), told in err) == (1, True), err
-        assert run_command(["config", "check", str(file), "--json"]) == 1
+        assert main(["config", "check", str(file), "--json"]) == 1
         assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
 
 
@@ -100,7 +100,7 @@ def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Pat
     profile, file = tmp_path / "profile.yaml", tmp_path / "good.yaml"
     profile.write_text("engine:\n  max_rows: many\n  rows: 3\n")
     file.write_text(f"device_profile: {profile}\n")
-    assert run_command(["config", "check", str(file)]) == 1
+    assert main(["config", "check", str(file)]) == 1
     err = capsys.readouterr().err
     assert f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
 
@@ -110,8 +110,8 @@ def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(
 ) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("mode: auto\n")
-    assert run_command(["config", "check", str(file), "--set", "serve.prot=3"]) == 2
+    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 2
     assert capsys.readouterr().err.startswith("error: --set serve.prot: unknown key")
     file.write_text(BAD)
-    assert run_command(["config", "check", str(file), "--set", "serve.prot=3"]) == 1
+    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 1
     assert "error: --set serve.prot: unknown key" in capsys.readouterr().err

@@ -134,8 +134,8 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     clock.advance(5)
     console.emit(step(1))
     assert stream.getvalue() == (
-        "step 1/4 practice:arith, kept 50.0 % right of the 80.0 % kept, joint 75.0 %, asks 20.0 % (target 30.0 %), λ 0.480, "
-        "7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
+        "step 1/4 practice:arith, local accuracy 50.0 %, answered locally 80.0 %, right in the end 75.0 %, "
+        "asks 20.0 % (target 30.0 %), λ 0.480, 7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
     )
 
 
@@ -165,9 +165,9 @@ def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -
     console.emit(replace(step(151), phase=1, phase_step=1, task="group2", source="practice:group2"))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "phase 1 of 2: learning practice:group1 at a target rate of 30.0 %, for 150 steps"
-    assert lines[1].startswith("step 1 practice:arith (phase 1/2, 1/150), kept")
+    assert lines[1].startswith("step 1 practice:arith (phase 1/2, 1/150), local accuracy")
     assert lines[2] == "switching tasks: phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end"
-    assert lines[3].startswith("step 151 practice:group2 (phase 2/2, 1), kept")
+    assert lines[3].startswith("step 151 practice:group2 (phase 2/2, 1), local accuracy")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_step_tells_whether_it_was_practice_or_from_ones_own_use(source: str, 
     console, stream, clock = plain()
     clock.advance(5)
     console.emit(replace(step(1), source=source, task="math"))
-    assert stream.getvalue().startswith(f"step 1 {told}, kept")
+    assert stream.getvalue().startswith(f"step 1 {told}, local accuracy")
 
 
 def test_the_live_block_says_what_goes_on_between_start_and_first_step() -> None:
@@ -251,7 +251,7 @@ def test_a_slow_step_has_its_own_line_however_short_ago_it_gave_a_sign_of_life()
         console.emit(StepProgress(number, "close", 0, 1))
         console.emit(step(number))
     lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines if "joint" in line] == ["1", "2", "3"]
+    assert [line.split()[1] for line in lines if "right in the end" in line] == ["1", "2", "3"]
     assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
     assert "step 2: reporting" in lines, "of one thing there is no count"
 
@@ -293,7 +293,7 @@ def test_what_a_person_should_know_is_said_at_once() -> None:
         "offline: connection refused; answering and learning go on locally",
         "step skipped",
         "evaluated 9 of 9",
-        "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, kept 80.0 % right of the 70.0 % kept",
+        "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, local accuracy 80.0 %, answered locally 70.0 %",
         "stopped after step 3 in 1 min 01 s: 1 cloud calls, $3.00",
         "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, $3.00",
     ]
@@ -306,7 +306,15 @@ def test_the_live_block_shows_rate_accuracy_spend_and_time_left() -> None:
         live.emit(step(1, offline=True))
         live.say("[not] markup")
     text = stream.getvalue()
-    for part in ("[not] markup", "1/4", "20.0 % of 30.0 %", "λ 0.480", "kept 50.0 %", "7 calls, $0.001234 (offline)", "6 s left"):
+    for part in (
+        "[not] markup",
+        "1/4",
+        "20.0 % of 30.0 %",
+        "λ 0.480",
+        "local accuracy 50.0 %",
+        "7 calls, $0.001234 (offline)",
+        "6 s left",
+    ):
         assert part in text
 
 

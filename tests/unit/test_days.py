@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.cli.since import since_of
+from edge.cli.options import since_of
 from edge.core.days import day_began, local_day
 
 BERLIN = ZoneInfo("Europe/Berlin")

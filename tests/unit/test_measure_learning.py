@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge import app
-from edge.cli import main, measure_learning
+from edge.cli import main, measure
 from edge.cli.measure import _power
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
@@ -45,16 +45,16 @@ async def rate(
 
     monkeypatch.setattr(app, "open_learner", opened)
     path = find_model("nano-edge")
-    return await measure_learning.training_tokens_per_s(config(), path, response_tokens, said.append)
+    return await measure.training_tokens_per_s(config(), path, response_tokens, said.append)
 
 
 def test_responses_grow_to_those_of_the_tasks_and_never_beyond_what_may_be_learned() -> None:
-    assert [batch.response_tokens for batch in measure_learning.batches(config(), 100.0)] == [16, 32, 64, 100, 100]
-    assert [batch.response_tokens for batch in measure_learning.batches(config(), 9.0)] == [9, 9]
+    assert [batch.response_tokens for batch in measure.batches(config(), 100.0)] == [16, 32, 64, 100, 100]
+    assert [batch.response_tokens for batch in measure.batches(config(), 9.0)] == [9, 9]
     limited = config("learning.max_tokens=40")
-    assert [batch.response_tokens for batch in measure_learning.batches(limited, 100.0)] == [16, 32, 40, 40]
+    assert [batch.response_tokens for batch in measure.batches(limited, 100.0)] == [16, 32, 40, 40]
     short = config("model.context_tokens=64")
-    assert max(batch.response_tokens for batch in measure_learning.batches(short, 100.0)) == 32
+    assert max(batch.response_tokens for batch in measure.batches(short, 100.0)) == 32
 
 
 async def test_the_rate_counts_the_prompt_once_and_is_that_of_the_fastest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ async def test_where_the_model_does_not_fit_into_training_that_is_said_and_the_r
     monkeypatch.setattr(app, "open_learner", refuse)
     said: list[str] = []
     path = find_model("nano-edge")
-    assert await measure_learning.training_tokens_per_s(config(), path, 50.0, said.append) is None
+    assert await measure.training_tokens_per_s(config(), path, 50.0, said.append) is None
     assert said == ["training tokens/s", "no training (learning takes 9 GiB)"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from edge.cli import main as agent_main
-from edge.cli.listening import names_of, token_of
+from edge.cli.run import names_of, token_of
 from edge.config.schema import ServeConfig
 from edge.core.errors import ConfigError, EdgeError, UsageError
 from edge.serve.token_file import make_token, read_token

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import service
-from edge.cli.service_files import ServiceSpec, launchd_plist, systemd_unit
-from edge.cli.shell import run_command
+from edge.cli import main, service
+from edge.cli.service import ServiceSpec, launchd_plist, systemd_unit
 
 ODD = '/home/a b/50% "off"/c$d\\e'
 COMMAND = [sys.executable, "-m", "edge.cli", "run", "--state", ODD, "--set", "serve.temperature=0.5"]
@@ -142,7 +141,7 @@ def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
     (systemd / "mine.yaml").write_text("coordinator: {embedded: {upstream: anthropic, model: large, api_key_env: MY_KEY}}\n")
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     words = ["service", "install", "--config", "mine.yaml", "--state", "state", "--port", "0", "--no-learn"]
-    assert run_command(words) == 0
+    assert main(words) == 0
     assert calls(systemd) == [
         "systemctl --user show-environment",
         "systemctl --user daemon-reload",
@@ -158,33 +157,33 @@ def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
     assert out == f"installed and started: {unit_of(systemd)}\n"
     assert "loginctl enable-linger" in err
     assert "the service does not see your shell's MY_KEY" in err
-    assert run_command(words) == 0  # the same again changes nothing
+    assert main(words) == 0  # the same again changes nothing
 
 
 def test_another_unit_is_replaced_only_by_force(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["service", "install"]) == 0
+    assert main(["service", "install"]) == 0
     before = unit_of(systemd).read_text()
-    assert run_command(["service", "install", "--port", "0"]) == 2
+    assert main(["service", "install", "--port", "0"]) == 2
     assert "another one is installed; --force replaces it" in capsys.readouterr().err
     assert unit_of(systemd).read_text() == before
-    assert run_command(["service", "install", "--port", "0", "--force"]) == 0
+    assert main(["service", "install", "--port", "0", "--force"]) == 0
     assert unit_of(systemd).read_text() != before
 
 
 def test_status_logs_and_uninstall(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["service", "status"]) == service.NOT_RUNNING
-    assert run_command(["service", "logs"]) == 2
-    assert run_command(["service", "uninstall"]) == 2
+    assert main(["service", "status"]) == service.NOT_RUNNING
+    assert main(["service", "logs"]) == 2
+    assert main(["service", "uninstall"]) == 2
     assert calls(systemd) == []
-    assert run_command(["service", "install"]) == 0
+    assert main(["service", "install"]) == 0
     capsys.readouterr()
-    assert run_command(["service", "status", "--json"]) == 0
+    assert main(["service", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"installed": True, "running": True, "file": str(unit_of(systemd))}
     program(systemd, "systemctl", '[ "$2" != is-active ]')
-    assert run_command(["service", "status"]) == service.NOT_RUNNING
+    assert main(["service", "status"]) == service.NOT_RUNNING
     calls(systemd)
-    assert run_command(["service", "logs", "-n", "7"]) == 0
-    assert run_command(["service", "uninstall"]) == 0
+    assert main(["service", "logs", "-n", "7"]) == 0
+    assert main(["service", "uninstall"]) == 0
     assert calls(systemd) == [
         "journalctl --user-unit edge-agent.service --lines 7 --no-pager",
         "systemctl --user show-environment",
@@ -196,40 +195,40 @@ def test_status_logs_and_uninstall(systemd: Path, capsys: pytest.CaptureFixture[
 
 @linux_only
 def test_without_a_user_systemd_nothing_is_changed_and_one_line_says_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["service", "install"]) == 1
+    assert main(["service", "install"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(
         "error: systemctl --user cannot be used here: systemctl: No such file or directory; nothing was changed"
     )
     program(home, "systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1")
-    assert run_command(["service", "install"]) == 1
+    assert main(["service", "install"]) == 1
     assert "Failed to connect to bus: No medium found" in capsys.readouterr().err
     assert not (home / "config").exists()
 
 
 def test_a_command_that_fails_is_named_with_its_words(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program(systemd, "systemctl", '[ "$2" != restart ] || { echo "Job failed." >&2; exit 1; }')
-    assert run_command(["service", "install"]) == 1
+    assert main(["service", "install"]) == 1
     assert capsys.readouterr().err == "error: systemctl --user restart edge-agent.service failed: Job failed.\n"
 
 
 @linux_only
 def test_print_and_dry_run_touch_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["service", "install", "--print"]) == 0
+    assert main(["service", "install", "--print"]) == 0
     assert values(capsys.readouterr().out, "WantedBy") == ["default.target"]
-    assert run_command(["service", "install", "--dry-run"]) == 0
+    assert main(["service", "install", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"write {unit_of(home)}",
         "systemctl --user daemon-reload",
         "systemctl --user enable edge-agent.service",
         "systemctl --user restart edge-agent.service",
     ]
-    assert run_command(["service", "uninstall", "--dry-run"]) == 0
+    assert main(["service", "uninstall", "--dry-run"]) == 0
     assert sorted(file.name for file in home.iterdir()) == ["bin"]
 
 
 def test_a_configuration_that_cannot_be_used_is_not_installed(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["service", "install", "--set", "serve.port=99999"]) == 2
+    assert main(["service", "install", "--set", "serve.port=99999"]) == 2
     assert "serve.port must be at most 65535" in capsys.readouterr().err
     assert calls(systemd) == []
 
@@ -239,7 +238,7 @@ def test_on_a_mac_launchd_gets_a_property_list(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     program(home, "launchctl", '[ "$1" != print ] || [ "${2%/edge-agent}" = "$2" ]')  # the domain is there, the service is not
-    assert run_command(["service", "install", "--port", "0"]) == 0
+    assert main(["service", "install", "--port", "0"]) == 0
     plist = home / "Library" / "LaunchAgents" / "edge-agent.plist"
     domain = f"gui/{os.getuid()}"
     assert calls(home) == [
@@ -249,9 +248,9 @@ def test_on_a_mac_launchd_gets_a_property_list(
     ]
     assert plistlib.loads(plist.read_bytes())["ProgramArguments"][-2:] == ["--port", "0"]
     program(home, "launchctl", "exit 0")
-    assert run_command(["service", "install", "--port", "0"]) == 0  # loaded already: unloaded first
+    assert main(["service", "install", "--port", "0"]) == 0  # loaded already: unloaded first
     assert f"launchctl bootout {domain}/edge-agent" in calls(home)
-    assert run_command(["service", "uninstall"]) == 0
+    assert main(["service", "uninstall"]) == 0
     assert not plist.exists()
     assert stat.S_IMODE(plist.parent.stat().st_mode) & 0o022 == 0
 
@@ -261,7 +260,7 @@ def test_a_system_with_neither_is_told_so(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "plan9")
     for words in (["install"], ["uninstall"], ["status"], ["logs"]):
-        assert run_command(["service", *words]) == 2
+        assert main(["service", *words]) == 2
         assert "there is no service for plan9" in capsys.readouterr().err
 
 

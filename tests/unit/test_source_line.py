@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.cli.saying import print_line, source_line, why_lines
+from edge.cli.output import print_line, source_line, why_lines
 from edge.console import spoken
 from edge.serve.ports import AnswerNote
 from edge.state.events import AnswerFinished, Notice, Offline

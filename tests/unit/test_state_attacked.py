@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from edge.cli.exits import ending
+from edge.cli.remote import _announced_url, announced
 from edge.cli.run import learn_while_serving
-from edge.cli.running import _announced_url, announced
-from edge.cli.shell import ending
 from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
 from edge.learning.activity import read_daybook
@@ -146,7 +146,7 @@ async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answer
 def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
     """Another agent, on another folder, may listen on its port by now, and would be steered in its place."""
     code = (
-        "import os, signal; from pathlib import Path; from edge.cli.running import announced\n"
+        "import os, signal; from pathlib import Path; from edge.cli.remote import announced\n"
         f"with announced(Path({str(tmp_path)!r}), 'http://127.0.0.1:1'): os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL

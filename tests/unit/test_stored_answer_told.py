@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.cli.saying import source_line, why_lines
+from edge.cli.output import source_line, why_lines
 from edge.serve.ports import AnswerNote
 
 NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapter_version=3, latency_s=0.42)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge.cli.shell import ending
+from edge.cli.exits import ending
 from tools.experiments import dial
 from tools.experiments.command import add_cell, add_run
 from tools.experiments.report import add_report

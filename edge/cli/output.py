@@ -1,17 +1,20 @@
-"""Sentences of the commands' results. Knows notes and records; knows nothing of where they are printed."""
+"""How commands print: JSON and lines that steer no terminal, and the sentences about one answer."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from edge.console import dollars
 from edge.core.counts import counted
+from edge.core.money import dollars
 from edge.core.terminal import STEERING
 from edge.core.terminal import visible as visible
-from edge.serve.ports import AnswerNote
+
+if TYPE_CHECKING:
+    from edge.serve.ports import AnswerNote
 
 _SOURCES = {
     "local": "answered locally",
@@ -47,6 +50,11 @@ def _json(value: Any, indent: int | None) -> str:
 def one_line(text: object) -> str:
     """Anything on one line, its characters visible."""
     return visible(" ".join(str(text).split()))
+
+
+def local_time(at: float | None) -> str:
+    """A time of this machine's zone to the second, - where it is not known."""
+    return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def print_line(line: str) -> None:

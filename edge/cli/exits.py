@@ -1,4 +1,4 @@
-"""How a command ends: every failure is one line on stderr and an exit code. Knows the error tree; knows nothing of commands.
+"""How a command ends: every failure is one line on stderr and an exit code.
 
 Wrong usage 2, a failure 1, Ctrl-C 130. What nobody foresaw leaves its traceback in a log file that the line names; with
 EDGE_AGENT_DEBUG=1 the traceback is shown instead.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edge.cli.output import one_line
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
-from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -26,15 +26,6 @@ EXTRAS = {
     **{engine.extra: engine.packages for engine in ENGINES.values() if engine.packages},
 }
 """What each extra brings that a command may miss."""
-
-
-def run_command(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. With no `argv` it is the process's own, which may be started again with a tuned allocator."""
-    quiet_transport()
-    if argv is None:
-        return ending(_invoke_tuned)
-    arguments = list(argv)
-    return ending(lambda: _invoke(arguments))
 
 
 def ending(command: Callable[[], int]) -> int:
@@ -64,23 +55,7 @@ def ending(command: Callable[[], int]) -> int:
         return _database_failed(error) if _is_of_the_database(error) else _unforeseen(error)
 
 
-def _invoke_tuned() -> int:
-    from edge.cli.allocator import restart_with_tuned_allocator
-
-    restart_with_tuned_allocator()
-    return _invoke(sys.argv[1:])
-
-
-def _invoke(arguments: list[str]) -> int:
-    from edge.cli.app import app
-
-    result = app(args=arguments, prog_name="edge-agent", standalone_mode=False)
-    return result if isinstance(result, int) else 0
-
-
 def _fail(message: str, exit_code: int) -> int:
-    from edge.cli.saying import one_line
-
     print(f"error: {one_line(message)}", file=sys.stderr)
     return exit_code
 

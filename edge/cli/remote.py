@@ -1,22 +1,18 @@
-"""Finding an agent that already runs on a state folder, and talking to it. Knows the endpoint file and our HTTP routes.
-
-`edge-agent run` leaves its address in the state folder, so that `ask`, `chat`, `why`, `budget` and `adapters` use the agent that is there
-instead of failing at its lock.
-"""
+"""An agent that runs on a state folder, found by the address it leaves there (endpoint.json) and spoken to over HTTP."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, UsageError
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.serve.errors import CLOUD_OFF
 from edge.serve.ports import MODELS, AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
@@ -25,10 +21,14 @@ from edge.serve.token_file import read_token
 if TYPE_CHECKING:
     import aiohttp
 
+    from edge.cloud.sent import Choice
+
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
 _SAMPLING = ("max_tokens", "temperature", "seed")
+_MOST_SENT = 500
+"""Entries of the outbox that the endpoint gives at once."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
     file = state / _FILE
     temporary = file.with_suffix(".tmp")
     path = None if token_file is None else str(Path(token_file).expanduser().absolute())
-    temporary.write_text(json.dumps({"url": url, "token_file": path}), encoding="utf-8")
+    temporary.write_text(json.dumps({"url": url, "token_file": path, "pid": os.getpid()}), encoding="utf-8")
     held = os.open(temporary, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -63,16 +63,17 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     import aiohttp
 
     async with aiohttp.ClientSession(headers=_credentials(state)) as session:
-        remote = RemoteAgent(session, url)
+        remote = RemoteAgent(session, url, pid=_announced(state, "pid"))
         yield remote if await remote.answers_at_all() else None
 
 
 class RemoteAgent:
-    """A running agent behind its HTTP endpoint."""
+    """`AgentControl` over a running agent's HTTP endpoint, and its answers. Every method may raise EdgeError with the agent's own words."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, pid: int | None = None) -> None:
         self._session = session
         self.url = url
+        self._pid = pid
 
     async def answers_at_all(self) -> bool:
         """Whether an endpoint of ours is there."""
@@ -88,8 +89,8 @@ class RemoteAgent:
         """Stream one answer by channel, then its note."""
         import aiohttp
 
-        told = {"task": question.task, "no_cloud": question.no_cloud}
-        metadata = {name: text for name, text in told.items() if text}
+        given = {"task": question.task, "no_cloud": question.no_cloud}
+        metadata = {name: text for name, text in given.items() if text}
         body = {
             "model": _MODELS[question.mode],
             "messages": [{"role": message.role, "content": message.content} for message in question.messages],
@@ -108,54 +109,108 @@ class RemoteAgent:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer. Raises NotFound."""
-        return await self.get(f"/api/why/{quote(answer_id, safe='')}")
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Have the agent keep what a person says of an answer. Raises NotFound."""
-        return await self.post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+        """The record of an answer."""
+        return await self._get(f"/api/why/{quote(answer_id, safe='')}")
 
     async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now."""
-        return await self.get("/api/status")
+        """What the agent is doing now, with its address and process."""
+        return {"running": True, "address": self.url, "pid": self._pid, **await self._get("/api/status")}
 
-    async def budgets(self) -> Mapping[str, Any]:
+    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Learning steps with a number above `after`."""
+        return list((await self._get(f"/api/steps?after={after}"))["steps"])
+
+    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+        """The adapter versions on disk."""
+        return list((await self._get("/api/adapters"))["adapters"])
+
+    async def usage(self) -> Mapping[str, Any]:
+        """What was used today and ever."""
+        return await self._get("/v1/usage")
+
+    async def ready(self) -> Mapping[str, Any]:
+        """Whether questions can be answered now."""
+        return await self._get("/health/ready")
+
+    async def rollback(self, version: int) -> Mapping[str, Any]:
+        """Serve and learn on from a version."""
+        return await self._post("/api/adapters/rollback", {"version": version})
+
+    async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return await self.get("/api/budget")
+        return await self._get("/api/budget")
 
-    async def get(self, path: str) -> Mapping[str, Any]:
-        """A JSON object from the running agent. Raises EdgeError with the agent's own words."""
+    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+        """Turn the dial of a task, or of every one (None)."""
+        return await self._post("/api/budget", {"task": task, "target_rate": target_rate})
+
+    async def forget_task(self, task: str) -> Mapping[str, Any]:
+        """Strike out a label's dial."""
+        return await self._post("/api/budget/forget", {"task": task})
+
+    async def pause(self, paused: bool) -> Mapping[str, Any]:
+        """Ask no cloud until resumed, or again."""
+        return await self._post("/api/budget/pause", {"paused": paused})
+
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+        """What other rates would have meant."""
+        return await self._post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
+
+    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+        """What left the device."""
+        asked = {
+            "limit": min(choice.limit, _MOST_SENT),
+            "before": choice.before,
+            "since": int(choice.since or 0) or None,
+            "kind": choice.kind,
+            "answer": choice.answer_id,
+        }
+        return await self._get(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
+
+    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+        """One request that left, with its content."""
+        return await self._get(f"/api/sent/{entry_id}")
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        """Keep what a person says of an answer."""
+        return await self._post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+
+    async def report(self, since: float) -> Mapping[str, Any]:
+        """What was learned, gained, forgotten and spent since a time."""
+        return await self._get(f"/api/report?since={since:.3f}")
+
+    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+        """Begin no further step, or go on."""
+        return await self._post("/api/learning", {"paused": paused})
+
+    async def _get(self, path: str) -> Mapping[str, Any]:
+        return await self._request("GET", path)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have something done; waits until it is."""
+        import aiohttp
+
+        return await self._request("POST", path, json=dict(body), timeout=aiohttp.ClientTimeout(total=None))
+
+    async def _request(self, method: str, path: str, **options: Any) -> Mapping[str, Any]:
         import aiohttp
 
         try:
-            async with self._session.get(self.url + path) as reply:
+            async with self._session.request(method, self.url + path, **options) as reply:
                 await _raise_for(reply)
                 value: Mapping[str, Any] = await reply.json()
                 return value
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Have the running agent do something; waits until it is done. Raises EdgeError with the agent's own words."""
-        import aiohttp
 
-        limits = aiohttp.ClientTimeout(total=None)
-        try:
-            async with self._session.post(self.url + path, json=dict(body), timeout=limits) as reply:
-                await _raise_for(reply)
-                value: Mapping[str, Any] = await reply.json()
-                return value
-        except aiohttp.ClientError as error:
-            raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
-
-
-def _announced(state: Path, name: str) -> str | None:
+def _announced(state: Path, name: str) -> Any:
+    """One value of the endpoint file; None where there is none, or whoever wrote it is dead."""
     try:
         with (state / _FILE).open(encoding="utf-8") as file:
-            told = json.load(file)[name] if _is_held(file.fileno()) else None
+            return json.load(file)[name] if _is_held(file.fileno()) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return told if isinstance(told, str) else None
 
 
 def _is_held(file: int) -> bool:
@@ -169,13 +224,13 @@ def _is_held(file: int) -> bool:
 
 def _announced_url(state: Path) -> str | None:
     url = _announced(state, "url")
-    return url if url and url.startswith("http://") else None
+    return url if isinstance(url, str) and url.startswith("http://") else None
 
 
 def _credentials(state: Path) -> dict[str, str]:
     """The header that shows the agent's token, where it asks for one. Raises ConfigError when the token cannot be read."""
     path = _announced(state, "token_file")
-    return {"authorization": f"Bearer {read_token(Path(path))}"} if path else {}
+    return {"authorization": f"Bearer {read_token(Path(path))}"} if isinstance(path, str) else {}
 
 
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:
@@ -198,6 +253,8 @@ def _error_of(status: int, code: str, message: str) -> EdgeError:
         return ContextOverflow(message)
     if code == CLOUD_OFF:  # no wrong usage, like CloudOff here
         return EdgeError(message)
+    if code == "too_few_answers":
+        return TooFewAnswers(message)
     kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
     return kinds.get(status, EdgeError)(message)
 

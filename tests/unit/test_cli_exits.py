@@ -12,7 +12,7 @@ import pytest
 
 from edge.cli import main
 from edge.cli.allocator import SETTINGS, wants_tuning
-from edge.cli.shell import ending
+from edge.cli.exits import ending
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
 

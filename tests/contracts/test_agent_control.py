@@ -1,0 +1,159 @@
+"""`AgentControl` as commands use it: a running agent over HTTP and a state folder at rest give the same answers and refuse alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli.control import FolderAgent, agent_control
+from edge.cli.remote import RemoteAgent, announced
+from edge.cloud.sent import Choice
+from edge.config.schema import AgentConfig
+from edge.core.clock import ManualClock
+from edge.core.errors import NotFound, StateError, TooFewAnswers
+from edge.core.types import Message
+from edge.serve.endpoint import build_app
+from edge.serve.ports import AgentControl
+from edge.serve.running_agent import AgentAnswers, RunningAgent
+from edge.serve.server import serving
+from edge.state.answer_record import AnswerRequest
+from edge.testing.coordinator import ScriptedTerms
+from tests.unit.agent_world import World
+from tests.unit.test_whatif import asks_about_even_numbers
+
+ANSWERS = 24
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    """A folder in which 24 questions were answered, half of them by the cloud, and two steps were learned."""
+    world = World(tmp_path / "state", script=asks_about_even_numbers, terms=ScriptedTerms(calls_limit=60, price_uusd_per_call=70))
+    async with world.agent() as agent:
+        for number in range(ANSWERS):
+            await agent.answerer.answer(AnswerRequest((Message("user", f"What is {number} + 1?"),), id=f"a{number}"))
+        await agent.learn(2)
+    return world
+
+
+@pytest.fixture(params=["running", "folder"])
+async def control(request: pytest.FixtureRequest, world: World) -> AsyncIterator[AgentControl]:
+    config = AgentConfig(state_folder=str(world.folder))
+    if request.param == "folder":
+        async with agent_control(config) as chosen:
+            assert isinstance(chosen, FolderAgent)
+            yield chosen
+        return
+    async with world.agent() as agent:
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            with announced(world.folder, url):
+                async with agent_control(config) as chosen:
+                    assert isinstance(chosen, RemoteAgent)
+                    yield chosen
+
+
+async def test_the_status_tells_how_far_learning_has_come(control: AgentControl) -> None:
+    status = await control.status()
+    assert (status["steps_done"], status["task"], status["trained_version"]) == (2, "math", 2)
+    assert (status["address"] is not None) == status["running"] == (status["pid"] is not None)
+    assert {"mode", "learning", "phase", "phases", "target_rate", "dual", "waiting", "paused", "outbox"} <= set(status)
+
+
+async def test_steps_above_a_number_come_oldest_first(control: AgentControl) -> None:
+    assert [step["step"] for step in await control.steps(0)] == [1, 2]
+    assert [step["step"] for step in await control.steps(1)] == [2]
+    assert await control.steps(2) == []
+
+
+async def test_why_explains_an_answer_and_knows_no_other(control: AgentControl) -> None:
+    record = await control.why("a4")
+    assert (record["id"], record["source"]) == ("a4", "cloud")
+    with pytest.raises(NotFound):
+        await control.why("nothing")
+
+
+async def test_a_verdict_is_kept_and_one_on_an_unknown_answer_refused(control: AgentControl) -> None:
+    assert await control.feedback("a4", "bad", "5") == {"id": "a4", "verdict": "bad", "correction": "5"}
+    assert (await control.why("a4"))["verdict"] == "bad"
+    with pytest.raises(NotFound):
+        await control.feedback("nothing", "good", None)
+
+
+def dials(budgets: Any) -> dict[str, float | None]:
+    return {task["task"]: task["target_rate"] for task in budgets["tasks"]}
+
+
+async def test_the_dial_is_turned_for_one_task_and_for_all_and_forgotten(control: AgentControl) -> None:
+    budgets = await control.set_dial(None, 0.15)
+    assert (budgets["target_rate"], dials(budgets)) == (0.15, {"math": 0.15})
+    budgets = await control.set_dial("code", 0.4)
+    assert dials(await control.budget()) == dials(budgets) == {"math": 0.15, "code": 0.4}
+    assert dials(await control.forget_task("code")) == {"math": 0.15}
+    with pytest.raises(NotFound):
+        await control.forget_task("code")
+
+
+async def test_the_cloud_is_paused_and_resumed(control: AgentControl) -> None:
+    paused = await control.pause(True)
+    assert (paused["paused"], bool(paused["switched_off"])) == (True, True)
+    resumed = await control.pause(False)
+    assert (resumed["paused"], resumed["switched_off"]) == (False, "")
+
+
+async def test_learning_is_paused_and_resumed(control: AgentControl) -> None:
+    assert await control.pause_learning(True) == {"paused": True, "waiting": "paused by you"}
+    assert (await control.status())["paused"]
+    assert (await control.pause_learning(False))["paused"] is False
+
+
+async def test_other_rates_are_replayed_over_enough_answers(control: AgentControl) -> None:
+    found = await control.whatif([0.25, 0.5], "", 1000)
+    assert (found["answers"], [outlook["target_rate"] for outlook in found["outlooks"]]) == (ANSWERS, [0.25, 0.5])
+    with pytest.raises(TooFewAnswers):
+        await control.whatif([0.25], "nosuch", 1000)
+
+
+async def test_the_report_and_the_usage_count_the_same_answers(control: AgentControl) -> None:
+    report, usage = await control.report(0.0), await control.usage()
+    assert sum(one["answers"] for one in report["answers"]) == usage["all"]["answers"] == ANSWERS
+    assert usage["all"]["serving"]["calls"] == ANSWERS // 2
+    assert report["learning"]["steps"] == 2
+
+
+async def test_what_left_is_listed_and_an_unknown_entry_is_refused(control: AgentControl) -> None:
+    found = await control.sent(Choice(limit=5))
+    assert set(found) == {"sent", "next_before", "dropped", "waiting"}
+    with pytest.raises(NotFound):
+        await control.sent_entry(99)
+
+
+async def test_adapters_are_listed_and_an_unknown_version_is_no_way_back(control: AgentControl) -> None:
+    assert [version["version"] for version in await control.adapters()] == [1, 2]
+    with pytest.raises(NotFound):
+        await control.rollback(9)
+    assert (await control.rollback(0))["serving"] == 0
+    assert (await control.status())["adapter_version"] == 0
+
+
+async def test_who_is_ready_says_so(control: AgentControl) -> None:
+    assert (await control.ready())["ready"] == (await control.status())["running"]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> FolderAgent:
+    return FolderAgent(AgentConfig(state_folder=str(tmp_path / "none")))
+
+
+async def test_a_folder_that_is_not_there_is_looked_at_and_not_made(nowhere: FolderAgent, tmp_path: Path) -> None:
+    assert ((await nowhere.status())["steps_done"], await nowhere.steps(0)) == (0, [])
+    assert (await nowhere.usage())["all"]["answers"] == 0
+    assert (await nowhere.budget())["tasks"] == []
+    for change in (nowhere.pause(True), nowhere.pause_learning(True), nowhere.set_dial(None, 0.1), nowhere.forget_task("math")):
+        with pytest.raises(StateError, match="no agent has used"):
+            await change
+    with pytest.raises(NotFound):
+        await nowhere.feedback("a1", "good", None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,85 @@
+"""`edge-agent status`: one screen about a running agent, a folder at rest, and a folder that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edge.cli import main
+from edge.cli.remote import announced
+from edge.core.clock import ManualClock
+from edge.core.types import Message
+from edge.serve.endpoint import build_app
+from edge.serve.running_agent import AgentAnswers, RunningAgent
+from edge.serve.server import serving
+from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
+from edge.testing.coordinator import ScriptedTerms
+from tests.service.test_cli_with_running_agent import edge_agent
+from tests.unit.agent_world import World
+from tests.unit.test_whatif import asks_about_even_numbers
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    """Four answers, two of them by the cloud, and one step."""
+    world = World(tmp_path / "state", script=asks_about_even_numbers, terms=ScriptedTerms(calls_limit=60, price_uusd_per_call=70))
+    async with world.agent() as agent:
+        for number in range(4):
+            await agent.answerer.answer(AnswerRequest((Message("user", f"What is {number} + 1?"),), id=f"a{number}"))
+        await agent.learn(1)
+    return world
+
+
+def screen(out: str) -> dict[str, str]:
+    return {line[:12].strip(): line[12:].strip() for line in out.splitlines()}
+
+
+def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    with StateFolder(world.folder):  # a process without an endpoint, such as edge-agent learn, may hold it
+        assert main(["status", "--state", str(world.folder)]) == 0
+    shown = screen(capsys.readouterr().out)
+    assert shown["agent"].startswith("none that can be reached runs on this state folder")
+    assert shown["learning"] == "task math, phase 1 of 2, 1 step done"
+    assert shown["adapter"] == "1 is active"
+    assert shown["budget"].startswith("calls ") and " of 60 · tokens " in shown["budget"] and "(unlimited)" in shown["budget"]
+    assert shown["state"] == str(world.folder)
+    assert len(shown) <= 10
+
+
+async def test_a_running_agent_tells_address_process_rates_and_spend(world: World) -> None:
+    async with world.agent() as agent:
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            with announced(world.folder, url):
+                code, out, err = await edge_agent("status", "--state", str(world.folder))
+                assert (code, err) == (0, "")
+                shown = screen(out)
+                assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
+                assert shown["learning"] == "not learning, task math, phase 1 of 1, 1 step of 4 done"
+                assert "target 30.0 % · answers of math 50.0 %, no target" in shown["assist rate"]
+                assert shown["cloud"] == "reached (scripted)"
+                agent.learning.pause(True)
+                agent.budgets.pause_cloud(True)
+                code, out, _ = await edge_agent("status", "--state", str(world.folder))
+                assert screen(out)["learning"].startswith("paused by you, task math")
+                assert screen(out)["cloud"].startswith("off: the cloud is paused")
+                code, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
+    found = json.loads(out)
+    assert (found["running"], found["address"], found["pid"], found["model"]) == (True, url, os.getpid(), "scripted")
+    assert (found["learning"]["steps_done"], found["learning"]["paused"]) == (1, True)
+    assert found["adapter"] == {"active": 1, "trained": 1}
+    assert set(found["used_today"]) == {"answers", "serving", "learning"}
+
+
+def test_a_folder_that_is_not_there_is_no_failure_and_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--state", str(tmp_path / "none")]) == 0
+    shown = screen(capsys.readouterr().out)
+    assert (shown["learning"], shown["budget"]) == ("nothing yet", "nothing was asked or learned here yet")
+    assert shown["adapter"] == "none is active: the bare model answers"
+    assert main(["status", "--json", "--state", str(tmp_path / "none")]) == 0
+    assert json.loads(capsys.readouterr().out)["running"] is False
+    assert not (tmp_path / "none").exists()
