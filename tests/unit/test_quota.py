@@ -49,7 +49,7 @@ def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBu
         (budget(), Circumstances(PAUSED, paused=True), "paused", "budget resume"),
         (budget(), Circumstances(OFF), "switched_off", "EDGE_AGENT_NO_CLOUD"),
         (budget(20), Circumstances(away="nobody there"), "offline", "nobody there"),
-        (None, Circumstances(), "unknown", "not told the budget yet"),
+        (None, Circumstances(), "unknown", "not reported the budget yet"),
     ],
 )
 def test_the_state_of_a_quota_and_its_line(known: KnownBudget | None, now: Circumstances, state: str, words: str) -> None:
