@@ -228,7 +228,7 @@ class _Merged(Generic[ConfigT]):
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one dotted key. List elements are addressed by number."""
-        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         layer = LinedData(origin, _nested(path, value))
         check_known_keys(self._schema, layer)
         target: Any = self._data
