@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from edge.cli.saying import print_json, print_line, visible
 from edge.console import percent
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
+from edge.core.files import replacing, replacing_folder
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def export(settings: Settings, options: ExportOptions) -> int:
         "gguf": lambda draft: _copy_gguf(folder, draft, settings),
         "mlx": lambda draft: _write_mlx(folder, draft),
     }
-    _replace(options.out, writers[options.form])
+    _replace(options, writers[options.form])
     result = {"version": options.version, "format": options.form, "out": str(options.out)}
     if options.json:
         print_json(result)
@@ -223,27 +223,22 @@ def _is_ours(folder: Path) -> bool:
     return {file.name for file in folder.iterdir()} <= {*_PEFT_FILES, "adapters.safetensors", "adapter_config.json"}
 
 
-def _replace(out: Path, write: Callable[[Path], None]) -> None:
+def _replace(options: ExportOptions, write: Callable[[Path], None]) -> None:
     """Write beside the place, then put it there; what was there stays until then."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.draft")
+    out = options.out
     try:
-        write(draft)
-        if out.is_dir():
-            shutil.rmtree(out)
-        draft.replace(out)
+        with replacing(out) if options.form == "gguf" else replacing_folder(out) as draft:
+            write(draft)
+            if options.form == "gguf" and out.is_dir():
+                shutil.rmtree(out)
     except OSError as error:
         raise StateError(f"{visible(str(out))}: cannot be written: {error.strerror}", hint="choose another place") from error
-    finally:
-        if draft.is_dir():
-            shutil.rmtree(draft)
-        draft.unlink(missing_ok=True)
 
 
 def _copy_peft(folder: Path, draft: Path) -> None:
     from edge.inference.adapters import read_peft_adapter
 
     read_peft_adapter(folder)
-    draft.mkdir()
     for name in _PEFT_FILES:
         shutil.copyfile(folder / name, draft / name)
 
@@ -268,7 +263,6 @@ def _copy_gguf(folder: Path, draft: Path, settings: Settings) -> None:
 def _write_mlx(folder: Path, draft: Path) -> None:
     from edge.inference.adapters import write_mlx_adapter
 
-    draft.mkdir()
     write_mlx_adapter(folder, draft)
 
 

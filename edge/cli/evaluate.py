@@ -16,6 +16,7 @@ from edge.cli.shell import INTERRUPTED
 from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
 from edge.core.names import shown
 from edge.evaluation.plan import EvalPlan
 from edge.rpc.cassette import read_cassette
@@ -217,9 +218,7 @@ def _plot(outcome: EvalOutcome, path: Path) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_atomically(path, text)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror}") from error

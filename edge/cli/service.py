@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge.cli.saying import one_line, print_json, print_line
 from edge.cli.service_files import LABEL, UNIT, ServiceSpec, launchd_plist, log_file, systemd_unit
 from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
 from edge.core.names import shown
 
 if TYPE_CHECKING:
@@ -316,15 +317,11 @@ def _refuse_other_text(file: Path, text: str, *, force: bool) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+        write_atomically(file, text)
     except OSError as error:
         raise EdgeError(f"{file}: cannot be written ({error.strerror})", hint="check the folder and its permissions") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:

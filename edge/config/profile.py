@@ -5,7 +5,6 @@ Knows its layout; knows nothing of measuring. It is read as any other layer (`--
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from edge.config.schema import AgentConfig, DeviceConfig
 from edge.core.errors import UsageError
+from edge.core.files import write_atomically
 
 _HEADING = """\
 # Device profile, as edge-agent doctor --measure found it: what the device reaches, and the batch that suits it.
@@ -47,14 +47,7 @@ def check_writable(path: Path) -> None:
 def write_profile(path: Path, text: str) -> None:
     """Put the file in place, whole or not at all. Raises UsageError."""
     check_writable(path)
-    handle, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(draft).chmod(0o666 & ~umask)
-        Path(draft).replace(path)
+        write_atomically(path, text)
     except OSError as error:
-        Path(draft).unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error

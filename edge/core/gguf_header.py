@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edge.core.errors import ModelFileError
+from edge.core.files import open_regular
 from edge.core.names import shown
-from edge.core.regular import open_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

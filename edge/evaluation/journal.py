@@ -7,15 +7,15 @@ item. Items whose cloud call failed are not kept, so that they are asked again. 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
+from edge.core.files import drop_cut_line
 from edge.evaluation.judged import Judged
 
-_FIRST_LINE = b'{"evaluation": '
+_FIRST_LINE, _NEXT_LINE = b'{"evaluation": ', b'{"item": '
 
 
 class Journal:
@@ -55,15 +55,13 @@ class Journal:
 
     def _read(self, wanted: Mapping[str, Any]) -> bool:
         """Take over what the file holds; False when it is new."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        lines = content[:whole].decode().split("\n")[:-1]
-        if content and not lines and not content.startswith(_FIRST_LINE):
-            raise StateError(f"{self.path}:1: not the journal of an evaluation", hint=self._hint)
+        drop_cut_line(self.path, _FIRST_LINE, _NEXT_LINE)
+        content = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        if content and not content.endswith("\n"):
+            raise StateError(f"{self.path}:{content.count(chr(10)) + 1}: not a line of an evaluation's journal", hint=self._hint)
+        lines = content.split("\n")[:-1]
         for number, line in enumerate(lines, 1):
             self._take(number, line, wanted)
-        if whole < len(content):
-            os.truncate(self.path, whole)
         return bool(lines)
 
     def _take(self, number: int, line: str, wanted: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.events import Event
+from edge.core.files import replacing
 from edge.core.install import install_extra
 from edge.learning.forgetting import Forgetting, PhaseSpan, forgetting_of, phase_spans
 from edge.state.events import FamilyScores, HeldOutScored, PhaseStarted, StepFinished
@@ -194,9 +195,8 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
     axes[-1].set_xlabel("learning step")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title, fontsize=12)
-    unfinished = path.with_name(f".{path.name}.part")
-    figure.savefig(unfinished, format="png")
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png")
     return path
 
 
