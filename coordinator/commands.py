@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from coordinator.commands_security import State, pki_app, token_app
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
 from edge.core.files import replacing
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from coordinator.accounts import BudgetRow, TaskRow

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
-from edge.core.counts import counted
 from edge.core.events import Event, EventSink, JsonLinesSink
-from edge.core.money import dollars as dollars
-from edge.core.terminal import visible
+from edge.core.formatting import counted, duration, percent, visible
+from edge.core.formatting import dollars as dollars
 from edge.state.events import (
     AnswerFinished,
     EvalProgress,
@@ -447,21 +446,6 @@ def timing(view: ProgressView) -> str:
     left = "" if view.left_s is None else f", {duration(view.left_s)} left"
     floor = "" if view.times_floor is None else f" ({view.times_floor:.1f} x floor)"
     return f"{view.tokens_per_s:.0f} tokens/s, {view.step_s:.1f} s/step{floor}{left}"
-
-
-def percent(share: float | None) -> str:
-    """`31.2 %`, or `-` for None."""
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def bar(share: float, width: int = 20) -> str:

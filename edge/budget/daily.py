@@ -20,8 +20,7 @@ from typing import Any
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.unconfirmed import NEVER_ARRIVED, Arrivals
-from edge.core.clock import Clock
-from edge.core.days import day_began, local_day
+from edge.core.clock import Clock, day_began, local_day
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.state.folder import StateFolder

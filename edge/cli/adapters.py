@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
-from edge.console import percent
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.files import replacing, replacing_folder
+from edge.core.formatting import data_size, percent
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
         "trained from": "the bare model" if version["base"] == 0 else version["base"],
         "source": version["source"],
         "task": version["task"],
-        "size": _size(version["size_bytes"]),
+        "size": data_size(version["size_bytes"]),
         "kept accuracy": percent(version["kept_accuracy"]),
         "joint accuracy": percent(version["joint_accuracy"]),
         "assist rate": percent(version["assist_rate"]),
@@ -272,7 +272,7 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
         _when(version["at"]),
         "-" if version["phase"] is None else str(version["phase"] + 1),
         visible(version["task"] or "-"),
-        _size(version["size_bytes"]),
+        data_size(version["size_bytes"]),
         percent(version["kept_accuracy"]),
         percent(version["assist_rate"]),
         _gate(version),
@@ -306,7 +306,3 @@ def _when(at: float | None) -> str:
     from datetime import UTC, datetime
 
     return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 1024:.1f} KiB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 

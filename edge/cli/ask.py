@@ -15,7 +15,7 @@ from edge.cli.asking import Answer, Screen, answering, ask_and_show, new_questio
 from edge.cli.budget import unknown_task_line
 from edge.cli.saying import print_json, print_line, source_line
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.core.types import Message
 from edge.serve.ports import Question
 

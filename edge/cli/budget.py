@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json, print_line, visible
 from edge.config.schema import AgentConfig
-from edge.console import dollars, percent
-from edge.core.counts import counted
+from edge.console import dollars
 from edge.core.errors import UsageError
+from edge.core.formatting import counted, percent
 
 if TYPE_CHECKING:
     from edge.budget.overview import StoredSettings

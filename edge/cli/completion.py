@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.cli.completing import SHELLS
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 PROGRAM = "edge-agent"
 

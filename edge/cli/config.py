@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.saying import one_line, print_json, print_line
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings
@@ -33,9 +33,8 @@ def show(settings: Settings, prefix: str, *, changed: bool, as_json: bool) -> in
 
 def init(file: Path, *, force: bool, as_json: bool) -> int:
     """Write a file to begin with, for its owner alone. Raises UsageError where there is one already, and not `force`."""
-    from edge.config.reference import keys_of
+    from edge.config.reference import keys_of, starter_text
     from edge.config.schema import AgentConfig
-    from edge.config.starter import starter_text
     from edge.models.new_file import new_file
 
     with new_file(file, force=force) as partial:

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edge.cli.saying import visible
-from edge.console import dollars, duration, percent
-from edge.core.counts import counted
+from edge.console import dollars
+from edge.core.formatting import counted, duration, percent
 
 if TYPE_CHECKING:
-    from edge.evaluation.report import EvalReport
-    from edge.evaluation.scores import Accuracies, Interval, MathScores, Scores
+    from edge.evaluation.scores import Accuracies, EvalReport, Interval, MathScores, Scores
 
 
 def report_lines(report: EvalReport) -> list[str]:

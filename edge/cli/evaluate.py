@@ -17,7 +17,7 @@ from edge.console import open_console
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.evaluation.plan import EvalPlan
 from edge.rpc.cassette import read_cassette
 
@@ -209,8 +209,7 @@ def _deliver(outcome: EvalOutcome, plan: EvalPlan, options: EvalOptions) -> None
 
 
 def _plot(outcome: EvalOutcome, path: Path) -> None:
-    from edge.evaluation.curve import cost_quality
-    from edge.evaluation.figure import write_cost_quality
+    from edge.evaluation.cost_quality import cost_quality, write_cost_quality
 
     quality = cost_quality(outcome.report, outcome.judged)
     _write_whole(path.with_suffix(".json"), json.dumps(quality.to_json(), indent=2, allow_nan=False) + "\n")

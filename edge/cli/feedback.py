@@ -11,7 +11,7 @@ from edge.cli.answer_ids import answer_id
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json
 from edge.core.errors import NotFound, UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

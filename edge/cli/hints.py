@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import one_line, print_json, print_line
-from edge.console import dollars, open_console, percent
+from edge.console import dollars, open_console
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.formatting import counted, percent
 from edge.evaluation.plan import EvalPlan
 from edge.state.folder import StateFolder
 

@@ -14,11 +14,11 @@ from edge.cli.shell import INTERRUPTED
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.config.schema import FIRST_PHASE_STEPS
-from edge.console import Console, dollars, duration, open_console, percent
+from edge.console import Console, dollars, open_console
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
+from edge.core.formatting import counted, duration, percent
 from edge.learning.figures import SHOWN_STEPS, Gallery
 from edge.learning.forgetting import RetentionWatch
 from edge.learning.run_folder import RunFolder, require_same_run

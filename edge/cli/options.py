@@ -9,8 +9,8 @@ import typer
 
 from edge.cli import completing
 from edge.core.errors import UsageError
-from edge.core.limits import LARGEST_SEED, MOST_STEPS
-from edge.core.names import TASK_LABEL_FORM, is_task_label, shown
+from edge.core.formatting import shown
+from edge.core.limits import LARGEST_SEED, MOST_STEPS, TASK_LABEL_FORM, is_task_label
 
 Model = Annotated[
     str | None,

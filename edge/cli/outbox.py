@@ -17,8 +17,8 @@ from edge.cli.running import running_agent
 from edge.cli.saying import one_line, print_json, print_line, visible
 from edge.cli.since import since_of
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import NotFound, UsageError
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

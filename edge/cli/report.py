@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from edge.cli.running import running_agent
 from edge.cli.saying import one_line, print_json
 from edge.cli.since import since_of
-from edge.console import dollars, duration, percent
+from edge.console import dollars
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
+from edge.core.formatting import counted, duration, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from edge import app
 from edge.cli.evaluate import EvalOptions, adapter_folders
 from edge.cli.saying import print_json, print_line
-from edge.console import open_console, percent
+from edge.console import open_console
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import counted, percent, shown
 from edge.evaluation.plan import EvalPlan
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.console import dollars
-from edge.core.counts import counted
-from edge.core.terminal import STEERING
-from edge.core.terminal import visible as visible
+from edge.core.formatting import STEERING, counted
+from edge.core.formatting import visible as visible
 from edge.serve.ports import AnswerNote
 
 _SOURCES = {

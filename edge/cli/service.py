@@ -19,7 +19,7 @@ from edge.cli.saying import one_line, print_json, print_line
 from edge.cli.service_files import LABEL, UNIT, ServiceSpec, launchd_plist, log_file, systemd_unit
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 
 from edge.cli.saying import one_line
-from edge.core.days import day_began
+from edge.core.clock import day_began
 from edge.core.errors import UsageError
 
 _SPAN = re.compile(r"(\d{1,6})([mhdw])")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.saying import print_json, print_line, visible
-from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
 
@@ -77,7 +77,7 @@ def show(settings: Settings, name: str, *, as_json: bool) -> int:
 
 def sample(name: str, options: SampleOptions) -> int:
     """Some items; with --json as lines of a task file."""
-    from edge.core.names import shown
+    from edge.core.formatting import shown
     from edge.tasks import descriptions
     from edge.tasks.registry import open_source
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from edge.core.exits import exit_name, has_crashed
 from edge.core.install import pip_install
 from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
-from edge.core.processor import cpu_flags
+from edge.core.machine import cpu_flags
 
 _TRIAL_S = 120.0
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from edge.cli.budget import rate_of
 from edge.cli.running import running_agent
 from edge.cli.saying import print_json
-from edge.console import dollars, percent
+from edge.console import dollars
 from edge.core.errors import UsageError
+from edge.core.formatting import percent
 
 if TYPE_CHECKING:
     from edge.cli.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge.core.concurrency import closing
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
-from edge.core.money import dollars
+from edge.core.formatting import dollars
 from edge.rpc.client import CallReply, CloudCall, CloudCompletion, CoordinatorClient
 
 _WHOSE = {

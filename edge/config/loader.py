@@ -19,8 +19,8 @@ from pydantic_core import ErrorDetails
 
 from edge.config.reference import type_at
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
+from edge.core.formatting import counted
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 DEFAULT_ORIGIN = "default"

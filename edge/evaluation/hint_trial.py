@@ -26,8 +26,7 @@ from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.judged import Candidate
-from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages, composed_text, judge
+from edge.evaluation.judging import Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
 from edge.rpc.client import CloudCall, CloudCompletion
 
 Verdict = Literal["pays", "does not pay", "not known"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, read_header
-from edge.core.providers import ProviderChoice
+from edge.core.onnx_providers import ProviderChoice
 from edge.core.worker import EngineWorker
 from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit

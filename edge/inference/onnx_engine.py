@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
-from edge.core.providers import ProviderChoice, choose_providers
+from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.inference.adapters import read_peft_adapter
 from edge.inference.sampling import Floats
 

@@ -16,7 +16,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.events import Event, JsonLinesSink
 from edge.core.files import drop_cut_line, write_atomically
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import mean
 from edge.learning.figures import what_is_missing, write_figures

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError
 from edge.core.files import open_regular
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.models.hf_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

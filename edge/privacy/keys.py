@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from edge.core.secret_forms import SECRET_FORMS
-from edge.privacy.found import Found
+from edge.privacy.findings import Found
 
 _VENDORS = tuple(
     re.compile(form)

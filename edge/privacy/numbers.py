@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edge.privacy.found import Found
+from edge.privacy.findings import Found
 
 _CARD = re.compile(
     r"(?<![\w.,])(?:\d{13,19}|\d{4}(?:(?:[ \n.-]| {2,3})\d{4}){3}(?:[ \n-]\d{1,3})?|3[47]\d{2}[ \n-]\d{6}[ \n-]\d{5})(?![\w]|[.,]\d)"

@@ -13,7 +13,7 @@ from edge.budget.overview import overview
 from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
 from edge.state.feedback import Feedback, Verdict
-from edge.state.usage import Used
+from edge.state.reader import Used
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 
 from edge.cloud.sent import SENT_KINDS, Choice
-from edge.core.names import TASK_LABEL_FORM, is_task_label
+from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.serve.failures import RequestProblem
 from edge.serve.fields import encodable, parse_json
 from edge.state.feedback import MOST_CORRECTION_CHARS, steers

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.core.names import TASK_LABEL_FORM, is_task_label
+from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.serve.chat_logprobs import choices_of, top_logprobs_of
 from edge.serve.failures import RequestProblem
 from edge.serve.fields import MAX_TOKENS, parse_json, sampling_wishes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from edge.core.processor import cpu_flags
+from edge.core.machine import cpu_flags
 from edge.training.settings import Precision
 
 BF16_FROM_PARAMETERS = 100_000_000

@@ -8,20 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from edge.console import (
-    Console,
-    LiveConsole,
-    PlainConsole,
-    Progress,
-    dollars,
-    duration,
-    open_console,
-    percent,
-    spark,
-    spoken,
-    what_lines_say,
-)
+from edge.console import Console, LiveConsole, PlainConsole, Progress, dollars, open_console, spark, spoken, what_lines_say
 from edge.core.clock import ManualClock
+from edge.core.formatting import duration, percent
 from edge.state.events import (
     EvalProgress,
     HeldOutScored,

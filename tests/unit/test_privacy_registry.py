@@ -10,11 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.dagrpo.prompts import compact_question, user_prompt
-from edge.privacy.finder import Finder
-from edge.privacy.found import KINDS, Found, resolved
-from edge.privacy.json_text import changed_json, strings_in
-from edge.privacy.placeholders import Restoring, restored
-from edge.privacy.registry import Registry
+from edge.privacy.findings import KINDS, Found, resolved
+from edge.privacy.placeholders import Restoring, changed_json, restored, strings_in
+from edge.privacy.registry import Finder, Registry
 from edge.tasks.registry import open_source
 from tools.experiments.privacy import TERMS, corpus, is_told, measure
 

@@ -27,8 +27,7 @@ from edge.core.files import write_atomically
 from edge.core.types import LocalResponse, TaskItem
 from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
-from edge.evaluation.judged import Judged
-from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages
+from edge.evaluation.judging import Judged, RolloutSettings, call_key, cloud_messages
 from edge.learning.components import with_prompt_form
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import open_for_recording
