@@ -19,12 +19,6 @@ def numbers(section: BaseModel) -> Iterator[tuple[str, float]]:
     yield from _numbers(section.model_dump(mode="json"), "")
 
 
-def source_of(path: str, sources: Mapping[str, str]) -> str | None:
-    """The source of a number among those by path; None where nothing fits."""
-    fitting = [of for of in sources if _fits(path, of)]
-    return sources[max(fitting, key=len)] if fitting else None
-
-
 def check_sources(section: BaseModel, named: Iterable[str]) -> None:
     """Raise ValueError where a source is said of no number of the section, or two are said of the same."""
     paths, seen = [path for path, _ in numbers(section)], set[str]()

@@ -1,13 +1,10 @@
-"""Chooses the verifier for an item's kind of answer. Knows which verifier judges what; knows nothing of how."""
+"""Chooses the verifier for an item's kind of answer."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.choice_answer import ChoiceAnswer
-from edge.verifiers.feedback import FeedbackAnswer, RatingBook
 from edge.verifiers.math_answer import MathAnswer
 from edge.verifiers.own_answer import OwnAnswer, OwnKey
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
@@ -20,24 +17,19 @@ class VerifierByKind:
 
     def __init__(
         self,
-        verifiers: Mapping[AnswerKind, Verifier] | None = None,
         *,
         math: Verifier | None = None,
         programs: Verifier | None = None,
-        ratings: RatingBook | None = None,
     ) -> None:
-        """`verifiers` replaces the built-in ones; `math` and `programs` only that one (programs: by default in the best
-        sandbox of this machine, looked for when the first program comes). Feedback is judged where there are `ratings`."""
+        """`math` and `programs` replace the built-in ones (programs: by default in the best sandbox of this machine, looked for when the
+        first program comes)."""
         math, choice = math or MathAnswer(), ChoiceAnswer()
         self._own = OwnAnswer(math, choice)
-        builtin: dict[AnswerKind, Verifier] = {
+        self._verifiers: dict[AnswerKind, Verifier] = {
             AnswerKind.MATH: math,
             AnswerKind.CHOICE: choice,
             AnswerKind.PROGRAM: programs or ProgramVerifier(ProgramJudge(best_sandbox)),
         }
-        if ratings is not None:
-            builtin[AnswerKind.FEEDBACK] = FeedbackAnswer(ratings)
-        self._verifiers = builtin if verifiers is None else dict(verifiers)
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's final answer is right. Raises UsageError for a kind that no verifier judges."""
