@@ -1,4 +1,4 @@
-"""Layered configuration. Knows layers, origins and good error lines; knows nothing of what the settings mean.
+"""Loading a configuration in layers, with the origin of each value.
 
 Defaults < device profile < file < `--set key=value` < flags: each layer is nested data with a name, later ones win key by key (lists
 as a whole). The schema class is given, so that the agent and the coordinator share this module.

@@ -1,4 +1,4 @@
-"""The numbers of a section and where each comes from. Knows nested sections and paths with slashes; knows nothing of what they measure.
+"""The numbers of a section and where each comes from.
 
 A path names a number as `memory_mib` or `speeds/1.5B-Q4_K_M/decode/4`: an element of a list goes by its `model` or its `rows`. A source
 is said of a path or of the beginning of several; the longest beginning that fits a number holds for it.

@@ -1,4 +1,4 @@
-"""Evaluating a model or adapter on held-out items. Knows which answers an item needs and who judges them; knows nothing of training.
+"""Evaluating a model or adapter on held-out items.
 
 Each item is answered once by the model's own decision and, where it mentions the help phrase, once more with asking made impossible:
 with the same seed, so that only the decision differs. The cloud is asked once for an item that asks, or for every item (`cloud_all`).

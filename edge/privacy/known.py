@@ -1,4 +1,4 @@
-"""What was found once and stands in a text again. Knows word boundaries and groupings of digits; knows nothing of how it was found.
+"""What was found once and stands in a text again.
 
 All known things are looked for together, by a tree of their pieces, so that the work is in proportion to the text however many they are.
 """

@@ -1,5 +1,4 @@
-"""Numbers that belong to somebody: cards, bank accounts and telephones. Knows check digits and national plans; knows nothing of arithmetic
-except how to leave it alone.
+"""Numbers that belong to somebody: cards, bank accounts and telephones.
 
 A number without a plus sign is a telephone's only where it is written as one, with brackets or single separators, or stands behind a word
 such as `phone`; between operators, behind a currency or in a longer row of numbers it is a quantity. Ten digits in one are a telephone's

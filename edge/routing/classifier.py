@@ -1,7 +1,6 @@
-"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold.
-
-Knows logistic regression, its ONNX form and its threshold; knows nothing of where the labelled responses come from. The file holds the
-standardisation of the features, the weights, the threshold and the version of the features."""
+"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold. The file holds the
+standardisation of the features, the weights, the threshold and the version of the features.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError, UsageError
+from edge.core.files import write_atomically
 from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.types import LocalResponse, TaskItem
 
@@ -121,9 +121,7 @@ def export(model: Logistic, threshold: float, out: Path) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     helper.set_model_props(proto, {"threshold": repr(threshold), "features": VERSION})
     onnx.checker.check_model(proto)
-    partial = out.with_name(f".{out.name}.tmp")
-    partial.write_bytes(proto.SerializeToString())
-    partial.replace(out)
+    write_atomically(out, proto.SerializeToString())
 
 
 class ThresholdRouter:

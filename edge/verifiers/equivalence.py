@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are equivalent. Knows the comparing process and its limits; knows nothing of items or rewards.
+"""Whether two mathematical answers are equivalent.
 
 math-verify guards itself with signals, which work on the main thread only and do not reach a long computation in C. So it runs in a
 process of its own (equivalence_worker.py), limited in CPU time and memory by the kernel: whatever a model boxes, the caller gets an

@@ -1,4 +1,4 @@
-"""Judges programs written by a model: all tests pass. Knows the forms of tests; knows nothing of how isolation is done.
+"""Judges programs written by a model: all tests pass.
 
 Tests come in two forms (`TaskItem.answer`):
 
